@@ -1,0 +1,41 @@
+# make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
+# make test   the tests, with real Redis and real processes
+# make check  what must be clean before a commit: lint, format, types, sizes, compose file
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
+
+.PHONY: install up test check
+.DEFAULT_GOAL := install
+
+install: $(INSTALLED)
+
+# The stamp is younger than pyproject.toml exactly when what that asks for is installed.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "KVGate needs Python 3.11 or newer; name one with: make install PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || \
+		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(INSTALLED)
+
+up: install
+	@$(BIN)/kvgate up
+
+test: install
+	$(BIN)/pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tests/size_limits.py
+	@if ! docker compose version >/dev/null 2>&1; then \
+		echo "*** SKIPPED: no docker compose here, so no compose file was checked ***"; \
+	else \
+		for file in $(COMPOSE_FILES); do \
+			echo "docker compose -f $$file config -q"; docker compose -f $$file config -q || exit 1; \
+		done; \
+	fi
