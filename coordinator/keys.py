@@ -1,0 +1,80 @@
+"""The only place where a Redis key is spelled. The data model is described in README.md beside this file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+
+PREFIX = "kvgate"
+_SAFE = re.compile(r"[a-z0-9._-]{1,64}")
+_UNSAFE = re.compile(r"[^a-z0-9._-]+")
+
+
+def pool_slug(base_model: str) -> str:
+    """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex of the name's digest where altered."""
+    if _SAFE.fullmatch(base_model):
+        return base_model
+    digest = blake2b(base_model.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    readable = _UNSAFE.sub("-", base_model.lower()).strip("-")[-55:].lstrip("-") or "model"
+    return f"{readable}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKeys:
+    """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
+
+    pool: str
+
+    @property
+    def _base(self) -> str:
+        return f"{PREFIX}:{{{self.pool}}}"
+
+    @property
+    def replicas(self) -> str:
+        return f"{self._base}:replicas"
+
+    @property
+    def breakers(self) -> str:
+        return f"{self._base}:breakers"
+
+    @property
+    def active(self) -> str:
+        return f"{self._base}:active"
+
+    @property
+    def backlog_tokens(self) -> str:
+        return f"{self._base}:backlog_tokens"
+
+    @property
+    def owned_tokens(self) -> str:
+        return f"{self._base}:owned_tokens"
+
+    @property
+    def turn(self) -> str:
+        return f"{self._base}:turn"
+
+    @property
+    def gateways(self) -> str:
+        return f"{self._base}:gateways"
+
+    @property
+    def leases(self) -> str:
+        return f"{self._base}:leases"
+
+    def flight(self, gateway: str) -> str:
+        return f"{self._base}:flight:{gateway}"
+
+    def held(self, replica: str) -> str:
+        return f"{self._base}:held:{replica}"
+
+    @property
+    def own_prefix(self) -> str:
+        """`own:<key>` is `own_prefix + key`: chains are spelled on the hot path."""
+        return f"{self._base}:own:"
+
+    def bind(self, tip: str) -> str:
+        return f"{self._base}:bind:{tip}"
+
+    def response(self, response_id: str) -> str:
+        return f"{self._base}:response:{response_id}"

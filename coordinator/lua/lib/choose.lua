@@ -1,0 +1,86 @@
+-- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched.
+-- Each policy returns the index chosen; ties fall to chance (the caller seeds it).
+
+-- No replica above max(min_slack, load_factor * mean) active requests is chosen while another is below.
+local function guard_limit(fleet, knobs)
+  local total = 0
+  for i = 1, fleet.count do
+    total = total + fleet.active[i]
+  end
+  local limit = math.max(knobs.min_slack, knobs.load_factor * total / fleet.count)
+  if knobs.max_active > 0 then
+    limit = math.min(limit, knobs.max_active)
+  end
+  for i = 1, fleet.count do
+    if fleet.active[i] < limit then
+      return limit
+    end
+  end
+  return math.huge
+end
+
+-- The least of `cost`, among equals the least of `tie`, among those a random one.
+local function least(fleet, limit, cost, tie)
+  local best, equals
+  for i = 1, fleet.count do
+    if fleet.active[i] < limit then
+      if best == nil or cost[i] < cost[best] or (cost[i] == cost[best] and tie[i] < tie[best]) then
+        best, equals = i, 1
+      elseif cost[i] == cost[best] and tie[i] == tie[best] then
+        equals = equals + 1
+        if math.random(equals) == 1 then
+          best = i
+        end
+      end
+    end
+  end
+  return best
+end
+
+-- In tokens to compute before this request's first token, on every candidate:
+--   backlog + what it lacks of the prompt + request_cost_tokens * active
+-- What a replica lacks of a prefix that other requests share is charged at this request's share of it: computed
+-- once, later requests hit it there too. But a copy takes cache: its share never falls below copy_weight times
+-- the part of the cache it takes. A prefix nobody else has used is charged in full.
+-- A prompt that nobody holds is also charged what it displaces where the cache is full.
+local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
+  local cost, charged, displaced = {}, {}, {}
+  for i = 1, fleet.count do
+    local lacks, capacity = best_tokens - fleet.matched[i], fleet.capacity[i]
+    if lacks < 0 then
+      lacks = 0
+    end
+    local share = 1
+    if hits > 0 and capacity > 0 then
+      share = math.max(1 / (1 + hits), math.min(1, knobs.copy_weight * lacks / capacity))
+    end
+    charged[i] = prompt_tokens - best_tokens + lacks * share
+    displaced[i] = 0
+    if capacity > 0 then
+      displaced[i] = math.min(charged[i], math.max(0, fleet.owned[i] + charged[i] - capacity))
+    end
+    cost[i] = fleet.backlog[i] + 2 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
+  end
+  return cost, charged, displaced
+end
+
+local function power_of_two(fleet)
+  local a = math.random(fleet.count)
+  local b = math.random(fleet.count)
+  return fleet.active[b] < fleet.active[a] and b or a
+end
+
+-- The first of the rendezvous order that is a candidate and not above the load guard.
+local function first_in_order(fleet, order, limit)
+  local index = {}
+  for i = 1, fleet.count do
+    index[fleet.name[i]] = i
+  end
+  for replica in string.gmatch(order, '%S+') do
+    local i = index[replica]
+    if i and fleet.active[i] < limit then
+      return i
+    end
+  end
+  return math.random(fleet.count)
+end

@@ -1,0 +1,239 @@
+-- Chooses a replica for a request, reserves its load there and claims the request's chain for it: one atomic
+-- step, so gateways cannot herd onto the replica that all of them just saw idle. In mode "explain" nothing is
+-- written, and every candidate's cost comes back with its terms.
+--
+-- KEYS[1] replicas   KEYS[2] breakers   KEYS[3] active   KEYS[4] backlog_tokens   KEYS[5] owned_tokens
+-- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bind:<tip>   KEYS[10..] own:<key>, shallow to deep
+-- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] reservation id   ARGV[4] "place" | "explain"   ARGV[5] policy
+-- ARGV[6] seed   ARGV[7] replicas tried (space separated)   ARGV[8] id of the failed attempt to give back ("": none)
+-- ARGV[9] the only replica allowed ("": any)   ARGV[10] rendezvous order (space separated; consistent_hash only)
+-- ARGV[11] prompt_tokens   ARGV[12] min_slack_requests   ARGV[13] load_factor   ARGV[14] request_cost_tokens
+-- ARGV[15] copy_weight   ARGV[16] max_owners   ARGV[17] max_active_requests (0: no cap)
+-- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms
+-- ARGV[20] the tip (32 hex; "-" without a chain)   ARGV[21..] tokens behind each key, in the order of KEYS[10..]
+-- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
+--          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens},
+--         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
+
+local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE = 10, 21, 10000, 8
+
+-- include time
+-- include load
+-- include chain
+-- include choose
+
+local explain = ARGV[4] == 'explain'
+if not explain then
+  local lease = redis.call('HGET', KEYS[6], ARGV[1])
+  if not lease or string.match(lease, '^%d+') ~= ARGV[2] then
+    return { 'stale' }
+  end
+  if ARGV[8] ~= '' then
+    local entry = redis.call('HGET', KEYS[7], ARGV[8])
+    if entry then
+      redis.call('HDEL', KEYS[7], ARGV[8])
+      give_back(entry, KEYS[1], KEYS[3], KEYS[4])
+    end
+  end
+end
+
+local now = now_ms()
+local seed = tonumber(ARGV[6])
+math.randomseed(seed)
+
+local function pairs_of(key)
+  local flat, map = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do
+    map[flat[i]] = flat[i + 1]
+  end
+  return map
+end
+
+-- The candidates: ready and not broken; failing that, whatever was not tried yet (better a try than a refusal).
+local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
+local incarnations, urls, capacities, since = {}, {}, {}, {}
+local good, any = {}, {}
+local tried = ' ' .. ARGV[7] .. ' '
+for i = 1, #records, 2 do
+  local replica = records[i]
+  local incarnation, state, capacity, since_ms, url = string.match(records[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+)')
+  incarnations[replica], urls[replica], capacities[replica] = incarnation, url, tonumber(capacity)
+  since[replica] = since_ms
+  if (ARGV[9] == '' or ARGV[9] == replica) and not string.find(tried, ' ' .. replica .. ' ', 1, true) then
+    any[#any + 1] = replica
+    local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
+    if state == 'ready' and open_until <= now then
+      good[#good + 1] = replica
+    end
+  end
+end
+local desperate = #good == 0
+local names = desperate and any or good
+if #names == 0 then
+  return { 'none' }
+end
+
+local count = #KEYS - FIRST_OWN + 1
+local prompt_tokens = tonumber(ARGV[11])
+local function tokens_at(index)
+  return index > 0 and tonumber(ARGV[FIRST_TOKENS + index - 1]) or 0
+end
+
+local depth, top, top_owners = walk(count, incarnations, not explain)
+
+local active, backlog, owned = pairs_of(KEYS[3]), pairs_of(KEYS[4]), pairs_of(KEYS[5])
+local fleet = { count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {} }
+if ARGV[5] == 'round_robin' then
+  table.sort(names)
+end
+local best_depth = 0
+for i = 1, #names do
+  local replica = names[i]
+  fleet.active[i] = tonumber(active[replica] or 0)
+  fleet.backlog[i] = tonumber(backlog[replica] or 0)
+  fleet.owned[i] = tonumber(owned[replica] or 0)
+  fleet.capacity[i] = capacities[replica]
+  fleet.matched[i] = tokens_at(depth[replica] or 0)
+  if (depth[replica] or 0) > best_depth then
+    best_depth = depth[replica]
+  end
+end
+
+-- Of a prefix, the hits that its best-used owner counts.
+local hits = 0
+if best_depth > 0 then
+  local owners = best_depth == top and top_owners or (owners_of(best_depth, incarnations))
+  for _, record in pairs(owners) do
+    hits = math.max(hits, tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)')))
+  end
+end
+
+local policy = ARGV[5]
+local knobs = {
+  min_slack = tonumber(ARGV[12]), load_factor = tonumber(ARGV[13]), request_cost_tokens = tonumber(ARGV[14]),
+  copy_weight = tonumber(ARGV[15]), max_active = tonumber(ARGV[17]),
+}
+local limit = guard_limit(fleet, knobs)
+local cost, charged, displaced
+local chosen
+if policy == 'prefix_kv_aware' or explain then
+  cost, charged, displaced = prefix_costs(fleet, prompt_tokens, tokens_at(best_depth), hits, knobs)
+end
+if policy == 'prefix_kv_aware' then
+  chosen = least(fleet, limit, cost, fleet.owned)
+elseif policy == 'round_robin' then
+  local turn = explain and tonumber(redis.call('GET', KEYS[8]) or 0) + 1 or redis.call('INCR', KEYS[8])
+  chosen = (turn - 1) % fleet.count + 1
+elseif policy == 'random' then
+  chosen = math.random(fleet.count)
+elseif policy == 'least_loaded' then
+  chosen = least(fleet, math.huge, fleet.active, fleet.backlog)
+elseif policy == 'power_of_two' then
+  chosen = power_of_two(fleet)
+else
+  chosen = first_in_order(fleet, ARGV[10], limit)
+end
+
+local replica = names[chosen]
+local incarnation = incarnations[replica]
+local matched = depth[replica] or 0
+local matched_tokens = fleet.matched[chosen]
+local why = 'cold'
+if desperate then
+  why = 'last_resort'
+elseif ARGV[9] ~= '' then
+  why = 'pinned'
+elseif best_depth > 0 then
+  why = matched == best_depth and 'hit' or (matched > 0 and 'partial_hit' or 'rebalanced')
+end
+
+if explain then
+  local listed = {}
+  for i = 1, #names do
+    listed[i] = {
+      replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
+      owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
+      matched_tokens = fleet.matched[i], charged_tokens = charged[i], displaced_tokens = displaced[i],
+      load_tokens = knobs.request_cost_tokens * fleet.active[i], cost = cost[i],
+      guarded = fleet.active[i] >= limit,
+    }
+  end
+  return { 'ok', cjson.encode({
+    policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
+    prompt_tokens = prompt_tokens, shared_hits = hits, replicas = listed,
+  }) }
+end
+
+-- The claims: every key deeper than what the replica already owns. Above `top` no key exists, so the cap on
+-- owners is only asked below it. A copy of a full key is not recorded: its credit is lost, nothing else.
+local now_text = string.format('%d', now)
+local claimed_from, claimed_tokens = 0, 0
+local function is_claimable(index, key)
+  if index > top then
+    return true
+  end
+  local mine = redis.call('HGET', key, replica)
+  if mine then
+    return string.match(mine, '^%S+') ~= incarnation
+  end
+  return redis.call('HLEN', key) < tonumber(ARGV[16])
+end
+for index = matched + 1, count do
+  local key = KEYS[FIRST_OWN + index - 1]
+  if is_claimable(index, key) then
+    local span = tokens_at(index) - tokens_at(index - 1)
+    redis.call('HSET', key, replica,
+      incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' ' .. ARGV[3])
+    claimed_tokens = claimed_tokens + span
+    if claimed_from == 0 then
+      claimed_from = index
+    end
+  end
+end
+if claimed_tokens > 0 then
+  redis.call('HINCRBY', KEYS[5], replica, claimed_tokens)
+end
+
+-- Use of the matched key: hits by other continuations are counted by sampling, the last use at most once per 10 s,
+-- so that the steady state of a warm prompt writes nothing here.
+local touch, last_use = 0, 0
+if matched > 0 then
+  local key = KEYS[FIRST_OWN + matched - 1]
+  local record = matched == top and top_owners[replica] or redis.call('HGET', key, replica)
+  local head, uses, used, by = string.match(record, '^(%S+ %S+ %S+ %S+) (%d+) (%d+) (%S+)')
+  last_use = tonumber(used)
+  local counted = matched < count and seed % HIT_SAMPLE == 0
+  if now - last_use > TOUCH_MS then
+    touch, used = 1, now_text
+    if last_use < tonumber(since[replica]) then -- claimed in an earlier life of the same name: counted from now on
+      redis.call('HINCRBY', KEYS[5], replica, tonumber(string.match(head, '%d+$')))
+    end
+  end
+  if counted then
+    uses = tonumber(uses) + HIT_SAMPLE
+  end
+  if counted or touch == 1 then
+    redis.call('HSET', key, replica, head .. ' ' .. uses .. ' ' .. used .. ' ' .. by)
+  end
+end
+
+if claimed_from > 0 then
+  local chain = {}
+  for index = 1, count do
+    chain[index] = string.sub(KEYS[FIRST_OWN + index - 1], -32)
+  end
+  redis.call('SET', KEYS[9], replica .. ' ' .. incarnation .. ' ' .. table.concat(chain, ' '), 'PX', ARGV[19])
+end
+
+local uncached = math.max(0, prompt_tokens - matched_tokens)
+redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since[replica], uncached, ARGV[20] }, ' '))
+redis.call('HINCRBY', KEYS[3], replica, 1)
+redis.call('HINCRBY', KEYS[4], replica, uncached)
+local failures, open_until = string.match(breakers[replica] or '0 0', '^(%d+) (%d+)')
+if open_until ~= '0' then
+  redis.call('HSET', KEYS[2], replica, failures .. ' ' .. string.format('%d', now + tonumber(ARGV[18])) .. ' 1')
+end
+
+return {
+  'ok', replica, incarnation, urls[replica], why, matched, matched_tokens, claimed_from, touch, last_use, uncached,
+}

@@ -1,0 +1,102 @@
+"""Who owns which keys, as one gateway writes it behind its placements.
+
+A claim that no `held` set lists would never be trimmed, and one whose request never ran would be believed for long.
+So what a broken connection swallowed is remembered here, and said again on the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from coordinator.keys import PoolKeys
+from coordinator.scripts import PlaceRequest
+
+_MAX_REMEMBERED = 4096
+
+
+def failed(future: asyncio.Future[Any]) -> bool:
+    """Whether a future holds no result: it is pending, cancelled, or holds an error."""
+    return not future.done() or future.cancelled() or future.exception() is not None
+
+
+class Ownership:
+    """Holds, withdraws and drops keys. `run(script, keys, args)` and `read(*command)` are the pool's."""
+
+    def __init__(
+        self,
+        keys: PoolKeys,
+        run: Callable[[str, Sequence[str], Sequence[Any]], asyncio.Future[Any]],
+        read: Callable[..., asyncio.Future[Any]],
+    ) -> None:
+        self._keys = keys
+        self._run = run
+        self._read = read
+        self._unanswered: dict[str, PlaceRequest] = {}
+        self._lost: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
+        self._unheld: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
+
+    def expect(self, request: PlaceRequest) -> None:
+        """A place was sent: until its reply is seen it may have claimed keys."""
+        self._unanswered[request.reservation] = request
+
+    def answered(self, request: PlaceRequest) -> None:
+        """Its reply was seen, by the caller or too late."""
+        self._unanswered.pop(request.reservation, None)
+
+    def disconnected(self) -> None:
+        """No more replies will come on this connection."""
+        self._lost.extend(self._unanswered.values())
+        self._unanswered.clear()
+
+    def repair(self) -> None:
+        """On a new connection: withdraw what lost places may have claimed, hold what may not be held."""
+        lost, unheld = list(self._lost), list(self._unheld)
+        self._lost.clear()
+        self._unheld.clear()
+        for replica, keys in unheld:
+            self.hold(replica, keys)
+        for request in lost:
+            if request.keys:
+                owners = self._read("HGETALL", self._keys.own_prefix + request.tip)
+                owners.add_done_callback(partial(self._withdraw_lost, request))
+
+    def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
+        if failed(owners):
+            self._lost.append(request)
+            return
+        flat = owners.result()
+        for replica, record in zip(flat[::2], flat[1::2], strict=True):
+            if record.decode().endswith(f" {request.reservation}"):
+                self.withdraw(replica.decode(), request)
+
+    def hold(self, replica: str, keys: Sequence[str]) -> None:
+        """Record keys, shallow to deep, under the replica that owns them."""
+
+        def check(held: asyncio.Future[Any]) -> None:
+            if failed(held):
+                self._unheld.append((replica, keys))
+
+        self._run("hold", (self._keys.held(replica),), keys).add_done_callback(check)
+
+    def withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
+        """Take back what the request claimed for `replica`, from the key at index `first` on."""
+
+        def check(withdrawn: asyncio.Future[Any]) -> None:
+            if failed(withdrawn):
+                self._lost.append(request)
+
+        keys = request.keys[first:]
+        withdrawn = self._run("withdraw", self._owner_keys(replica, keys), (replica, request.reservation, *keys))
+        withdrawn.add_done_callback(check)
+
+    def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
+        """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""
+        return self._run("drop", self._owner_keys(replica, keys), (replica, before_ms, *keys))
+
+    def _owner_keys(self, replica: str, keys: Sequence[str]) -> list[str]:
+        k, own = self._keys, self._keys.own_prefix
+        return [k.replicas, k.owned_tokens, k.held(replica), *[own + key for key in keys]]

@@ -1,0 +1,26 @@
+"""Which replica keeps a stored response (POST /v1/responses with `store`): only that one can continue or cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from coordinator.pool import Pool
+
+RESPONSE_TTL_S = 3600
+_EVERYBODY = "-"
+
+
+def remember(pool: Pool, response_id: str, replica: str, incarnation: str, tenant: str | None) -> asyncio.Future[Any]:
+    """Write it down, behind the request that made it."""
+    place = f"{replica} {incarnation} {tenant or _EVERYBODY}"
+    return pool.read("SET", pool.keys.response(response_id), place, "EX", RESPONSE_TTL_S)
+
+
+async def find(pool: Pool, response_id: str, tenant: str | None) -> tuple[str, str] | None:
+    """The replica and incarnation that made it for this tenant; None when unknown. Raises StoreError."""
+    found = await pool.read("GET", pool.keys.response(response_id))
+    if found is None:
+        return None
+    replica, incarnation, owner = found.decode().split(" ", 2)
+    return (replica, incarnation) if owner == (tenant or _EVERYBODY) else None

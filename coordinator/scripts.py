@@ -1,0 +1,255 @@
+"""The Lua scripts as typed values: how each is called, and what its answer means. No I/O.
+
+A script file opens with a comment that lists its KEYS, ARGV and what it returns; `-- include NAME` lines pull in
+lua/lib/NAME.lua. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on when
+chunks have filled the memory; Redis 6.2 does not know that line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+from coordinator.keys import PoolKeys
+
+SHEBANG = "#!lua flags=allow-oom\n"
+NO_TIP = "-"
+"""Stands for the tip of a request that has no chain."""
+NAMES = (
+    "place",
+    "settle",
+    "reassert",
+    "adopt",
+    "beat",
+    "reap",
+    "register",
+    "report",
+    "hold",
+    "drop",
+    "withdraw",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's text and its SHA1, the name Redis knows it by."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a script with its includes, without a shebang."""
+    folder = files(__package__) / "lua"
+    text = (folder / f"{name}.lua").read_text()
+
+    def included(match: re.Match[str]) -> str:
+        return (folder / "lib" / f"{match[1]}.lua").read_text()
+
+    return re.sub(r"^-- include (\w+)$", included, text, flags=re.MULTILINE)
+
+
+@cache
+def load(name: str, allow_oom: bool) -> Script:
+    """The script as the server shall get it."""
+    text = (SHEBANG if allow_oom else "") + source(name)
+    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKnobs:
+    """How to choose: the policy's name and the numbers of the cost expression (see lua/lib/choose.lua)."""
+
+    name: str = "prefix_kv_aware"
+    min_slack_requests: int = 8
+    load_factor: float = 1.5
+    request_cost_tokens: int = 128
+    copy_weight: float = 8.0
+    max_owners: int = 8
+    max_active_requests: int = 0
+    probe_ms: int = 5000
+    bind_ttl_ms: int = 60_000
+
+    def args(self) -> tuple[Any, ...]:
+        """ARGV[12] to ARGV[19] of place."""
+        return (
+            self.min_slack_requests,
+            self.load_factor,
+            self.request_cost_tokens,
+            self.copy_weight,
+            self.max_owners,
+            self.max_active_requests,
+            self.probe_ms,
+            self.bind_ttl_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """What `place` decides on. `keys` (32 hex) and `tokens` (behind each key) run shallow to deep."""
+
+    reservation: str
+    keys: Sequence[str]
+    tokens: Sequence[int]
+    prompt_tokens: int
+    knobs: PolicyKnobs
+    seed: int
+    tried: Sequence[str] = ()
+    release: str = ""
+    """The reservation of the attempt that just failed; given back in the same step."""
+    pinned: str = ""
+    order: Sequence[str] = field(default=())
+    """The rendezvous order, for consistent_hash."""
+
+    @property
+    def tip(self) -> str:
+        return self.keys[-1] if self.keys else NO_TIP
+
+    def script_keys(self, keys: PoolKeys, gateway: str) -> list[str]:
+        """KEYS of place."""
+        own = keys.own_prefix
+        return [
+            keys.replicas,
+            keys.breakers,
+            keys.active,
+            keys.backlog_tokens,
+            keys.owned_tokens,
+            keys.gateways,
+            keys.flight(gateway),
+            keys.turn,
+            keys.bind(self.tip),
+            *[own + key for key in self.keys],
+        ]
+
+    def script_args(self, gateway: str, epoch: int, mode: str) -> list[Any]:
+        """ARGV of place; `mode` is `place` or `explain`."""
+        return [
+            gateway,
+            epoch,
+            self.reservation,
+            mode,
+            self.knobs.name,
+            self.seed,
+            " ".join(self.tried),
+            self.release,
+            self.pinned,
+            " ".join(self.order),
+            self.prompt_tokens,
+            *self.knobs.args(),
+            self.tip,
+            *self.tokens,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes. `why` is hit, partial_hit, rebalanced, cold, pinned or last_resort.
+
+    `claimed_from` is the 1-based index of the first key claimed (0: none); `touch` says that the last use of the
+    matched keys is due to be written; `last_use_ms` is the matched key's (Redis time, 0 without a match).
+    """
+
+    replica: str
+    incarnation: str
+    url: str
+    why: str
+    matched_keys: int
+    matched_tokens: int
+    claimed_from: int
+    touch: bool
+    last_use_ms: int
+    backlog_tokens: int
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The leased load of one request attempt."""
+
+    id: str
+    replica: str
+    incarnation: str
+    backlog_tokens: int
+    tip: str
+
+    def script_args(self) -> tuple[Any, ...]:
+        """ARGV[3..] of adopt, and its group in that of reassert."""
+        return (self.id, self.replica, self.incarnation, self.backlog_tokens, self.tip)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """One line of the registry: `<incarnation> <state> <capacity_tokens> <since_ms> <url>`."""
+
+    replica: str
+    incarnation: str
+    state: str
+    capacity_tokens: int
+    since_ms: int
+    url: str
+
+    @classmethod
+    def parse(cls, replica: str, text: str) -> ReplicaRecord:
+        incarnation, state, capacity, since, url = text.split(" ", 4)
+        return cls(replica, incarnation, state, int(capacity), int(since), url)
+
+    def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
+        """ARGV of register; since when it stands is Redis' to say."""
+        return (self.replica, self.incarnation, self.state, self.capacity_tokens, self.url, int(only_if_absent))
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a heartbeat brings back."""
+
+    known: bool
+    """Whether the store knows this gateway under its epoch; if not, it must reassert."""
+    expired_gateways: tuple[str, ...]
+    replicas: dict[str, ReplicaRecord]
+    open_until_ms: dict[str, int]
+    """Breakers that stand, by replica; 0 for one that counts failures and is still closed."""
+    worker: str
+    """The gateway that holds the lease on the pool's chores."""
+    now_ms: int
+    active: dict[str, int]
+
+
+def parse_placement(reply: Any) -> Placement | str:
+    """A Placement, or the status `stale` or `none`."""
+    if reply[0] != b"ok":
+        return str(reply[0], "ascii")
+    return Placement(
+        replica=reply[1].decode(),
+        incarnation=reply[2].decode(),
+        url=reply[3].decode(),
+        why=reply[4].decode(),
+        matched_keys=reply[5],
+        matched_tokens=reply[6],
+        claimed_from=reply[7],
+        touch=reply[8] == 1,
+        last_use_ms=reply[9],
+        backlog_tokens=reply[10],
+    )
+
+
+def _pairs(flat: list[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def parse_fleet(reply: Any) -> Fleet:
+    status, expired, replicas, breakers, worker, now_ms, active = reply
+    return Fleet(
+        known=status == b"ok",
+        expired_gateways=tuple(name.decode() for name in expired),
+        replicas={name: ReplicaRecord.parse(name, text) for name, text in _pairs(replicas).items()},
+        open_until_ms={name: int(text.split(" ")[1]) for name, text in _pairs(breakers).items()},
+        worker=worker.decode(),
+        now_ms=now_ms,
+        active={name: int(text) for name, text in _pairs(active).items()},
+    )

@@ -1,0 +1,79 @@
+"""The chores of a pool, done by the gateway that holds its worker lease: trimming what replicas are believed to hold.
+
+A replica's cache is bounded, so what it owns is as well. Its keys are dropped, least recently used first:
+what an older incarnation left behind, what no request used for CLAIM_TTL_MS, and what exceeds the capacity of its
+cache (the engine's own, from /metrics, or MAX_KEYS where that is unknown).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.errors import StoreError
+from coordinator.pool import Pool
+from coordinator.scripts import Fleet, ReplicaRecord
+
+CLAIM_TTL_MS = 3_600_000
+MAX_KEYS = 200_000
+_BATCH = 256
+_TRIM_EVERY = 1
+_TRIM_S = 0.4
+"""At most, per round: the next heartbeat waits for it."""
+
+
+class Worker:
+    """Beats for one pool, and trims it while this gateway holds the lease."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._ticks = 0
+
+    async def tick(self) -> None:
+        """One heartbeat, and every second one a round of chores. A store that fails is noticed elsewhere."""
+        try:
+            fleet = await self._pool.beat()
+            self._ticks += 1
+            if fleet.worker == self._pool.gateway and self._ticks % _TRIM_EVERY == 0:
+                async with asyncio.timeout(_TRIM_S):
+                    for record in fleet.replicas.values():
+                        await trim(self._pool, record, fleet)
+        except (StoreError, TimeoutError):
+            return
+
+
+async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:
+    """Drop what the replica no longer holds; returns the number of keys dropped."""
+    stale_before_ms = max(record.since_ms, fleet.now_ms - CLAIM_TTL_MS)
+    dropped = await forget_older(pool, record.replica, stale_before_ms)
+    held = pool.keys.held(record.replica)
+    while excess := await _excess_keys(pool, record):
+        oldest = await pool.read("ZRANGE", held, 0, min(excess, _BATCH) - 1, "WITHSCORES")
+        if not oldest:
+            break
+        count = await pool.drop(record.replica, int(float(oldest[-1])) + 1, [key.decode() for key in oldest[::2]])
+        if count == 0:
+            break
+        dropped += count
+    return dropped
+
+
+async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
+    """Drop every key of a replica last used before `before_ms` (Redis time): an LRU cache that has evicted one key
+    has evicted what was used before it."""
+    dropped = 0
+    while True:
+        found = await pool.read("ZRANGEBYSCORE", pool.keys.held(replica), "-inf", f"({before_ms}", "LIMIT", 0, _BATCH)
+        if not found:
+            return dropped
+        dropped += await pool.drop(replica, before_ms, [key.decode() for key in found])
+
+
+async def _excess_keys(pool: Pool, record: ReplicaRecord) -> int:
+    """About how many of the replica's keys its cache has no room for, by their mean size; 0 when all fit."""
+    held = int(await pool.read("ZCARD", pool.keys.held(record.replica)))
+    if not record.capacity_tokens:
+        return max(0, held - MAX_KEYS)
+    owned_tokens = int(await pool.read("HGET", pool.keys.owned_tokens, record.replica) or 0)
+    if owned_tokens <= record.capacity_tokens:
+        return 0
+    return max(1, held * (owned_tokens - record.capacity_tokens) // owned_tokens)

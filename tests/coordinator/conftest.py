@@ -1,0 +1,43 @@
+"""Every coordinator test runs on each Redis server at hand, and leaves no key that the data model does not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+import coordinator
+from tests.redis_server import RedisServer, available_servers, running_redis
+
+README = Path(coordinator.__file__).with_name("README.md")
+
+
+@pytest.fixture(scope="session", params=sorted(available_servers()))
+def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with running_redis(available_servers()[request.param]) as server:
+        yield server
+
+
+def documented_patterns() -> list[re.Pattern[str]]:
+    """The key patterns of the data model's table: `kvgate:{m}:own:<key>` and so on."""
+    names = re.findall(r"^\| `(kvgate:\{m\}:[^`]+)`", README.read_text(), flags=re.MULTILINE)
+    patterns = (re.escape(name).replace(r"\{m\}", r"\{[a-z0-9._-]{1,64}\}") for name in names)
+    return [re.compile(re.sub(r"<\w+>", ".+", pattern)) for pattern in patterns]
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
+    client = redis.Redis.from_url(redis_server.url, decode_responses=True, protocol=2)
+    yield client
+    patterns = documented_patterns()
+    keys = [key async for key in client.scan_iter("*")]
+    unknown = [key for key in keys if not any(pattern.fullmatch(key) for pattern in patterns)]
+    immortal = [key for key in keys if (":bind:" in key or ":response:" in key) and await client.ttl(key) < 0]
+    if keys:
+        await client.delete(*keys)
+    await client.aclose()
+    assert not unknown, f"keys that coordinator/README.md does not list: {unknown}"
+    assert not immortal, f"keys that should expire: {immortal}"
