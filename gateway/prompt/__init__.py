@@ -1,0 +1,15 @@
+"""From a request body to its chain of prefix keys: the identity of a prompt, without tokenising it.
+
+- *prompt stream*: the canonical bytes of a prompt (`stream.py`; the format is in docs/adr/0001-prompt-stream.md).
+- *boundary*: an offset in it; *prefix key*: the BLAKE3 of the stream up to a boundary; *chain*: a
+  request's keys, shallow to deep; *tip*: the deepest.
+
+`read_prompt` picks the reader of an API (`chat.py`, `plain.py`, and by way of `turns.py` `responses.py`
+and `anthropic.py`); readers write through a `PromptWriter` to a `PromptStream`. Nothing here does I/O.
+"""
+
+from gateway.prompt.prompt import ImageSize, Prompt, PromptLimits
+from gateway.prompt.read import read_prompt
+from gateway.prompt.tokens import TokenEstimator
+
+__all__ = ["ImageSize", "Prompt", "PromptLimits", "TokenEstimator", "read_prompt"]

@@ -1,0 +1,146 @@
+"""Anthropic's Messages API, `/v1/messages`, in the stream of the chat messages vLLM makes of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gateway.errors import bad_field
+from gateway.prompt.fields import Json, list_at, object_at, utf8
+from gateway.prompt.images import identify_image_data
+from gateway.prompt.parts import BILLING_HEADER, write_content_text
+from gateway.prompt.root import CHAT, Engine, write_root, write_tools
+from gateway.prompt.turns import Named, ToolCall, Turn, write_turns
+from gateway.prompt.writer import PromptWriter
+
+
+def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+    """A Messages request."""
+    write_root(writer, engine, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if isinstance(tools, list):
+        tools = [_chat_tool(tool) for tool in tools]
+    write_tools(writer, tools, hidden=isinstance(choice, dict) and choice.get("type") == "none")
+    writer.end_root()
+
+    turns = []
+    if (system := body.get("system")) is not None:
+        turns += _system_turn(writer, Named("system", "system"), Named(system, "system"))
+    for index, message in enumerate(list_at(body.get("messages"), "messages")):
+        turns += _message_turns(writer, message, f"messages[{index}]")
+    write_turns(writer, turns)
+
+
+def _reasoning_effort(body: dict[str, Json]) -> Json:
+    """vLLM's chat parameter: no thinking is "none" (where a template knows no such effort, another)."""
+    thinking, output = body.get("thinking"), body.get("output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return "none"
+    return output.get("effort") if isinstance(output, dict) else None
+
+
+def _chat_tool(tool: Json) -> Json:
+    """A client's tool in chat form; anything else as it stands."""
+    if not isinstance(tool, dict) or not isinstance(schema := tool.get("input_schema"), dict):
+        return tool
+    rest = {name: value for name, value in tool.items() if name not in ("input_schema", "cache_control", "type")}
+    parameters = schema if "type" in schema else {**schema, "type": "object"}
+    return {"type": "function", "function": {**rest, "parameters": parameters}}
+
+
+def _system_turn(writer: PromptWriter, role: Named, content: Named) -> list[Turn]:
+    """A system prompt: its text blocks are one text to the engine. No text, no message."""
+    value, param = content
+    if isinstance(value, list):
+        texts = []
+        for index, block in enumerate(value):
+            block_param = f"{param}[{index}]"
+            writer.drop_uuid(object_at(block, block_param))
+            if block.get("type") == "text":
+                utf8(text := block.get("text"), f"{block_param}.text")
+                texts += [] if text.startswith(BILLING_HEADER) else [text]
+        value = "".join(texts)
+    elif not isinstance(value, str):
+        raise bad_field(param, "must be a string or a list of blocks")
+    if not value:
+        return []
+    return [Turn(role, parts=[partial(write_content_text, writer, "system", value, param)])]
+
+
+def _message_turns(writer: PromptWriter, message: Json, param: str) -> list[Turn]:
+    role = Named(object_at(message, param).get("role"), f"{param}.role")
+    content = Named(message.get("content"), f"{param}.content")
+    if role.value == "system":
+        return _system_turn(writer, role, content)
+    if isinstance(content.value, str):
+        return [Turn(role, parts=[partial(writer.text, *content)])]
+    if not isinstance(content.value, list):
+        raise bad_field(content.param, "must be a string or a list of blocks")
+    turn = Turn(role)
+    results: list[Turn] = []
+    for index, block in enumerate(content.value):
+        _read_block(writer, Named(block, f"{content.param}[{index}]"), turn, results)
+    # A user's tool results are messages of their own, in front of what else the user says.
+    only_results = bool(results) and not (turn.parts or turn.calls or turn.reasoning)
+    return results if only_results else [*results, turn]
+
+
+def _read_block(writer: PromptWriter, named: Named, turn: Turn, results: list[Turn]) -> None:
+    """Take one content block into its turn, or into turns of its own in `results`."""
+    block, param = named
+    writer.drop_uuid(object_at(block, param))
+    match block.get("type"):
+        case "text":
+            if block.get("text") != "":
+                turn.parts.append(partial(writer.text, block.get("text"), f"{param}.text"))
+        case "image":
+            turn.parts.append(partial(_write_image, writer, block.get("source"), f"{param}.source"))
+        case "thinking":
+            turn.reasoning = (turn.reasoning or b"") + utf8(block.get("thinking"), f"{param}.thinking")
+        case "redacted_thinking":  # sealed, and never rendered
+            pass
+        case "tool_use":
+            turn.calls.append(
+                ToolCall(
+                    name=Named(block.get("name"), f"{param}.name"),
+                    call_id=Named(block.get("id"), f"{param}.id"),
+                    arguments=Named(block.get("input"), f"{param}.input"),
+                )
+            )
+        case "tool_result" if turn.role.value == "user":
+            results += _tool_result_turns(writer, block, param)
+        case _:
+            turn.parts.append(partial(writer.unknown_part, block, param))
+
+
+def _tool_result_turns(writer: PromptWriter, block: dict[str, Json], param: str) -> list[Turn]:
+    """A tool's message, and a user's message with the images the tool returned."""
+    content, at = block.get("content"), f"{param}.content"
+    tool = Turn(Named("tool", param), call_id=Named(block.get("tool_use_id"), f"{param}.tool_use_id"))
+    images = Turn(Named("user", param))
+    texts: list[str] = []
+    if isinstance(content, str):
+        texts = [content]
+    elif content is not None:
+        for index, item in enumerate(list_at(content, at)):
+            item_param = f"{at}[{index}]"
+            writer.drop_uuid(object_at(item, item_param))
+            if item.get("type") == "text":
+                utf8(text := item.get("text"), f"{item_param}.text")
+                texts.append(text)
+            elif item.get("type") == "image":
+                images.parts.append(partial(_write_image, writer, item.get("source"), f"{item_param}.source"))
+            else:
+                tool.parts.append(partial(writer.unknown_part, item, item_param))
+    tool.parts.insert(0, partial(writer.text, "\n".join(texts), at))
+    return [tool, images] if images.parts else [tool]
+
+
+def _write_image(writer: PromptWriter, source: Json, param: str) -> None:
+    if object_at(source, param).get("type") == "url":
+        url = source.get("url")
+        utf8(url, f"{param}.url")
+        writer.image(url, f"{param}.url")
+        return
+    data = source.get("data")
+    utf8(data, f"{param}.data")
+    writer.identified_image(identify_image_data(data, f"{param}.data", writer.limits))

@@ -1,0 +1,92 @@
+"""Chat messages: `/v1/chat/completions`, `/tokenize` and `/v1/embeddings` with messages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.errors import bad_field
+from gateway.prompt import stream as tags
+from gateway.prompt.fields import Json, list_at, object_at, sorted_json, utf8
+from gateway.prompt.parts import write_content_text, write_parts
+from gateway.prompt.root import CHAT, EMBEDDING_CHAT, Engine, write_root, write_tools
+from gateway.prompt.writer import PromptWriter
+
+KEYED_MESSAGES: Final = 16
+"""How many of the last messages end a key: as long as a next turn adds fewer, it finds this turn's tip."""
+
+_MESSAGE_FIELDS: Final = frozenset(
+    {"role", "content", "name", "tool_call_id", "reasoning", "reasoning_content", "tool_calls"}
+)
+_CALL_FIELDS: Final = frozenset({"id", "function"})
+_FUNCTION_CALL_FIELDS: Final = _CALL_FIELDS | {"type"}
+_FUNCTION_FIELDS: Final = frozenset({"name", "arguments"})
+
+
+def read_chat(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+    """A chat completion, or the tokenization of one."""
+    flags = (("add_special_tokens", False), ("add_generation_prompt", True), ("continue_final_message", False))
+    write_root(writer, engine, CHAT, body, flags)
+    _write_conversation(writer, body, body.get("messages"), "messages")
+
+
+def read_embedding_chat(
+    writer: PromptWriter, body: dict[str, Json], engine: Engine, messages: Json, param: str
+) -> None:
+    """An embedding of one conversation; of a batch of them, the first."""
+    flags = (("add_special_tokens", False), ("add_generation_prompt", False), ("continue_final_message", False))
+    write_root(writer, engine, EMBEDDING_CHAT, body, flags)
+    if isinstance(messages, list) and messages and isinstance(messages[0], list):
+        messages, param = messages[0], f"{param}[0]"
+    _write_conversation(writer, body, messages, param)
+
+
+def _write_conversation(writer: PromptWriter, body: dict[str, Json], messages: Json, param: str) -> None:
+    # The engine hashes an image together with how it is to be decoded; older ones forget that beside a uuid.
+    writer.pins_images = not body.get("media_io_kwargs")
+    write_tools(writer, body.get("tools"), hidden=body.get("tool_choice") == "none")
+    writer.end_root()
+    first_keyed = len(list_at(messages, param)) - KEYED_MESSAGES
+    for index, message in enumerate(messages):
+        _write_message(writer, message, f"{param}[{index}]")
+        writer.close_message(keyed=index >= first_keyed)
+
+
+def _write_message(writer: PromptWriter, message: Json, param: str) -> None:
+    role = writer.open_message(object_at(message, param).get("role"), f"{param}.role")
+    plain = len(message) == 2 and "content" in message  # nothing else to look for
+    if not plain:
+        _write_fields_before_content(writer, message, param)
+    content = message.get("content")
+    if isinstance(content, str):
+        write_content_text(writer, role, content, f"{param}.content")
+    elif isinstance(content, list):
+        write_parts(writer, content, f"{param}.content", role=role)
+    elif content is not None:
+        raise bad_field(f"{param}.content", "must be a string or a list of parts")
+    if not plain:
+        if (calls := message.get("tool_calls")) is not None:
+            _write_tool_calls(writer, calls, f"{param}.tool_calls")
+        writer.other_fields(tags.FIELD, message, _MESSAGE_FIELDS, param)
+
+
+def _write_fields_before_content(writer: PromptWriter, message: dict[str, Json], param: str) -> None:
+    writer.optional_field(tags.NAME, message.get("name"), f"{param}.name")
+    writer.optional_field(tags.CALL_ID, message.get("tool_call_id"), f"{param}.tool_call_id")
+    for name in ("reasoning", "reasoning_content"):  # the second is the older name of the first
+        if (reasoning := message.get(name)) is not None:
+            writer.stream.text(utf8(reasoning, f"{param}.{name}"), tags.REASONING)
+            return
+
+
+def _write_tool_calls(writer: PromptWriter, calls: Json, param: str) -> None:
+    for index, call in enumerate(list_at(calls, param)):
+        at = f"{param}[{index}]"
+        function = object_at(object_at(call, at).get("function"), f"{at}.function")
+        writer.stream.field(tags.CALL, utf8(function.get("name"), f"{at}.function.name"))
+        writer.optional_field(tags.CALL_ID, call.get("id"), f"{at}.id")
+        known = _FUNCTION_CALL_FIELDS if call.get("type") == "function" else _CALL_FIELDS
+        writer.other_fields(tags.CALL_FIELD, call, known, at)
+        if len(function) > len(_FUNCTION_FIELDS):
+            rest = {name: value for name, value in function.items() if name not in _FUNCTION_FIELDS}
+            writer.stream.field(tags.CALL_FIELD, b"function", sorted_json(rest, f"{at}.function"))
+        writer.arguments(function.get("arguments"), f"{at}.function.arguments")

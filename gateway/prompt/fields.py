@@ -1,0 +1,63 @@
+"""Values of a parsed JSON body as bytes for the stream, or a 400 that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.errors import bad_field
+
+Json = Any
+"""What a JSON parser returns: dict, list, str, int, float, bool or None."""
+
+# Fields that no chat template sees: the engine drops them, or reads them for something else. SDKs add
+# and move them between turns (`cache_control` marks another message every turn), so they must not
+# change a key.
+IGNORED_FIELDS = frozenset({"annotations", "cache_control", "detail", "logprobs", "refusal", "uuid"})
+
+
+def utf8(value: Json, param: str) -> bytes:
+    """The bytes of a string."""
+    if not isinstance(value, str):
+        raise bad_field(param, "must be a string")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise bad_field(param, "must be valid Unicode; it has a lone surrogate") from None
+
+
+def optional_utf8(value: Json, param: str) -> bytes | None:
+    """The bytes of a string, or None for null."""
+    return None if value is None else utf8(value, param)
+
+
+def object_at(value: Json, param: str) -> dict[str, Json]:
+    """`value`, which must be an object."""
+    if not isinstance(value, dict):
+        raise bad_field(param, "must be an object")
+    return value
+
+
+def list_at(value: Json, param: str) -> list[Json]:
+    """`value`, which must be a list."""
+    if not isinstance(value, list):
+        raise bad_field(param, "must be a list")
+    return value
+
+
+def ordered_json(value: Json, param: str) -> bytes:
+    """Compact JSON with the keys in the client's order, for what a template renders as it stands."""
+    return _dumps(value, param, 0)
+
+
+def sorted_json(value: Json, param: str) -> bytes:
+    """Compact JSON with sorted keys, for what is looked up by name."""
+    return _dumps(value, param, orjson.OPT_SORT_KEYS)
+
+
+def _dumps(value: Json, param: str, option: int) -> bytes:
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError:  # too deep, a lone surrogate, or an integer over 64 bits
+        raise bad_field(param, "is nested too deeply or holds a value that JSON cannot carry") from None

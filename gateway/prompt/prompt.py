@@ -1,0 +1,47 @@
+"""What the gateway knows of a prompt: its chain of prefix keys, never its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ImageSize(NamedTuple):
+    """An image's size in pixels, as its header declares it."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """What the gateway refuses in a prompt.
+
+    `image_hosts`: the only hosts that media may be fetched from, by exact name; empty means any.
+    """
+
+    max_image_pixels: int = 100_000_000
+    image_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt as a chain of prefix keys, shallow to deep.
+
+    `keys`, `text_bytes` and `image_counts` are parallel; all are empty when no prompt could be read.
+    """
+
+    model: str
+    """As the client named it."""
+    keys: list[str]
+    """32 hex characters each, without duplicates. The last is the tip."""
+    text_bytes: list[int]
+    """Bytes of text behind each key."""
+    image_counts: list[int]
+    """How many of `images` are behind each key."""
+    images: list[ImageSize | None]
+    """Sizes in prompt order; None where unknown (an http URL, an unknown format, audio, video)."""
+    affinity: bytes
+    """16 bytes for rendezvous hashing while the store is away: what is likely to be asked about again."""
+    body_changed: bool
+    """The body was edited (a media uuid set or dropped) and must be serialised again."""

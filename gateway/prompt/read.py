@@ -1,0 +1,60 @@
+"""From a parsed request body to its prompt: which API's reader, with which root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from blake3 import blake3
+
+from gateway.errors import bad_field
+from gateway.prompt.anthropic import read_anthropic
+from gateway.prompt.chat import read_chat
+from gateway.prompt.fields import utf8
+from gateway.prompt.plain import read_completion, read_embedding, read_rerank, read_score, read_tokenize
+from gateway.prompt.prompt import Prompt, PromptLimits
+from gateway.prompt.responses import read_responses
+from gateway.prompt.root import Engine
+from gateway.prompt.writer import PromptWriter
+
+_READERS: Final[dict[str, Callable[[PromptWriter, dict[str, Any], Engine], None]]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/embeddings": read_embedding,
+    "/v1/responses": read_responses,
+    "/v1/messages": read_anthropic,
+    "/tokenize": read_tokenize,
+    "/v1/rerank": read_rerank,
+    "/rerank": read_rerank,
+    "/v1/score": read_score,
+    "/score": read_score,
+}
+
+
+def read_prompt(
+    path: str,
+    body: dict[str, Any],
+    *,
+    root_model: str,
+    adapter: str | None,
+    cache_salt: str | None,
+    limits: PromptLimits,
+) -> Prompt:
+    """Read the prompt of a request to `path`; a path without one gives a prompt without keys.
+
+    `root_model`, `adapter` and `cache_salt` are the engine's view: the base model that every alias
+    shares, the LoRA adapter, and the salt that will be sent (`body["cache_salt"]` is not read).
+
+    `body` is edited in place: media uuids of the client are dropped, and data: images in chat messages
+    get the gateway's own (`body_changed`). Raises ApiError 400, naming the field, for bad input.
+    """
+    reader = _READERS.get(path)
+    model = body.get("model")
+    if reader is None:
+        affinity = blake3(root_model.encode(errors="replace")).digest(length=16)
+        return Prompt(model if isinstance(model, str) else "", [], [], [], [], affinity, body_changed=False)
+    if not utf8(model, "model"):
+        raise bad_field("model", "must name a model")
+    writer = PromptWriter(limits)
+    reader(writer, body, Engine(root_model, adapter, cache_salt))
+    return writer.prompt(str(model))

@@ -1,0 +1,98 @@
+"""The root of a stream: everything the engine renders or hashes in front of the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.prompt import stream as tags
+from gateway.prompt.fields import IGNORED_FIELDS, Json, list_at, object_at, ordered_json, sorted_json, utf8
+from gateway.prompt.writer import PromptWriter
+
+# Kinds keep requests apart that the engine renders by different rules.
+CHAT: Final = b"chat"
+COMPLETION: Final = b"completion"
+EMBEDDING: Final = b"embedding"
+EMBEDDING_CHAT: Final = b"embedding-chat"
+SCORE: Final = b"score"
+
+# Parameters that shape the prompt in every API, in the order in which they are written.
+_OPTIONS: Final = (
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "documents",
+    "reasoning_effort",
+    "truncate_prompt_tokens",
+    "truncation_side",
+)
+_TOOL_FIELDS: Final = ("type", "function")
+_FUNCTION_FIELDS: Final = ("name", "description", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Whose KV cache the prompt is for: prompts share nothing across different values of these."""
+
+    root_model: str
+    adapter: str | None
+    cache_salt: str | None
+
+
+def write_root(
+    writer: PromptWriter,
+    engine: Engine,
+    kind: bytes,
+    options: dict[str, Json],
+    flags: Iterable[tuple[str, bool]] = (),
+) -> None:
+    """Write all of the root but the tools.
+
+    `flags` are boolean parameters with their default: one that says its default is left out.
+    """
+    stream = writer.stream
+    stream.field(tags.VERSION, tags.FORMAT_VERSION)
+    stream.field(tags.KIND, kind)
+    stream.field(tags.MODEL, utf8(engine.root_model, "model"))
+    writer.optional_field(tags.ADAPTER, engine.adapter, "model")
+    writer.optional_field(tags.CACHE_SALT, engine.cache_salt, "cache_salt")
+    for name in _OPTIONS:
+        if (value := options.get(name)) is not None:
+            write_option(writer, name, value)
+    for name, default in flags:
+        if (value := options.get(name)) is not None and value is not default:
+            write_option(writer, name, value)
+
+
+def write_option(writer: PromptWriter, name: str, value: Json) -> None:
+    """One parameter that shapes the whole prompt. Documents are rendered as they stand; the rest by name."""
+    data = ordered_json(value, name) if name == "documents" else sorted_json(value, name)
+    writer.stream.field(tags.OPTION, name.encode(), data)
+
+
+def write_tools(writer: PromptWriter, tools: Json, *, hidden: bool) -> None:
+    """Tool definitions in OpenAI's chat form, as text: grid boundaries fall inside long lists.
+
+    `hidden`: tool_choice is "none", by which an engine may leave the tools out.
+    """
+    if not tools:
+        return
+    if hidden:
+        write_option(writer, "tool_choice", "none")
+    for index, tool in enumerate(list_at(tools, "tools")):
+        param = f"tools[{index}]"
+        rendered = _in_order(_TOOL_FIELDS, object_at(tool, param))
+        if isinstance(function := rendered.get("function"), dict):
+            rendered["function"] = _in_order(_FUNCTION_FIELDS, function)
+        writer.stream.text(ordered_json(rendered, param), tags.TOOL)
+
+
+def _in_order(first: tuple[str, ...], fields: dict[str, Json]) -> dict[str, Json]:
+    """The non-null fields in the order in which the engine dumps them, whatever order the client wrote."""
+    if tuple(fields) == first and None not in fields.values():
+        return dict(fields)
+    ordered = {name: fields[name] for name in first if fields.get(name) is not None}
+    rest = sorted(fields.keys() - ordered.keys() - IGNORED_FIELDS)
+    return ordered | {name: fields[name] for name in rest if fields[name] is not None}

@@ -1,0 +1,77 @@
+"""How many tokens lie behind each key: an estimate for the placement cost, never part of a key."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from gateway.prompt.prompt import ImageSize, Prompt
+
+_WEIGHT: Final = 0.1  # of the newest observation in every moving average
+
+_START_BYTES_PER_TOKEN: Final = 4.0
+_MIN_BYTES_PER_TOKEN: Final = 0.5
+_MAX_BYTES_PER_TOKEN: Final = 16.0
+_MIN_OBSERVED_TEXT_BYTES: Final = 64  # the template's own tokens drown shorter texts
+
+_START_TOKENS_PER_PIXEL: Final = 6500 / 1024**2
+_START_TOKENS_PER_IMAGE: Final = 1000.0
+_MAX_SIZES: Final = 1024
+
+
+class TokenEstimator:
+    """Learns from `usage.prompt_tokens` how one model turns text and images into tokens."""
+
+    def __init__(self) -> None:
+        self.bytes_per_token = _START_BYTES_PER_TOKEN
+        self._tokens_per_pixel = _START_TOKENS_PER_PIXEL
+        self._tokens_per_image = _START_TOKENS_PER_IMAGE
+        self._tokens_by_size: OrderedDict[ImageSize, float] = OrderedDict()  # oldest use first
+
+    def estimate(self, prompt: Prompt) -> list[int]:
+        """Tokens behind each of the prompt's keys; never fewer behind a deeper one."""
+        image_tokens = [0.0]
+        for size in prompt.images:
+            image_tokens.append(image_tokens[-1] + self.image_tokens(size))
+        return [
+            int(text_bytes / self.bytes_per_token + image_tokens[images])
+            for text_bytes, images in zip(prompt.text_bytes, prompt.image_counts, strict=True)
+        ]
+
+    def image_tokens(self, size: ImageSize | None) -> float:
+        """Tokens of one image: as seen for its size, else by its pixels; of unknown size, the usual."""
+        if size is None:
+            return self._tokens_per_image
+        seen = self._tokens_by_size.get(size)
+        return size.width * size.height * self._tokens_per_pixel if seen is None else seen
+
+    def observe(self, prompt: Prompt, prompt_tokens: int) -> None:
+        """Learn from what the engine counted for the whole prompt."""
+        if not prompt.keys or prompt_tokens <= 0:
+            return
+        text_bytes = prompt.text_bytes[-1]
+        if prompt.images:
+            self._observe_images(prompt.images, prompt_tokens - text_bytes / self.bytes_per_token)
+        elif text_bytes >= _MIN_OBSERVED_TEXT_BYTES:
+            seen = min(max(text_bytes / prompt_tokens, _MIN_BYTES_PER_TOKEN), _MAX_BYTES_PER_TOKEN)
+            self.bytes_per_token += _WEIGHT * (seen - self.bytes_per_token)
+
+    def _observe_images(self, images: list[ImageSize | None], tokens: float) -> None:
+        """Share the images' tokens among them as they were expected to be."""
+        expected = [self.image_tokens(size) for size in images]
+        total = sum(expected)
+        if tokens <= 0 or total <= 0:  # the text was overestimated: nothing to learn about images
+            return
+        for size, tokens_expected in zip(images, expected, strict=True):
+            seen = tokens_expected * tokens / total
+            self._tokens_per_image += _WEIGHT * (seen - self._tokens_per_image)
+            if size is not None and size.width * size.height:
+                per_pixel = seen / (size.width * size.height)
+                self._tokens_per_pixel += _WEIGHT * (per_pixel - self._tokens_per_pixel)
+                self._observe_size(size, seen)
+
+    def _observe_size(self, size: ImageSize, tokens: float) -> None:
+        before = self._tokens_by_size.pop(size, tokens)
+        self._tokens_by_size[size] = before + _WEIGHT * (tokens - before)
+        if len(self._tokens_by_size) > _MAX_SIZES:
+            self._tokens_by_size.popitem(last=False)

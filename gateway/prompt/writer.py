@@ -1,0 +1,169 @@
+"""Writes what an API's reader found in a request: messages, parts and tools, in the stream's terms."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+from blake3 import blake3
+
+from gateway.errors import bad_field
+from gateway.prompt import stream as tags
+from gateway.prompt.fields import (
+    IGNORED_FIELDS,
+    Json,
+    object_at,
+    optional_utf8,
+    ordered_json,
+    sorted_json,
+    utf8,
+)
+from gateway.prompt.images import ImageIdentity, identify_image, media_url_digest
+from gateway.prompt.prompt import Prompt, PromptLimits
+from gateway.prompt.stream import PromptStream, frame
+
+_SAMPLE_BYTES: Final = 2048
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_ROLE_FRAMES: Final = {
+    role: frame(tags.MESSAGE, role.encode()) for role in ("system", "user", "assistant", "tool", "developer")
+}
+
+
+class PromptWriter:
+    """One request's stream, with what else must be remembered of it on the way.
+
+    `pins_images`: the engine takes a `uuid` from image parts of this API, so data: images get theirs.
+    """
+
+    __slots__ = (
+        "_first_media",
+        "_sample",
+        "_samples",
+        "_seed",
+        "body_changed",
+        "limits",
+        "pins_images",
+        "stream",
+    )
+
+    def __init__(self, limits: PromptLimits) -> None:
+        self.stream = PromptStream()
+        self.limits = limits
+        self.pins_images = False
+        self.body_changed = False
+        self._seed = b""
+        self._first_media = b""
+        self._sample = bytearray()  # content of the first message that is not the system's
+        self._samples = False  # what is written now belongs to it
+
+    def end_root(self) -> None:
+        """All that applies to the whole prompt is written; messages, or the prompt's text, follow."""
+        self._seed = self.stream.digest()
+        self._samples = True
+
+    def open_message(self, role: Json, param: str) -> str:
+        """Start a message of `role`, which `param` names in errors and which is returned."""
+        if not isinstance(role, str):
+            raise bad_field(param, "must be a string")
+        known = _ROLE_FRAMES.get(role)
+        self.stream.framed(known or frame(tags.MESSAGE, utf8(role, param)))
+        self._samples = role not in _SYSTEM_ROLES and not self._sample
+        return role
+
+    def close_message(self, *, keyed: bool) -> None:
+        """End a message, and where `keyed` a key."""
+        self._samples = False
+        self.stream.framed(tags.MESSAGE_END)
+        if keyed:
+            self.stream.boundary()
+
+    def text(self, value: Json, param: str) -> None:
+        """A text of the message's content."""
+        data = utf8(value, param)
+        self.stream.text(data, tags.TEXT)
+        if self._samples:
+            self._take_sample(data)
+
+    def token_ids(self, data: bytes) -> None:
+        """A prompt of 4-byte token ids."""
+        self.stream.token_ids(data)
+        self._take_sample(data)
+
+    def image(self, url: str, param: str) -> ImageIdentity:
+        """An image of the message's content, by its data: or http(s) URL."""
+        identity = identify_image(url, param, self.limits)
+        self.identified_image(identity)
+        return identity
+
+    def identified_image(self, identity: ImageIdentity) -> None:
+        """An image of the message's content."""
+        self._first_media = self._first_media or identity.digest
+        tag = tags.IMAGE if identity.is_data else tags.IMAGE_URL
+        self.stream.image(tag, identity.digest, identity.size)
+
+    def media(self, kind: str, payload: Json, param: str) -> None:
+        """Any other medium of the message's content, by its canonical JSON."""
+        digest = blake3(sorted_json(payload, param)).digest()
+        self._first_media = self._first_media or digest
+        self.stream.media(utf8(kind, param), digest)
+
+    def media_url(self, kind: str, url: str, param: str) -> None:
+        """A video or a sound of the message's content by its URL; unlike an image's its data is not decoded."""
+        if url[:5].lower() != "data:":
+            media_url_digest(url, param, self.limits)
+        self.media(kind, url, param)
+
+    def unknown_part(self, part: dict[str, Json], param: str) -> None:
+        """A content part of a type this module does not know, as JSON."""
+        kept = {key: value for key, value in part.items() if key not in IGNORED_FIELDS and value is not None}
+        self.stream.text(sorted_json(kept, param), tags.PART)
+
+    def other_fields(self, tag: bytes, fields: dict[str, Json], known: frozenset[str], param: str) -> None:
+        """The non-null fields that are neither `known` nor ignored, sorted by key."""
+        if fields.keys() <= known:
+            return
+        for key in sorted(fields.keys() - known - IGNORED_FIELDS):
+            if (value := fields[key]) is not None:
+                self.stream.field(tag, utf8(key, param), sorted_json(value, f"{param}.{key}"))
+
+    def drop_uuid(self, part: dict[str, Json]) -> bool:
+        """Remove the client's media id: the engine would trust it blindly. True if there was one."""
+        if "uuid" not in part:
+            return False
+        del part["uuid"]
+        self.body_changed = True
+        return True
+
+    def optional_field(self, tag: bytes, value: Json, param: str) -> None:
+        """A short string field, unless it is null."""
+        if (data := optional_utf8(value, param)) is not None:
+            self.stream.field(tag, data)
+
+    def arguments(self, value: Json, param: str) -> None:
+        """A call's arguments: an object, or the JSON text of one. What is no object is `{}` to the engine."""
+        if isinstance(value, str) and value:
+            try:
+                parsed = orjson.loads(value)
+            except orjson.JSONDecodeError:
+                self.stream.text(utf8(value, param), tags.ARGUMENTS)
+                return
+            value = parsed if isinstance(parsed, dict) else None
+        self.stream.text(ordered_json(object_at(value or {}, param), param), tags.ARGUMENTS)
+
+    def prompt(self, model: str) -> Prompt:
+        """Close the chain."""
+        stream = self.stream
+        stream.finish()
+        content = self._first_media or bytes(self._sample) or bytes.fromhex(stream.keys[-1])
+        return Prompt(
+            model=model,
+            keys=stream.keys,
+            text_bytes=stream.text_bytes,
+            image_counts=stream.image_counts,
+            images=stream.images,
+            affinity=blake3(self._seed + content).digest(length=16),
+            body_changed=self.body_changed,
+        )
+
+    def _take_sample(self, data: bytes) -> None:
+        self._sample += data[: _SAMPLE_BYTES - len(self._sample)]
