@@ -1,0 +1,14 @@
+"""The simulated replica: an HTTP server that behaves like vLLM 0.32 as far as anyone outside can see.
+
+It computes nothing, but it keeps a real block-hashed prefix cache, schedules prefill and decode in (scalable)
+time, and answers every prompt with words drawn from the prompt's digest, so that equal prompts get equal
+answers on every replica. Where to look:
+
+    settings       what one replica is: its models, its cache, its speed, which is rough and documented there
+    prompt         tokens, image placeholders and block hashes        chat_template  messages to a prompt
+    cache          blocks: hits, LRU eviction, reference counts       engine         the step loop over them
+    generation     one request's sequences and the wait for them      answers        the words and tool calls
+    replica        everything one server owns                         call           one HTTP request on it
+    faults         failures on demand (POST /sim/fail)                metrics        vLLM's metric names
+    *_api          the endpoints, one module per family               server         `build_app` and `run`
+"""

@@ -1,0 +1,87 @@
+"""What is not inference: models, health, metrics, LoRA, and the simulator's own /sim paths."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from bench.simulator import fields
+from bench.simulator.call import read_json
+from bench.simulator.errors import Refused
+from bench.simulator.replica import Replica
+
+_VLLM_VERSION = "0.32.0"
+
+
+async def models(replica: Replica, _: web.Request) -> web.StreamResponse:
+    settings = replica.settings
+    cards = [_card(replica, name, settings.model_root, None) for name in settings.served_names]
+    cards += [_card(replica, name, name, settings.served_names[0]) for name in replica.adapters]
+    return web.json_response({"object": "list", "data": cards})
+
+
+async def health(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.Response(status=503 if replica.faults.take_unhealthy() else 200)
+
+
+async def ping(replica: Replica, request: web.Request) -> web.StreamResponse:
+    return await health(replica, request)
+
+
+async def version(_: Replica, __: web.Request) -> web.StreamResponse:
+    return web.json_response({"version": _VLLM_VERSION})
+
+
+async def metrics(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.Response(
+        body=replica.metrics.exposition(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def load_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.num_lora_calls += 1
+    name = fields.required_text(await read_json(request), "lora_name")
+    if name not in replica.adapters:
+        replica.adapters.append(name)
+    return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.num_lora_calls += 1
+    name = fields.required_text(await read_json(request), "lora_name")
+    if name in replica.adapters:
+        replica.adapters.remove(name)
+    return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def reset_prefix_cache(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.json_response({"reset": replica.clear_caches()})
+
+
+async def fail(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.faults.set(await read_json(request))
+    return web.json_response({"failing": replica.faults.active()})
+
+
+async def state(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.json_response(replica.state())
+
+
+async def not_found(_: Replica, __: web.Request) -> web.StreamResponse:
+    raise Refused(404, "Not Found", None, "Not Found")
+
+
+def _card(replica: Replica, name: str, root: str, parent: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": replica.settings.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,207 @@
+"""One engine: chunked prefill and batched decode over a block cache, in scaled time.
+
+Each step schedules first what is running (a chunk of prefill, or one token), then admits waiting requests in
+order, and lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when
+they are scheduled, so two equal prompts that arrive together share their prefix. Where running requests need
+more blocks than there are, the youngest is preempted: it loses its blocks and waits first in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bench.simulator.cache import Block, BlockCache
+from bench.simulator.generation import State, TokenSequence
+from bench.simulator.settings import SimSettings
+
+_FULL_SPEED_BURST_STEPS = 16
+"""At speed 0 the loop is yielded to after this many steps: an answer of the default length is one write."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start; requests by how they finished (`stop`, `length`, `abort`)."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    blocks_stored: int = 0
+    blocks_evicted: int = 0
+
+
+class Engine:
+    """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        on_first_token: Callable[[float], None],
+        on_finish: Callable[[float], None],
+    ) -> None:
+        self.block_size = settings.block_size
+        self.cache = BlockCache(settings.num_gpu_blocks)
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
+        self.stats = EngineStats()
+        self._settings = settings
+        self._on_first_token = on_first_token
+        self._on_finish = on_finish
+        self._work = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Queue a sequence; its tokens plus its answer fit into the cache (the caller has checked)."""
+        sequence.state = State.WAITING
+        sequence.arrived_s = asyncio.get_running_loop().time()
+        self.waiting.append(sequence)
+        self._work.set()
+
+    def abort(self, sequence: TokenSequence) -> None:
+        """Take a sequence out at once and free its blocks; does nothing once it has finished."""
+        if sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        else:
+            return
+        sequence.state = State.ABORTED
+        self.stats.requests["abort"] += 1
+        self._work.set()
+
+    async def run(self) -> None:
+        """Step for ever; returns only by cancellation."""
+        loop = asyncio.get_running_loop()
+        speed = self._settings.speed
+        clock_s = loop.time()
+        burst = 0
+        while True:
+            batch, prefill_tokens = self.schedule()
+            if not batch:
+                self._work.clear()
+                await self._work.wait()
+                clock_s, burst = loop.time(), 0
+                continue
+            if speed > 0:
+                # Against a clock of its own, so that the loop's timer resolution does not add up.
+                clock_s = max(clock_s + self._step_s(prefill_tokens) / speed, loop.time() - 0.1)
+                await asyncio.sleep(max(0.0, clock_s - loop.time()))
+            elif (burst := burst + 1) % _FULL_SPEED_BURST_STEPS == 0:
+                await asyncio.sleep(0)
+            self.finish_step(batch)
+
+    def schedule(self) -> tuple[list[tuple[TokenSequence, int]], int]:
+        """Choose what the next step computes: (sequence, tokens) each, and the prefill tokens among them."""
+        batch: list[tuple[TokenSequence, int]] = []
+        prefill_tokens = 0
+        limit = self._settings.max_num_batched_tokens
+        preempted = self.stats.preemptions
+        for sequence in tuple(self.running):
+            if sequence.state is not State.RUNNING:
+                continue  # preempted by one before it
+            want = sequence.num_tokens - sequence.computed
+            if want > 1:
+                want = min(want, limit - prefill_tokens)
+            if want > 0 and self._grow_or_preempt(sequence, want):
+                batch.append((sequence, want))
+                prefill_tokens += want if want > 1 else 0
+        if self.stats.preemptions > preempted:
+            return batch, prefill_tokens
+        while self.waiting and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
+            admitted = self._admit(self.waiting[0], limit - prefill_tokens)
+            if admitted is None:
+                break
+            sequence = self.waiting.popleft()
+            self.running.append(sequence)
+            batch.append((sequence, admitted))
+            prefill_tokens += admitted
+        return batch, prefill_tokens
+
+    def finish_step(self, batch: list[tuple[TokenSequence, int]]) -> None:
+        """Account for what was computed, and give every sequence that is through its prefill a token."""
+        for sequence, computed in batch:
+            if sequence.state is not State.RUNNING:
+                continue  # aborted while the step ran
+            sequence.computed += computed
+            if sequence.is_prefilled:
+                self._sample(sequence)
+
+    def _step_s(self, prefill_tokens: int) -> float:
+        return max(self._settings.decode_s_per_token, prefill_tokens / self._settings.prefill_tokens_per_s)
+
+    def _sample(self, sequence: TokenSequence) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if sequence.produced == 0:
+            self.stats.prompt_tokens += sequence.prompt.num_tokens
+            self._on_first_token(now_s - sequence.arrived_s)
+        if not sequence.is_complete:
+            sequence.produce()
+            self.stats.generation_tokens += 1
+        if sequence.is_complete:
+            sequence.state = State.FINISHED
+            self.running.remove(sequence)
+            self._release(sequence)
+            self.stats.requests[sequence.answer.engine_reason] += 1
+            self._on_finish(now_s - sequence.arrived_s)
+        sequence.generation.notify(sequence)
+
+    def _admit(self, sequence: TokenSequence, limit_tokens: int) -> int | None:
+        """Start a waiting sequence on what the cache has of it; the tokens of its first step, or None."""
+        # At least one token must be computed to sample from, so the block that holds the last is recomputed.
+        reusable = (sequence.num_tokens - 1) // self.block_size
+        hits = self.cache.match(sequence.hashes[:reusable])
+        cached_tokens = len(hits) * self.block_size
+        want = min(sequence.num_tokens - cached_tokens, limit_tokens)
+        sequence.blocks = hits
+        sequence.computed = cached_tokens
+        if not self._grow(sequence, want, hits):
+            sequence.blocks = []
+            return None
+        sequence.state = State.RUNNING
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cached_tokens
+            self.stats.prefix_queries_tokens += sequence.num_tokens
+            self.stats.prefix_hits_tokens += cached_tokens
+        return want
+
+    def _grow_or_preempt(self, sequence: TokenSequence, tokens: int) -> bool:
+        while not self._grow(sequence, tokens):
+            youngest = self.running.pop()
+            self._release(youngest)
+            youngest.state = State.WAITING
+            self.waiting.appendleft(youngest)
+            self.stats.preemptions += 1
+            if youngest is sequence:
+                return False
+        return True
+
+    def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = ()) -> bool:
+        """Hold the blocks for `tokens` more of a sequence (and its `hits`) and store those that get full.
+
+        This is the one place where hashes enter and leave the cache.
+        """
+        end = sequence.computed + tokens
+        missing = -(-end // self.block_size) - len(sequence.blocks)
+        if missing or hits:
+            taken = self.cache.take(hits, missing)
+            if taken is None:
+                return False
+            sequence.blocks += taken.blocks
+            self.stats.blocks_evicted += len(taken.evicted)
+        first, last = sequence.computed // self.block_size, end // self.block_size
+        if last > first:
+            self.cache.store(sequence.blocks[first:last], sequence.hashes[first:last])
+            self.stats.blocks_stored += last - first
+        return True
+
+    def _release(self, sequence: TokenSequence) -> None:
+        self.cache.release(sequence.blocks)
+        sequence.blocks = []

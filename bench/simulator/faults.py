@@ -1,0 +1,138 @@
+"""Failures on demand: `POST /sim/fail {"mode": …, "count": N, "after_tokens": K, "status": S, "seconds": T}`.
+
+    error      a vLLM error with `status` (500); with after_tokens, an error event inside the stream
+    reset      the connection is reset before any byte
+    cut        the connection is closed after K streamed tokens (a plain answer: half way through its body)
+    truncate   the stream ends cleanly after K tokens, without its closing events; plain answers are unharmed
+    hang       nothing is ever answered; with after_tokens, the stream stalls there
+    slow       the first token comes `seconds` (1) later
+    unhealthy  /health answers 503
+    crash      the process exits, at once or after a stream's K tokens, with status 3
+    none       clears them all
+
+`count` is the number of inference requests it strikes (for `unhealthy`: of health checks), 1 unless told;
+-1 means until cleared. A mode set again replaces its former setting; of several modes the first set strikes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from bench.simulator import fields
+from bench.simulator.errors import Refused, bad_request
+
+MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "unhealthy", "crash")
+_CRASH_STATUS = 3
+_UNTIL_CLEARED = -1
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+@dataclass(slots=True)
+class Fault:
+    mode: str
+    remaining: int = 1
+    status: int = 500
+    after_tokens: int | None = None
+    seconds: float = 1.0
+
+    @property
+    def strikes_first(self) -> bool:
+        """It strikes before the request is looked at."""
+        return self.mode == "reset" or (self.mode in ("error", "hang") and self.after_tokens is None)
+
+    @property
+    def strikes_at_token(self) -> int | None:
+        """How many streamed tokens go out before it strikes; None where it leaves streams alone."""
+        if self.mode in ("cut", "truncate"):
+            return self.after_tokens or 0
+        return self.after_tokens if self.mode in ("error", "hang", "crash") else None
+
+    def refusal(self) -> Refused:
+        return Refused(self.status, f"Simulated failure with status {self.status}")
+
+
+class Faults:
+    """What is to fail next."""
+
+    def __init__(self) -> None:
+        self._by_mode: dict[str, Fault] = {}
+
+    def set(self, body: dict[str, Any]) -> None:
+        """Apply the body of POST /sim/fail; a `crash` without after_tokens happens here."""
+        mode = fields.required_text(body, "mode")
+        if mode == "none":
+            self._by_mode.clear()
+            return
+        if mode not in MODES:
+            raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
+        count = fields.integer(body, "count", minimum=_UNTIL_CLEARED)
+        status = fields.integer(body, "status", minimum=400) or 500
+        fault = Fault(
+            mode,
+            1 if count is None else count,
+            status,
+            fields.integer(body, "after_tokens", minimum=0),
+            fields.number(body, "seconds", default=1.0),
+        )
+        if mode == "crash" and fault.after_tokens is None:
+            crash()
+        self._by_mode[mode] = fault
+
+    def take(self) -> Fault | None:
+        """The fault that strikes the inference request at hand, if any; counts it."""
+        for mode, fault in self._by_mode.items():
+            if mode != "unhealthy":
+                self._count(fault)
+                return fault
+        return None
+
+    def take_unhealthy(self) -> bool:
+        fault = self._by_mode.get("unhealthy")
+        if fault is not None:
+            self._count(fault)
+        return fault is not None
+
+    def active(self) -> list[str]:
+        return list(self._by_mode)
+
+    def _count(self, fault: Fault) -> None:
+        if fault.remaining == _UNTIL_CLEARED:
+            return
+        fault.remaining -= 1
+        if fault.remaining <= 0:
+            del self._by_mode[fault.mode]
+
+
+def crash() -> NoReturn:
+    os._exit(_CRASH_STATUS)
+
+
+async def hang() -> NoReturn:
+    """Wait until the client goes away (or the server stops), which cancels the handler."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("a hung request was woken")
+
+
+async def reset_connection(request: web.Request) -> NoReturn:
+    """Close the client's connection with a TCP reset; the handler ends by being cancelled."""
+    transport = request.transport
+    if transport is not None:
+        pseudo_socket = transport.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(pseudo_socket.fileno())) as duplicate:
+            duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()
+    await hang()
+
+
+async def close_connection(request: web.Request) -> NoReturn:
+    """Close the client's connection once it has what was written; the handler ends by being cancelled."""
+    if request.transport is not None:
+        request.transport.close()
+    await hang()

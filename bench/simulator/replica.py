@@ -1,0 +1,158 @@
+"""Everything one simulated replica owns: its engines, what it remembers, and what it is told to break."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.simulator.answers import Answer
+from bench.simulator.engine import Engine
+from bench.simulator.errors import Refused, bad_request
+from bench.simulator.faults import Faults
+from bench.simulator.generation import Generation
+from bench.simulator.images import ImageReader
+from bench.simulator.metrics import Metrics
+from bench.simulator.prompt import Prompt
+from bench.simulator.settings import SimSettings
+from gateway.tasks import Tasks
+
+_RECENT = 64
+_STORED_RESPONSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """What /sim/state tells of a request that reached the engine."""
+
+    request_id: str
+    path: str
+    session_id: str | None
+    headers: dict[str, str]
+    body_keys: list[str]
+    vllm_xargs: dict[str, Any]
+    generation: Generation
+
+    def as_dict(self) -> dict[str, Any]:
+        usage = self.generation.usage()
+        sequences = self.generation.sequences
+        return {
+            "request_id": self.request_id,
+            "path": self.path,
+            "session_id": self.session_id,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "image_ids": [span.identity for sequence in sequences for span in sequence.prompt.images],
+            "headers": self.headers,
+            "body_keys": self.body_keys,
+            "vllm_xargs": self.vllm_xargs,
+        }
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A /v1/responses object, and the conversation that it ends."""
+
+    response: dict[str, Any]
+    messages: list[Any]
+    generation: Generation
+
+
+class Replica:
+    def __init__(self, settings: SimSettings) -> None:
+        self.settings = settings
+        self.images = ImageReader()
+        self.faults = Faults()
+        self.metrics = Metrics(settings, self.images)
+        self.engines = [Engine(settings, *self.metrics.observers(rank)) for rank in range(settings.data_parallel)]
+        self.metrics.watch(self.engines)
+        self.tasks = Tasks()
+        self.adapters = list(settings.adapters)
+        self.recent: deque[RecentRequest] = deque(maxlen=_RECENT)
+        self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.num_requests = 0
+        self.num_lora_calls = 0
+
+    def start(self) -> None:
+        for rank, engine in enumerate(self.engines):
+            self.tasks.spawn(engine.run(), f"engine {rank}")
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+    def resolve_model(self, name: str | None) -> tuple[str, str | None]:
+        """The name to answer under and the LoRA adapter behind it; no name means the base model."""
+        if name is None:
+            return self.settings.served_names[0], None
+        if name in self.settings.served_names:
+            return name, None
+        if name in self.adapters:
+            return name, name
+        raise Refused(404, f"The model `{name}` does not exist.", "model")
+
+    def generation(
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Answer],
+        headers: Mapping[str, str],
+        each_token: bool,
+    ) -> Generation:
+        """Not started yet. Raises a 400 where a prompt and its answer would not fit into the cache."""
+        per_prompt = len(answers) // len(prompts)
+        for at, answer in enumerate(answers):
+            self._check_length(prompts[at // per_prompt].num_tokens, len(answer.pieces))
+        return Generation(self._engine_for(headers), prompts, answers, each_token)
+
+    def remember_response(self, stored: StoredResponse) -> None:
+        self.responses[stored.response["id"]] = stored
+        if len(self.responses) > _STORED_RESPONSES:
+            self.responses.popitem(last=False)
+
+    def clear_caches(self) -> bool:
+        """False where an engine had blocks in use; the others are cleared all the same."""
+        cleared = [engine.cache.clear() for engine in self.engines]
+        return all(cleared)
+
+    def state(self) -> dict[str, Any]:
+        """The answer of GET /sim/state; sums over all engines."""
+        stats = [engine.stats for engine in self.engines]
+        return {
+            "id": self.settings.id,
+            "running": sum(len(engine.running) for engine in self.engines),
+            "waiting": sum(len(engine.waiting) for engine in self.engines),
+            "requests": self.num_requests,
+            "aborted": sum(each.requests["abort"] for each in stats),
+            "preempted": sum(each.preemptions for each in stats),
+            "blocks_used": sum(engine.cache.num_held for engine in self.engines),
+            "blocks_cached": sum(engine.cache.num_cached for engine in self.engines),
+            "blocks_stored": sum(each.blocks_stored for each in stats),
+            "blocks_evicted": sum(each.blocks_evicted for each in stats),
+            "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
+            "cached_tokens": sum(each.prefix_hits_tokens for each in stats),
+            "lora_calls": self.num_lora_calls,
+            "failing": self.faults.active(),
+            "recent": [request.as_dict() for request in self.recent],
+        }
+
+    def _check_length(self, prompt_tokens: int, output_tokens: int) -> None:
+        if prompt_tokens == 0:
+            raise bad_request("The decoder prompt cannot be empty", "prompt")
+        limit = self.settings.max_model_len
+        if prompt_tokens + output_tokens > limit:
+            message = (
+                f"This model's maximum context length is {limit} tokens. However, you requested {output_tokens} "
+                f"output tokens and your prompt contains {prompt_tokens} input tokens, for a total of "
+                f"{prompt_tokens + output_tokens} tokens. Please reduce the length of the input prompt or the "
+                "number of requested output tokens."
+            )
+            raise bad_request(message, "input_tokens")
+
+    def _engine_for(self, headers: Mapping[str, str]) -> Engine:
+        """The rank that the header names (one that is no number is ignored, as in vLLM), else the idlest."""
+        rank = headers.get("X-data-parallel-rank", "")
+        if rank.isascii() and rank.isdigit():
+            if int(rank) >= len(self.engines):
+                raise bad_request(f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
+            return self.engines[int(rank)]
+        return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))

@@ -1,0 +1,194 @@
+"""/v1/responses: plain, streamed, in the background, continued from a stored one. Behaves like a vLLM that was
+started with VLLM_ENABLE_RESPONSES_API_STORE=1."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from aiohttp import web
+
+from bench.simulator import fields
+from bench.simulator.answers import Answer
+from bench.simulator.call import Call
+from bench.simulator.chat_template import render_chat
+from bench.simulator.errors import Refused, bad_request
+from bench.simulator.generation import Generation, Usage
+from bench.simulator.openai_api import chat_answers
+from bench.simulator.replica import Replica, StoredResponse
+from bench.simulator.response_events import ResponseEvents, output_item
+
+_UNFINISHED = ("queued", "in_progress")
+
+
+async def create_response(call: Call) -> web.StreamResponse:
+    body = call.body
+    model, lora = call.replica.resolve_model(fields.text(body, "model"))
+    conversation = [*_previous_messages(call), *_input_messages(body)]
+    instructions = fields.text(body, "instructions")
+    tools = [_chat_tool(tool) for tool in fields.sequence(body, "tools")]
+    prompt = render_chat(
+        [{"role": "system", "content": instructions}, *conversation] if instructions else conversation,
+        call.replica.images,
+        tools=tools,
+        lora=lora,
+        cache_salt=fields.text(body, "cache_salt"),
+    )
+    limit = fields.integer(body, "max_output_tokens", minimum=1)
+    chat = {"tools": tools, "tool_choice": _chat_tool_choice(body.get("tool_choice"))}
+    (answer,) = chat_answers(chat, [prompt.seed], limit)
+    stream, background = fields.flag(body, "stream"), fields.flag(body, "background")
+    generation = call.generate([prompt], [answer], stream)
+
+    response = _response_object(call, model, "queued" if background else "in_progress")
+    if fields.flag(body, "store", default=True):
+        call.replica.remember_response(StoredResponse(response, [*conversation, _as_message(answer)], generation))
+    elif background:
+        raise bad_request("background can only be used when `store` is true", "background")
+    if background:
+        call.replica.tasks.spawn(_finish_later(call.replica, generation, response, answer), response["id"])
+        return await call.respond(response)
+    if stream:
+        return await call.stream(generation, _FinishingEvents(call.replica, response, answer))
+    await call.complete(generation)
+    _finish(call.replica, response, answer, generation.usage())
+    return await call.respond(response)
+
+
+async def get_response(replica: Replica, request: web.Request) -> web.StreamResponse:
+    return web.json_response(_stored(replica, request.match_info["response_id"]).response)
+
+
+async def cancel_response(replica: Replica, request: web.Request) -> web.StreamResponse:
+    stored = _stored(replica, request.match_info["response_id"])
+    response = stored.response
+    if response["status"] not in _UNFINISHED:
+        message = "Cannot cancel a synchronous response."
+        raise Refused(400, message, "response_id", "invalid_request_error")
+    response["status"] = "cancelled"
+    if response["background"]:
+        stored.generation.close()
+    return web.json_response(response)
+
+
+def _stored(replica: Replica, response_id: str) -> StoredResponse:
+    stored = replica.responses.get(response_id)
+    if stored is None:
+        message = f"Response with id '{response_id}' not found."
+        raise Refused(404, message, "response_id", "invalid_request_error")
+    return stored
+
+
+def _previous_messages(call: Call) -> list[Any]:
+    previous = fields.text(call.body, "previous_response_id")
+    return _stored(call.replica, previous).messages if previous is not None else []
+
+
+def _input_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The request's `input` as chat messages."""
+    given = body.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if given is None:
+        raise bad_request("input: Field required", "input")
+    messages: list[dict[str, Any]] = []
+    for at, each in enumerate(fields.sequence(body, "input")):
+        item = fields.as_mapping(each, f"input.{at}")
+        match item.get("type", "message"):
+            case "message":
+                messages.append(item)
+            case "function_call":
+                messages.append(_call_message(item.get("name"), item.get("arguments"), item.get("call_id")))
+            case "function_call_output":
+                output = item.get("output")
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+            case "reasoning":
+                continue
+            case other:
+                raise bad_request(f"input.{at}: unknown item type {other!r}", "input")
+    return messages
+
+
+def _call_message(name: object, arguments: object, call_id: object) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
+def _as_message(answer: Answer) -> dict[str, Any]:
+    text = "".join(answer.pieces)
+    if answer.tool is not None:
+        return _call_message(answer.tool.name, text, answer.tool.id)
+    return {"role": "assistant", "content": text}
+
+
+def _chat_tool(tool: object) -> dict[str, Any]:
+    """A Responses tool (flat) as a chat tool (its function nested)."""
+    flat = fields.as_mapping(tool, "tools")
+    function = {key: flat[key] for key in ("name", "description", "parameters") if key in flat}
+    return {"type": "function", "function": function}
+
+
+def _chat_tool_choice(choice: object) -> object:
+    return {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+
+
+def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
+    body = call.body
+    return {
+        "id": f"resp_{os.urandom(16).hex()}",
+        "created_at": int(time.time()),
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata"),
+        "model": model,
+        "object": "response",
+        "output": [],
+        "parallel_tool_calls": True,
+        "temperature": body.get("temperature", 1.0),
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": fields.sequence(body, "tools"),
+        "top_p": body.get("top_p", 1.0),
+        "background": fields.flag(body, "background"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "previous_response_id": body.get("previous_response_id"),
+        "status": status,
+        "usage": None,
+    }
+
+
+def _finish(replica: Replica, response: dict[str, Any], answer: Answer, usage: Usage) -> None:
+    """Complete a response object, the stored one with it."""
+    details = usage.cached_tokens if replica.settings.prompt_tokens_details else 0
+    response["output"] = [output_item(response["id"], answer, "completed")]
+    response["usage"] = {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": details},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
+    response["status"] = "completed"
+    if answer.finish_reason == "length":
+        response["status"] = "incomplete"
+        response["incomplete_details"] = {"reason": "max_output_tokens"}
+
+
+async def _finish_later(replica: Replica, generation: Generation, response: dict[str, Any], answer: Answer) -> None:
+    """Run a background response, until it is done or cancelled."""
+    response["status"] = "in_progress"
+    await generation.completion()
+    if response["status"] == "in_progress":
+        _finish(replica, response, answer, generation.usage())
+
+
+class _FinishingEvents(ResponseEvents):
+    """The event stream of a response; its last event carries the finished object."""
+
+    def __init__(self, replica: Replica, response: dict[str, Any], answer: Answer) -> None:
+        super().__init__(response, answer)
+        self._replica = replica
+
+    def tail(self, generation: Generation) -> bytes:
+        _finish(self._replica, self.response, self.answer, generation.usage())
+        return super().tail(generation)
