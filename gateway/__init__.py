@@ -1,0 +1,25 @@
+"""The gateway: HTTP in, HTTP out.
+
+A request's way through this package, in order (each word is a file, or a folder, here):
+
+    app          one ASGI application: proxied paths go to `proxy`, the rest to `control` (FastAPI)
+    admission    who is calling, and is there room: keys and tenants, requests in flight, bytes held
+    job          the request as read: body, model, prompt, what must not reach the engine
+    prompt/      the prompt as a byte stream, and its chain of prefix keys
+    routing/     where it goes: `router` asks the store for a placement, or falls back to `rendezvous`
+    upstream     the only module that speaks to replicas
+    proxy        the request path: place, forward, retry, relay, settle
+    sse          what is looked at in a stream while its bytes go by
+    audit        what the engine says it had cached, against what was predicted
+    fleet        which replicas there are, what they serve, and whether they live
+
+Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
+coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("kvgate")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"

@@ -1,0 +1,142 @@
+"""A gateway, composed: every part is made here, once, and handed to those who need it."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from starlette.types import ASGIApp
+
+from coordinator.store import Store, StoreSettings
+from gateway.admission import Admission, Keyring
+from gateway.asgi import Receive, Scope, Send
+from gateway.attempt import Attempts
+from gateway.audit import Audit
+from gateway.control import Status, build_control
+from gateway.explain import Explainer
+from gateway.fleet import Fleet
+from gateway.job import PROMPT_PATHS
+from gateway.metrics import Metrics
+from gateway.proxy import Proxy
+from gateway.reader import Reader
+from gateway.responses import Responses
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from gateway.tasks import Tasks
+from gateway.upstream import Upstream
+
+_log = structlog.get_logger("kvgate")
+_CONTROL_PATHS = ("/v1/models", "/v1/route/explain")
+_BARE_PATHS = PROMPT_PATHS | {"/detokenize", "/pooling", "/classify"}
+
+
+class Gateway:
+    """One gateway process' parts, alive between `start` and `stop`."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        # Unique to this life of the process: two gateways configured with one id never share reservations.
+        self.id = f"{settings.id}.{secrets.token_hex(3)}"
+        self.metrics = Metrics()
+        self.tasks = Tasks()
+        self.admission = Admission(settings.limits)
+        self.keyring = Keyring(settings.security)
+        redis = settings.redis
+        self.store = Store(
+            StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000), self.id
+        )
+        self.store.on_change = self._store_changed
+        self.upstream = Upstream(settings.timeouts)
+        self.fleet = Fleet(settings, self.store, self.upstream)
+        self.reader = Reader(settings, self.keyring, self.fleet)
+        self.router = Router(settings, self.store, self.metrics)
+        responses = Responses(self.store, self.fleet)
+        attempts = Attempts(
+            settings,
+            self.router,
+            self.fleet,
+            self.upstream,
+            self.reader,
+            responses,
+            Audit(self.metrics, self.tasks),
+            self.metrics,
+        )
+        self.status = Status(self.id, self.store, self.fleet, self.metrics)
+        self.proxy = Proxy(self.keyring, self.admission, self.reader, attempts, responses.pin, self.metrics, self.tasks)
+        self.control: ASGIApp = build_control(
+            self.status,
+            self.fleet,
+            self.keyring,
+            self.admission,
+            Explainer(self.reader, self.router, self.fleet),
+            self.metrics,
+        )
+
+    def _store_changed(self, is_up: bool, _reason: str) -> None:
+        if is_up:
+            self.metrics.store_reconnects.inc()
+
+    async def start(self) -> None:
+        """Connect, look for replicas once, and start the background loops."""
+        self.tasks.spawn(self.store.run(), "store")
+        await self.store.first_attempt()
+        self.tasks.spawn(self.fleet.run(), "fleet")
+        await self.fleet.first_round()
+        _log.info("gateway started", id=self.id, store=repr(self.store), fleet=repr(self.fleet))
+
+    async def stop(self) -> None:
+        """Deregister: what is left in this gateway's name is given back at once."""
+        await self.store.leave()
+        await self.tasks.close()
+        await self.upstream.close()
+        _log.info("gateway stopped", id=self.id)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _is_proxied(scope["path"]):
+            await self.proxy(scope, receive, send)
+        else:
+            await self.control(scope, receive, send)
+
+
+def _is_proxied(path: str) -> bool:
+    return path in _BARE_PATHS or (path.startswith("/v1/") and not path.startswith(_CONTROL_PATHS))
+
+
+class App:
+    """The ASGI application that a server runs: builds the gateway inside the running loop, by lifespan."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self.gateway: Gateway | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            assert self.gateway is not None
+            await self.gateway(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with self._running() as gateway:
+            self.gateway = gateway
+            # What was made until now lives as long as the process: no collection needs to look at it again.
+            gc.collect()
+            gc.freeze()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[Gateway]:
+        gateway = Gateway(self._settings)
+        try:
+            await gateway.start()
+            yield gateway
+        finally:
+            await gateway.stop()

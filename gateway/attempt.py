@@ -1,0 +1,220 @@
+"""The attempts of one request: place, send, and either relay the answer or try elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.audit import Audit, read_usage
+from gateway.errors import ApiError
+from gateway.fleet import Fleet
+from gateway.job import Job, no_replica
+from gateway.metrics import Metrics
+from gateway.reader import Reader
+from gateway.reply import Reply, passed_headers
+from gateway.responses import Responses
+from gateway.routing.router import Router, Ticket
+from gateway.settings import GatewaySettings
+from gateway.sse import EventRelay, event_data
+from gateway.upstream import Answer, Upstream, UpstreamError
+
+_RETRIED = frozenset({429, 500, 502, 503, 504})
+_OVERLOADED = 429
+# How a complete stream ends, on the paths where that is defined.
+_END_MARKS = {
+    "/v1/chat/completions": (b"data: [DONE]",),
+    "/v1/completions": (b"data: [DONE]",),
+    "/v1/messages": (b"message_stop",),
+    "/v1/responses": (b"response.completed", b"response.failed", b"response.incomplete", b"response.cancelled"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that failed before its first byte; `status` 0: the replica gave no answer."""
+
+    reason: str
+    status: int = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+
+class Attempts:
+    """Runs the attempts of a request until one is answered."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        fleet: Fleet,
+        upstream: Upstream,
+        reader: Reader,
+        responses: Responses,
+        audit: Audit,
+        metrics: Metrics,
+    ) -> None:
+        self._timeouts = settings.timeouts
+        self._max_attempts = settings.retries.max_attempts
+        self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
+        self._router = router
+        self._fleet = fleet
+        self._upstream = upstream
+        self._reader = reader
+        self._responses = responses
+        self._audit = audit
+        self._metrics = metrics
+
+    async def run(self, job: Job, reply: Reply) -> None:
+        """Answer the client. Raises ApiError when nobody could, or when a started stream broke."""
+        try:
+            async with asyncio.timeout(self._timeouts.request_s):
+                await self._run(job, reply)
+        except TimeoutError:
+            raise ApiError(
+                504, "deadline_exceeded", f"No complete answer within {self._timeouts.request_s:g} s."
+            ) from None
+
+    async def _run(self, job: Job, reply: Reply) -> None:
+        tried: list[str] = []
+        reservations: list[str] = []
+        failure: Failure | None = None
+        pool = self._router.pool(job)
+        try:
+            while len(tried) < self._max_attempts:
+                # A failed attempt's reservation is given back by the next placement, in the same step.
+                ticket = await self._router.place(job, tried, reservations[-1] if reservations else "")
+                if ticket is None:
+                    break
+                reservations.append(ticket.request.reservation)
+                reply.note(ticket, job.caller.sees_decisions)
+                failure = await self._attempt(job, ticket, reply)
+                if failure is None:
+                    return
+                tried.append(ticket.replica)
+                self._metrics.retries.labels(failure.reason).inc()
+        finally:
+            for reservation in reservations:
+                pool.done(reservation)
+        await self._give_up(failure, reply)
+
+    async def _give_up(self, failure: Failure | None, reply: Reply) -> None:
+        if failure is None:
+            raise no_replica(self._fleet)
+        if failure.status:
+            await reply.whole(failure.status, failure.headers, failure.body)
+            return
+        raise ApiError(
+            502, "replica_unreachable", f"No replica answered ({failure.reason}).", headers={"retry-after": "1"}
+        )
+
+    async def _attempt(self, job: Job, ticket: Ticket, reply: Reply) -> Failure | None:
+        """One attempt: None when the client was answered, whatever the answer."""
+        answer: Answer | None = None
+        try:
+            async with asyncio.timeout(self._timeouts.first_byte_s if job.stream else None):
+                answer = await self._upstream.send(
+                    job.method, ticket.url + job.target, self._headers(job, ticket), job.body or None
+                )
+                if answer.status in _RETRIED:
+                    return await self._declined(ticket, answer)
+                streamed = answer.status == 200 and answer.is_event_stream
+                first = await answer.next_chunk() if streamed else await answer.body()
+            if streamed and (reason := _broken_start(first)):
+                return self._failed(ticket, reason)
+            ticket.computed = answer.status < 400
+            self._router.succeeded(ticket)
+            if streamed:
+                await self._stream(job, ticket, reply, answer, first)
+            else:
+                await self._whole(job, ticket, reply, answer, first)
+            return None
+        except UpstreamError as error:
+            return self._failed(ticket, error.reason)
+        except TimeoutError:
+            return self._failed(ticket, "timeout")
+        finally:
+            if answer is not None:
+                answer.close()
+            if not ticket.computed:
+                self._router.withdraw(ticket)
+
+    def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
+        rank = self._dp_ranks.get(ticket.replica)
+        return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
+
+    def _failed(self, ticket: Ticket, reason: str) -> Failure:
+        self._router.failed(ticket)
+        return Failure(reason)
+
+    async def _declined(self, ticket: Ticket, answer: Answer) -> Failure:
+        """The replica answered that it cannot: passed on only if nobody else can."""
+        body = await answer.body()
+        if answer.status != _OVERLOADED:
+            self._router.failed(ticket)
+        return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
+
+    async def _whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, body: bytes) -> None:
+        if ticket.computed and job.prompt is not None and job.prompt.keys:
+            self._learn(job, ticket, _json_object(body))
+        await reply.whole(answer.status, passed_headers(answer), body)
+
+    async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
+        """Relay events as they come. Raises ApiError when the stream breaks off."""
+        ticket.pool.first_token(ticket.request.reservation)
+        relay = EventRelay(job.strip_usage, _END_MARKS.get(job.path, ()))
+        await reply.start_stream(answer)
+        try:
+            chunk = first
+            while chunk:
+                ready = relay.feed(chunk)
+                if ready:
+                    self._responses.notice(job, ticket, ready)
+                    await reply.more(ready)
+                chunk = await answer.next_chunk()
+        except UpstreamError as error:
+            self._router.failed(ticket)
+            raise self._broken(error.reason) from error
+        except asyncio.CancelledError:
+            await reply.end_with_error(ApiError(503, "stream_interrupted", "The gateway stopped this stream."))
+            raise
+        if not relay.saw_end:
+            raise self._broken("ended early")
+        await reply.end()
+        self._learn(job, ticket, relay.document)
+
+    def _broken(self, reason: str) -> ApiError:
+        self._metrics.broken_streams.inc()
+        return ApiError(502, "stream_broken", f"The replica broke off this answer ({reason}); it is incomplete.")
+
+    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
+        """What an answer teaches: the size of prompts, what was cached, where a stored response lives."""
+        self._responses.notice_whole(job, ticket, document)
+        usage = read_usage(document.get("usage"))
+        if usage is None or job.prompt is None:
+            return
+        self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)
+        self._audit.observe(ticket, usage)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _broken_start(first: bytes) -> str:
+    """Why a stream's first bytes mean that the replica failed; empty when they do not. vLLM reports an engine that
+    died as an event, under a status of 200."""
+    if not first:
+        return "empty"
+    if b'"error"' not in first:
+        return ""
+    document = event_data(first)
+    error = document.get("error") if document is not None else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return f"status_{code}" if isinstance(code, int) and code >= 500 else ""

@@ -1,0 +1,85 @@
+"""Commands around configuration: check-config, hash-key, version."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from gateway.settings import GatewaySettings
+
+
+def load(path: Path) -> GatewaySettings:
+    """The settings in `path`, with what this process' environment overrides; a CommandError lists every problem."""
+    import os
+
+    from gateway.settings import SettingsError, load_settings
+
+    try:
+        return load_settings(path, os.environ)
+    except SettingsError as error:
+        lines = "".join(f"\n  {problem}" for problem in error.problems)
+        raise CommandError(f"{path}: {_count(len(error.problems))}{lines}") from None
+
+
+def _count(problems: int) -> str:
+    return "1 problem" if problems == 1 else f"{problems} problems"
+
+
+def check_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A gateway's YAML configuration.")],
+) -> None:
+    """Say what is wrong with a configuration, field by field.
+
+    Every problem is listed on a line of its own; the exit code is 1 if there is one.
+
+    \b
+    Examples:
+      kvgate check-config configs/gateway.yaml
+      KVGATE_ID=gw7 kvgate check-config gateway.yaml
+    """
+    settings = load(file)
+    typer.echo(f"{file}: OK (gateway {settings.id}, {len(settings.replicas)} replicas, policy {settings.policy.name})")
+
+
+def hash_key() -> None:
+    """Turn an API key, read from stdin, into the line that the configuration holds instead of it.
+
+    \b
+    Examples:
+      openssl rand -hex 32 | tee key.txt | kvgate hash-key
+      kvgate hash-key        (asks for the key without showing it)
+    """
+    import hashlib
+
+    key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
+    key = key.strip()
+    if not key:
+        raise CommandError("no key on stdin; pipe one in, like: openssl rand -hex 32 | kvgate hash-key")
+    if any(character.isspace() for character in key):
+        raise CommandError("a key holds no white space; pipe in one key alone")
+    # Quoted: YAML would read some digests, those of digits with one 'e', as numbers.
+    typer.echo(f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"')
+
+
+def version() -> None:
+    """Print the version.
+
+    \b
+    Examples:
+      kvgate version
+    """
+    from importlib import metadata
+
+    typer.echo(metadata.version("kvgate"))
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit

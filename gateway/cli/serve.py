@@ -1,0 +1,107 @@
+"""Commands that are one process each, as they run in a container: gateway and replica-sim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.simulator.settings import SimSettings
+from gateway.cli.config import load
+from gateway.cli.errors import CommandError
+
+_SIM = SimSettings()
+
+ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The gateway's YAML configuration.")]
+ReplicaId = Annotated[str, typer.Option("--id", help="Its name in logs and metrics.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+Model = Annotated[str, typer.Option(help="The model it says it is.")]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(help="A name it serves the model under; repeatable.", show_default=_SIM.served_names[0]),
+]
+Adapters = Annotated[list[str] | None, typer.Option(help="A LoRA adapter it serves; repeatable.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in one cache block.")]
+Blocks = Annotated[int, typer.Option(min=1, help="Blocks in its cache.")]
+Sequences = Annotated[int, typer.Option(min=1, help="Requests it runs at once.")]
+BatchedTokens = Annotated[int, typer.Option(min=1, help="Tokens of one step.")]
+DataParallel = Annotated[int, typer.Option(min=1, help="Engines in it, one per rank.")]
+PrefillRate = Annotated[float, typer.Option(help="Tokens it prefills in a second.")]
+DecodeTime = Annotated[float, typer.Option(help="Seconds of one decode step.")]
+Speed = Annotated[float, typer.Option(help="Divides every simulated time; 0 means no delays at all.")]
+
+
+def gateway(config: ConfigFile) -> None:
+    """Run one gateway until SIGTERM, then finish its streams and leave.
+
+    Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
+    KVGATE_REDIS_URL and KVGATE_CACHE_SALT_SECRET override theirs.
+
+    \b
+    Examples:
+      kvgate gateway --config configs/gateway.yaml
+      KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 kvgate gateway --config gw.yaml
+    """
+    settings = load(config)
+    from gateway.server import serve
+
+    try:
+        serve(settings)
+    except OSError as error:
+        raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None
+
+
+def replica_sim(
+    replica_id: ReplicaId = _SIM.id,
+    host: Host = _SIM.host,
+    port: Port = 8000,
+    model: Model = _SIM.model,
+    served_name: ServedNames = None,
+    adapter: Adapters = None,
+    block_size: BlockSize = _SIM.block_size,
+    num_gpu_blocks: Blocks = _SIM.num_gpu_blocks,
+    max_num_seqs: Sequences = _SIM.max_num_seqs,
+    max_num_batched_tokens: BatchedTokens = _SIM.max_num_batched_tokens,
+    data_parallel: DataParallel = _SIM.data_parallel,
+    prefill_tokens_per_s: PrefillRate = _SIM.prefill_tokens_per_s,
+    decode_s_per_token: DecodeTime = _SIM.decode_s_per_token,
+    speed: Speed = _SIM.speed,
+) -> None:
+    """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
+
+    It keeps a real block-hashed prefix cache and takes the time that prefill and
+    decode would take. The defaults are rough figures for a 7-8B vision-language
+    model on an A40-like card.
+
+    \b
+    Examples:
+      kvgate replica-sim --port 8001
+      kvgate replica-sim --id r1 --port 8002 --speed 10 --num-gpu-blocks 2048
+    """
+    from bench.simulator.server import run
+
+    try:
+        settings = SimSettings(
+            id=replica_id,
+            host=host,
+            port=port,
+            model=model,
+            served_names=tuple(served_name or _SIM.served_names),
+            adapters=tuple(adapter or ()),
+            block_size=block_size,
+            num_gpu_blocks=num_gpu_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            data_parallel=data_parallel,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            decode_s_per_token=decode_s_per_token,
+            speed=speed,
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    try:
+        run(settings, lambda bound: typer.echo(f"replica {replica_id} on http://{host}:{bound}"))
+    except OSError as error:
+        raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

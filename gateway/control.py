@@ -1,0 +1,144 @@
+"""The routes that are not on the hot path: health, readiness, metrics, models, explain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from coordinator.store import Store
+from gateway import __version__
+from gateway.admission import Admission, Keyring
+from gateway.asgi import Body, ClientGone, request_id
+from gateway.errors import ApiError
+from gateway.explain import Explainer
+from gateway.fleet import Fleet
+from gateway.metrics import Metrics
+
+
+class Status:
+    """What this gateway can say of itself."""
+
+    def __init__(self, gateway: str, store: Store, fleet: Fleet, metrics: Metrics) -> None:
+        self.gateway = gateway
+        self._store = store
+        self._fleet = fleet
+        self._metrics = metrics
+        self.is_draining = False
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether it can serve, and what it would say. A lost store alone never takes a gateway out: while any
+        replica is known, it serves by the fallback rule."""
+        ready = self._fleet.ready_replicas()
+        store_up = self._store.is_up()
+        reasons = []
+        if self.is_draining:
+            reasons.append("this gateway is shutting down")
+        if not ready and (store_up or not self._fleet.served):
+            reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
+            reasons = reasons or ["no replica is known: configure `replicas`"]
+        body = {
+            "ready": not reasons,
+            "gateway": self.gateway,
+            "store": "up" if store_up else "fallback",
+            "replicas": ready,
+            "reasons": reasons,
+        }
+        return not reasons, body if store_up else body | {"store_problem": self._store.reason}
+
+    def refresh_gauges(self) -> None:
+        """Gauges that are read from elsewhere, set when they are scraped."""
+        metrics = self._metrics
+        metrics.store_up.set(self._store.is_up())
+        for member in self._fleet.members.values():
+            metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
+            fleet = self._store.pool(member.pool).fleet if member.pool else None
+            if fleet is not None:
+                is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
+                metrics.breaker_open.labels(member.id).set(is_open)
+                metrics.replica_active.labels(member.id).set(fleet.active.get(member.id, 0))
+
+
+def build_control(
+    status: Status, fleet: Fleet, keyring: Keyring, admission: Admission, explainer: Explainer, metrics: Metrics
+) -> FastAPI:
+    """The FastAPI application; everything it raises comes out in OpenAI's error shape."""
+    app = FastAPI(title="KVGate", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    _add_probes(app, status, metrics)
+    _add_models(app, fleet, keyring)
+    _add_explain(app, keyring, admission, explainer)
+    app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    return app
+
+
+def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        is_ready, body = status.readiness()
+        return _json(200 if is_ready else 503, body)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def expose() -> Response:
+        status.refresh_gauges()
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        keyring.identify(dict(request.headers))
+        return _json(200, {"object": "list", "data": fleet.cards()})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        keyring.identify(dict(request.headers))
+        for card in fleet.cards():
+            if card["id"] == name:
+                return _json(200, card)
+        raise ApiError(404, "model_not_found", "This model does not exist or is not served here.", "model")
+
+
+def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer) -> None:
+    @app.post("/v1/route/explain")
+    async def explain(request: Request, path: str | None = None) -> Response:
+        headers = dict(request.headers)
+        caller = keyring.identify(headers)
+        if not caller.sees_decisions:
+            raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
+        body = Body(admission)
+        try:
+            with admission.enter():
+                data = await body.read(headers, request.receive)
+                return _json(200, await explainer.explain(data, headers, caller, path))
+        except ClientGone:
+            return Response(status_code=400)
+        finally:
+            body.release()
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    headers = {"x-request-id": request_id(dict(request.headers)), **error.headers}
+    return Response(error.body(), error.status, headers, "application/json")
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    message = f"{request.url.path}: {error.detail}."
+    return await _api_error(request, ApiError(error.status_code, code, message, headers=dict(error.headers or {})))
+
+
+def _json(status: int, body: Any) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

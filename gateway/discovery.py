@@ -1,0 +1,87 @@
+"""What a replica says of itself: its models, the size of its cache, and which life it is living. Pure parsing.
+
+Sources: GET /v1/models (vLLM's cards: id, root, parent) and GET /metrics (Prometheus text under vLLM's names). A
+server that is not vLLM may have neither root nor metrics: then nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One served name. `parent` is set on a LoRA adapter: the base it needs."""
+
+    id: str
+    root: str
+    parent: str | None
+    document: dict[str, Any]
+    """The card as the replica sent it, for GET /v1/models."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What /metrics tells: 0 and empty where it does not."""
+
+    capacity_tokens: int = 0
+    started: str = ""
+    """The engine process' start time in hex milliseconds: the same for every gateway that asks."""
+    engines: int = 1
+    """Data-parallel ranks behind this one address."""
+
+
+def parse_models(document: Any) -> list[ModelCard]:
+    """The cards of a /v1/models answer; what is not a card is skipped. The first without a parent is the base."""
+    cards = []
+    listed = document.get("data") if isinstance(document, dict) else None
+    for card in listed if isinstance(listed, list) else ():
+        if isinstance(card, dict) and isinstance(card.get("id"), str):
+            root, parent = card.get("root"), card.get("parent")
+            cards.append(
+                ModelCard(
+                    id=card["id"],
+                    root=root if isinstance(root, str) and root else card["id"],
+                    parent=parent if isinstance(parent, str) and parent else None,
+                    document=card,
+                )
+            )
+    return cards
+
+
+def base_card(cards: list[ModelCard]) -> ModelCard | None:
+    """The model the engine runs: adapters and aliases share it."""
+    return next((card for card in cards if card.parent is None), cards[0] if cards else None)
+
+
+def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
+    """The facts in a Prometheus exposition; of data-parallel ranks those of `dp_rank`. Anything else gives none."""
+    engines: set[str] = set()
+    capacity, started = 0, ""
+    for sample in _SAMPLE.finditer(text):
+        name = sample["name"]
+        if name == "process_start_time_seconds":
+            started = _hex_ms(sample["value"])
+        elif name.startswith("vllm:"):
+            labels = dict(_LABEL.findall(sample["labels"] or ""))
+            if "engine" in labels:
+                engines.add(labels["engine"])
+            if name == "vllm:cache_config_info" and labels.get("engine", "0") == str(dp_rank or 0):
+                capacity = _whole(labels.get("block_size")) * _whole(labels.get("num_gpu_blocks"))
+    return EngineFacts(capacity, started, max(1, len(engines)))
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def _hex_ms(text: str) -> str:
+    try:
+        return f"{int(float(text) * 1000):x}"
+    except (ValueError, OverflowError):
+        return ""

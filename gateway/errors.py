@@ -1,0 +1,51 @@
+"""The one exception a request can end with, and OpenAI's JSON shape for it.
+
+Every error a client sees from KVGate itself has this body (OpenAI's error object), with a `code` that a
+program can branch on and, for bad input, the `param` that names the field:
+
+    {"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+_TYPE_OF_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A request refused or failed by the gateway; `headers` are added to the answer (Retry-After)."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.code}: {self.message}"
+
+    @property
+    def type(self) -> str:
+        """OpenAI's `type`: the family of the error, by status."""
+        if self.status >= 500:
+            return "server_error"
+        return _TYPE_OF_STATUS.get(self.status, "invalid_request_error")
+
+    def body(self) -> bytes:
+        """The JSON body, in OpenAI's shape."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+def bad_field(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A 400 that names the field, in OpenAI's dotted form (`messages[0].content[1].image_url.url`)."""
+    return ApiError(400, code, f"{param}: {message}", param)

@@ -1,0 +1,99 @@
+"""POST /v1/route/explain: what would be decided for a request, and every number behind it; nothing is placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from coordinator.errors import StoreError
+from coordinator.inspect import read_owners
+from gateway.admission import Caller
+from gateway.fleet import Fleet
+from gateway.job import Job, parse_document, resolve_model
+from gateway.prompt import Prompt
+from gateway.reader import Reader
+from gateway.routing.rendezvous import rendezvous_order
+from gateway.routing.router import Router
+
+
+def api_path(document: Mapping[str, Any], path: str | None) -> str:
+    """The API a bare request body belongs to: as said, else by its fields."""
+    if path:
+        return path
+    if "messages" in document:
+        return "/v1/chat/completions"
+    if "query" in document:
+        return "/v1/rerank"
+    return "/v1/responses" if "input" in document else "/v1/completions"
+
+
+class Explainer:
+    """Answers explain requests."""
+
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet) -> None:
+        self._reader = reader
+        self._router = router
+        self._fleet = fleet
+
+    async def explain(
+        self, body: bytes, headers: Mapping[str, str], caller: Caller, path: str | None
+    ) -> dict[str, Any]:
+        """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
+        document = parse_document(body)
+        path = api_path(document, path)
+        job = Job(
+            id="explain",
+            method="POST",
+            path=path,
+            target=path,
+            caller=caller,
+            body=body,
+            served=resolve_model(self._fleet, document, path),
+            policy=self._reader.policy(headers),
+        )
+        self._reader.fill(job, document)
+        assert job.prompt is not None
+        pool = self._router.pool(job)
+        answer: dict[str, Any] = {
+            "pool": pool.name,
+            "model": document.get("model"),
+            "path": path,
+            "prompt_tokens": job.prompt_tokens,
+        }
+        request = self._router.request(job, pool, (), "")
+        try:
+            decided = await pool.explain(request)
+            owners = await read_owners(pool, job.prompt.keys)
+        except StoreError as error:
+            order = rendezvous_order(pool.records, job.prompt.affinity)
+            return answer | {
+                "store": "fallback",
+                "reason": str(error),
+                "chain": _chain(job.prompt, job.tokens, []),
+                "replicas": [],
+                "choice": {"policy": job.policy, "why": "fallback", "order": order},
+            }
+        choice = orjson.loads(decided) if decided is not None else {"why": "none", "replicas": []}
+        replicas = sorted(choice.pop("replicas"), key=lambda one: str(one["replica"]))
+        return answer | {
+            "store": "up",
+            "chain": _chain(job.prompt, job.tokens, owners),
+            "replicas": replicas,
+            "choice": choice,
+        }
+
+
+def _chain(prompt: Prompt, tokens: list[int], owners: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The keys, shallow to deep, with what is behind each and who owns it."""
+    return [
+        {
+            "key": key,
+            "tokens": tokens[i],
+            "text_bytes": prompt.text_bytes[i],
+            "images": prompt.image_counts[i],
+            "owners": owners[i]["owners"] if owners else [],
+        }
+        for i, key in enumerate(prompt.keys)
+    ]

@@ -1,0 +1,233 @@
+"""Which replicas there are, what they serve, and whether they live.
+
+Every gateway asks each replica for its models, and registers what it finds. Health is checked by the gateway that
+holds the pool's worker lease and shared through the store; while the store is down, by every gateway for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from coordinator.keys import pool_slug
+from coordinator.pool import Pool
+from coordinator.scripts import ReplicaRecord
+from coordinator.store import Store
+from gateway.discovery import EngineFacts, ModelCard, base_card, parse_metrics, parse_models
+from gateway.settings import GatewaySettings, HealthSettings
+from gateway.upstream import Upstream, UpstreamError
+
+_log = structlog.get_logger("kvgate.fleet")
+
+_SEARCH_S = 0.25
+_DISCOVER_EVERY = 5
+_LIFE = "life-"
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica as this gateway knows it."""
+
+    id: str
+    url: str
+    dp_rank: int | None = None
+    cards: list[ModelCard] = field(default_factory=list)
+    pool: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    alive: bool = False
+    failures: int = 0
+    problem: str = "not reached yet"
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards)
+
+    def incarnation(self, known: ReplicaRecord | None) -> str:
+        """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
+        if self.facts.started:
+            return self.facts.started
+        if known is None or not known.incarnation.startswith(_LIFE):
+            return f"{_LIFE}1"
+        lives = int(known.incarnation.removeprefix(_LIFE)) + (self.alive and known.state == "dead")
+        return f"{_LIFE}{lives}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A served model name: the pool behind it, and what enters the prompt's root."""
+
+    pool: str
+    root_model: str
+    adapter: str | None
+    replicas: frozenset[str]
+
+
+class Fleet:
+    """Discovers and watches replicas. `run()` as a task."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, upstream: Upstream) -> None:
+        self.members = {r.id: Member(r.id, r.url, r.dp_rank) for r in settings.replicas}
+        self._health: HealthSettings = settings.health
+        self._store = store
+        self._upstream = upstream
+        self._served: dict[str, Served] = {}
+        self._round = 0
+        self._first_round = asyncio.Event()
+
+    def __repr__(self) -> str:
+        states = (f"{member.id}: {'alive' if member.alive else 'dead'}" for member in self.members.values())
+        return f"<Fleet {', '.join(states)}>"
+
+    def resolve(self, model: str) -> Served | None:
+        """What a client's model name stands for; None when no replica serves it."""
+        return self._served.get(model)
+
+    @property
+    def served(self) -> dict[str, Served]:
+        return self._served
+
+    def only_pool(self) -> Served | None:
+        """The one base model there is, for requests that name none; None when there are several, or none."""
+        pools = {served.pool: served for served in self._served.values() if served.adapter is None}
+        return next(iter(pools.values())) if len(pools) == 1 else None
+
+    def is_ready(self, replica: str) -> bool:
+        """Alive and usable, as the pool's checker (or, without a store, this gateway) last saw it."""
+        member = self.members.get(replica)
+        if member is None or not member.pool:
+            return False
+        record = self._store.pool(member.pool).records.get(replica)
+        return record is not None and record.state == "ready"
+
+    def ready_replicas(self) -> list[str]:
+        return [name for name in self.members if self.is_ready(name)]
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The union of the ready replicas' model cards, by id."""
+        union: dict[str, dict[str, Any]] = {}
+        for name in self.ready_replicas():
+            for card in self.members[name].cards:
+                union.setdefault(card.id, card.document)
+        return [union[name] for name in sorted(union)]
+
+    def problems(self) -> dict[str, str]:
+        """Why each replica that is not ready is not."""
+        return {m.id: m.problem or "marked dead" for m in self.members.values() if not self.is_ready(m.id)}
+
+    async def first_round(self) -> None:
+        """Wait until every configured replica was asked once."""
+        await self._first_round.wait()
+
+    async def run(self) -> None:
+        """Check replicas forever; quickly while one has never been reached."""
+        while True:
+            self._adopt_registered()
+            due = [member for member in self.members.values() if self._is_due(member)]
+            await asyncio.gather(*(self._check(member) for member in due))
+            self._round += 1
+            self._first_round.set()
+            searching = any(not member.cards for member in self.members.values()) and self._round < 240
+            await asyncio.sleep(_SEARCH_S if searching else self._health.interval_s)
+
+    def _adopt_registered(self) -> None:
+        """Replicas that other gateways registered are members here as well."""
+        for pool_name in {served.pool for served in self._served.values()}:
+            for record in self._store.pool(pool_name).records.values():
+                if record.replica not in self.members:
+                    self.members[record.replica] = Member(record.replica, record.url)
+
+    def _is_due(self, member: Member) -> bool:
+        if not member.cards or not member.alive or not self._store.is_up():
+            return True
+        return self._is_worker(member) or self._round % _DISCOVER_EVERY == 0
+
+    def _is_worker(self, member: Member) -> bool:
+        pool = self._store.pool(member.pool)
+        return pool.fleet is not None and pool.fleet.worker == pool.gateway
+
+    async def _check(self, member: Member) -> None:
+        was_alive = member.alive
+        try:
+            status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s)
+            if status >= 500:
+                raise UpstreamError("unhealthy", f"/health answered {status}")
+            if not was_alive or self._round % _DISCOVER_EVERY == 0:
+                await self._discover(member)
+        except UpstreamError as error:
+            member.failures += 1
+            if was_alive and member.failures < self._health.failures:
+                return
+            member.alive, member.problem = False, str(error)
+        else:
+            member.failures, member.alive, member.problem = 0, True, ""
+        if was_alive != member.alive:
+            _log.info("replica", replica=member.id, alive=member.alive, problem=member.problem)
+        self._publish(member)
+
+    async def _discover(self, member: Member) -> None:
+        timeout_s = self._health.timeout_s
+        cards = parse_models(await self._upstream.fetch_json(member.url + "/v1/models", timeout_s))
+        base = base_card(cards)
+        if base is None:
+            raise UpstreamError("protocol", "/v1/models lists no model")
+        try:
+            _, metrics = await self._upstream.fetch(member.url + "/metrics", timeout_s)
+            facts = parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)
+        except UpstreamError:
+            facts = member.facts
+        if facts.engines > 1 and member.dp_rank is None:
+            raise UpstreamError(
+                "refused",
+                f"a data-parallel server with {facts.engines} ranks behind one address: list it once per rank, "
+                "each with its own id and dp_rank",
+            )
+        member.facts = facts if facts.started else replace(facts, started=member.facts.started)
+        if cards != member.cards:
+            member.cards, member.pool = cards, pool_slug(base.root)
+            self._index()
+
+    def _publish(self, member: Member) -> None:
+        """Register what was found: new to the store by any gateway, changes by the pool's worker alone."""
+        if not member.pool:
+            return
+        pool: Pool = self._store.pool(member.pool)
+        known = pool.records.get(member.id)
+        wanted = ReplicaRecord(
+            replica=member.id,
+            incarnation=member.incarnation(known),
+            state="ready" if member.alive else "dead",
+            capacity_tokens=member.facts.capacity_tokens,
+            since_ms=known.since_ms if known else 0,
+            url=member.url,
+        )
+        if known is None:
+            pool.register(wanted, only_if_absent=True)
+        elif known != wanted and (self._is_worker(member) or not self._store.is_up()):
+            pool.register(wanted)
+
+    def _index(self) -> None:
+        names: dict[str, Served] = {}
+        for member in self.members.values():
+            base = base_card(member.cards)
+            for card in member.cards:
+                assert base is not None
+                adapter = card.id if card.parent is not None else None
+                known = names.get(card.id)
+                replicas = (known.replicas if known and known.pool == member.pool else frozenset()) | {member.id}
+                names[card.id] = Served(member.pool, base.root, adapter, replicas)
+        self._served = names
+
+
+def not_serving(pool: Pool, served: Served) -> list[str]:
+    """Replicas of the pool that do not serve this name (an adapter may be loaded on some only)."""
+    return [replica for replica in pool.records if replica not in served.replicas]
+
+
+def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
+    """Those of the registry's replicas that are ready; all of them when none is."""
+    everyone = list(records)
+    return [record for record in everyone if record.state == "ready"] or everyone

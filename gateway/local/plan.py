@@ -1,0 +1,118 @@
+"""What `kvgate up` was asked for, and the configuration that each of its gateways gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from gateway.local.errors import ClusterError
+from gateway.settings import SettingsError, build_settings, load_settings
+
+HOST = "127.0.0.1"
+# `kvgate up` stops everything within 5 s; a stream that ends by itself ends better than one that is killed.
+_GRACE_S = 2.5
+
+
+@dataclass(frozen=True)
+class Fronted:
+    """A server that was there before the cluster, as `--replica` names it."""
+
+    id: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cluster to start. With `fronted` servers, none is simulated."""
+
+    state_dir: Path
+    gateways: int = 2
+    simulated: int = 2
+    fronted: tuple[Fronted, ...] = ()
+    port: int = 8080
+    redis_url: str | None = None
+    policy: str | None = None
+    speed: float = 1.0
+    base_config: Path | None = None
+    detach: bool = False
+
+
+def parse_fronted(text: str) -> Fronted:
+    """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…]`.
+
+    `events` and `replay` are where the engine publishes its KV events: a gateway does not listen to them, so here
+    they are checked and no more.
+    """
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name not in ("id", "url", "events", "replay") or name in fields:
+            raise ClusterError(
+                f"--replica {text}: {part!r} is not understood; write id=r0,url=http://host:port"
+                "[,events=tcp://host:port][,replay=tcp://host:port]"
+            )
+        fields[name] = value
+    for name in ("id", "url"):
+        if not fields.get(name):
+            raise ClusterError(f"--replica {text}: {name}=… is missing; write id=r0,url=http://host:port")
+    for name in ("events", "replay"):
+        if name in fields and not _is_tcp_endpoint(fields[name]):
+            raise ClusterError(f"--replica {text}: {name} must be tcp://host:port")
+    return Fronted(fields["id"], fields["url"])
+
+
+def _is_tcp_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        return False
+
+
+def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
+    """The mapping in the plan's base file, known to be valid; empty without one."""
+    if plan.base_config is None:
+        return {}
+    try:
+        load_settings(plan.base_config, env)
+    except SettingsError as error:
+        raise ClusterError(f"{plan.base_config}: " + "; ".join(error.problems)) from None
+    loaded: dict[str, Any] = yaml.safe_load(plan.base_config.read_text(encoding="utf-8")) or {}
+    return loaded
+
+
+def gateway_config(
+    plan: Plan,
+    base: Mapping[str, Any],
+    name: str,
+    port: int,
+    redis_url: str,
+    replicas: list[Fronted],
+    env: Mapping[str, str],
+) -> str:
+    """The YAML of gateway `name`: `base`, with everything that this cluster decides laid over it.
+
+    It listens to this machine alone.
+    """
+    merged = {
+        **base,
+        "host": HOST,
+        "id": name,
+        "port": port,
+        "shared_port": plan.port,
+        "redis": {**base.get("redis", {}), "url": redis_url},
+        "replicas": [{"id": replica.id, "url": replica.url} for replica in replicas],
+        "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
+    }
+    if plan.policy is not None:
+        merged["policy"] = {**base.get("policy", {}), "name": plan.policy}
+    try:
+        build_settings(merged, env)
+    except SettingsError as error:
+        raise ClusterError("; ".join(error.problems)) from None
+    return yaml.safe_dump(merged, sort_keys=False)

@@ -1,0 +1,117 @@
+"""Ports for the local cluster, and the locks that keep two clusters apart.
+
+Gateways share a port with SO_REUSEPORT, so a second cluster on the same port would start without an error and take
+half of the first one's connections. Hence a lock file per port, in the system's temporary directory, where any other
+cluster of this machine looks too, and one per state directory.
+
+Locks are flocks, inherited by the cluster's processes: held until the last of them is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import socket
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from gateway.local.errors import ClusterError
+
+# Below Linux' ephemeral ports: no outgoing connection takes one between our look and the child's bind.
+_PORTS = range(20_000, 32_000)
+
+
+class Lock:
+    """An exclusive lock on a file; `holder` in its text lets the next comer say who holds it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def describe_holder(self, pids: Iterable[int | None], state_dir: Path) -> None:
+        """Write who holds the lock; the pids are the processes that inherit it, most telling first."""
+        text = json.dumps({"pids": list(pids), "state_dir": str(state_dir)}).encode()
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, text, 0)
+
+
+def lock_port(port: int, state_dir: Path) -> Lock:
+    """Lock `port` for the cluster in `state_dir`, or say which cluster has it."""
+    path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
+    return _lock(path, f"port {port}", "another port with --port", state_dir)
+
+
+def lock_state_dir(state_dir: Path) -> Lock:
+    """Lock `state_dir`, or say which cluster has it."""
+    return _lock(state_dir / "lock", f"state dir {state_dir}", "another with --state-dir", state_dir)
+
+
+def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> Lock:
+    fd = _open_shared(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid, holder_dir = _read_holder(fd)
+        os.close(fd)
+        raise ClusterError(
+            f"{what} belongs to the cluster of pid {pid} (state dir {holder_dir}): stop that with "
+            f"`kvgate down --state-dir {holder_dir}`, or choose {alternative}"
+        ) from None
+    lock = Lock(fd)
+    lock.describe_holder([os.getpid()], state_dir)
+    return lock
+
+
+def _open_shared(path: Path) -> int:
+    """Open or create a lock file that every user may lock: the port is the whole machine's."""
+    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+            os.fchmod(fd, 0o666)  # the umask took some away
+            return fd
+    except OSError as error:
+        raise ClusterError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
+
+
+def _read_holder(fd: int) -> tuple[int | str, str]:
+    try:
+        holder = json.loads(os.pread(fd, 65_536, 0))
+        pids, state_dir = holder["pids"], holder["state_dir"]
+    except (ValueError, KeyError, TypeError):
+        return "unknown", "unknown"
+    return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), "unknown"), state_dir
+
+
+def require_free(host: str, port: int) -> None:
+    """Refuse a port that something else listens on; only for a port that is locked."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no listener
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} on {host} cannot be listened on ({error.strerror}): stop what uses it "
+                f"(`ss -ltnp sport = :{port}` names it), or choose another with --port"
+            ) from None
+
+
+def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None) -> list[int]:
+    """Distinct ports that nothing listens on."""
+    ports: list[int] = []
+    with ExitStack() as held:
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                return ports
+            probe = held.enter_context(socket.socket())
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            if port != excluded:
+                ports.append(port)
+    raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")

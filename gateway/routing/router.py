@@ -1,0 +1,190 @@
+"""Where a request goes: one placement in the store, or the rule that all gateways share while it is away."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.errors import StoreError
+from coordinator.pool import PlaceRequest, Pool, Reservation
+from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.store import Store
+from gateway.fleet import not_serving, ready_records
+from gateway.job import Job
+from gateway.metrics import Metrics
+from gateway.routing.rendezvous import first_usable, rendezvous_order
+from gateway.settings import GatewaySettings
+
+_log = structlog.get_logger("kvgate.router")
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One attempt of one request: where it goes, why, and the reservation that goes with it."""
+
+    pool: Pool
+    request: PlaceRequest
+    replica: str
+    incarnation: str
+    url: str
+    why: str
+    matched_tokens: int
+    placement: Placement | None
+    """None when the store did not decide."""
+    computed: bool = False
+    """Whether the replica has computed the prompt, as far as its answer tells: what it claimed is then true."""
+
+    @property
+    def state(self) -> str:
+        """degraded: ownership is claims, not confirmed by the engine; fallback: the store did not decide."""
+        return "fallback" if self.placement is None else "degraded"
+
+    @property
+    def decision(self) -> str:
+        """The receipt in x-kvgate-decision."""
+        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}"
+
+
+class Router:
+    """Places requests, and keeps what this gateway alone has seen of replicas that fail."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._health = settings.health
+        self._settings = settings
+        self._knobs: dict[str, PolicyKnobs] = {}
+        self._ids = itertools.count(1)
+        self._suspect_until: dict[str, float] = {}
+
+    async def place(self, job: Job, tried: Sequence[str], release: str) -> Ticket | None:
+        """Choose a replica and reserve its load; None when all were tried. `release` is the failed attempt's id."""
+        started = time.perf_counter()
+        pool = self.pool(job)
+        request = self.request(job, pool, tried, release)
+        try:
+            placement = await pool.place(request)
+        except StoreError as error:
+            self._store.note(error)
+            ticket = self._fall_back(job, pool, request)
+            if release:
+                pool.done(release)
+        else:
+            self._store.note(None)
+            ticket = None
+            if placement is not None:
+                ticket = Ticket(
+                    pool,
+                    request,
+                    placement.replica,
+                    placement.incarnation,
+                    placement.url,
+                    placement.why,
+                    placement.matched_tokens,
+                    placement,
+                )
+        self._metrics.placement_s.observe(time.perf_counter() - started)
+        if ticket is not None:
+            self._metrics.decisions.labels(request.knobs.name, ticket.why, ticket.state).inc()
+        return ticket
+
+    def pool(self, job: Job) -> Pool:
+        return self._store.pool(job.served.pool)
+
+    def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str) -> PlaceRequest:
+        """What the store is asked."""
+        excluded = not_serving(pool, job.served)
+        order: Sequence[str] = ()
+        if job.policy == "consistent_hash":
+            order = rendezvous_order(pool.records, _affinity(job))
+        return PlaceRequest(
+            reservation=f"{self._store.gateway}-{next(self._ids):x}",
+            keys=job.prompt.keys if job.prompt else (),
+            tokens=job.tokens,
+            prompt_tokens=job.prompt_tokens,
+            knobs=self.knobs(job.policy),
+            seed=random.getrandbits(31),
+            tried=[*tried, *excluded],
+            release=release,
+            pinned=job.pinned,
+            order=order,
+        )
+
+    def knobs(self, policy: str) -> PolicyKnobs:
+        if policy not in self._knobs:
+            self._knobs[policy] = knobs_of(self._settings, policy)
+        return self._knobs[policy]
+
+    def _fall_back(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
+        """The rule without a store: rendezvous hashing over the last known replicas."""
+        records = {record.replica: record for record in ready_records(pool.records.values())}
+        order = [job.pinned] if job.pinned in records else rendezvous_order(records, _affinity(job))
+        replica = first_usable(order, self._avoided(pool), request.tried)
+        if replica is None:
+            return None
+        record = records[replica]
+        pool.adopt(Reservation(request.reservation, replica, record.incarnation, request.prompt_tokens, request.tip))
+        return Ticket(pool, request, replica, record.incarnation, record.url, "fallback", 0, None)
+
+    def _avoided(self, pool: Pool) -> list[str]:
+        """Replicas that failed this gateway just now, or carry all that it may give them."""
+        now = time.monotonic()
+        avoided = [replica for replica, until in self._suspect_until.items() if until > now]
+        cap = self._settings.policy.max_active_requests
+        if cap:
+            active: dict[str, int] = {}
+            for one in pool.live.values():
+                active[one.replica] = active.get(one.replica, 0) + 1
+            avoided += [replica for replica, count in active.items() if count >= cap]
+        return avoided
+
+    def failed(self, ticket: Ticket) -> None:
+        """The replica itself failed: tell everyone."""
+        self._suspect_until[ticket.replica] = time.monotonic() + self._health.breaker_open_s
+        self._report(ticket, "failure")
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Nothing was computed for this attempt: take its claims back."""
+        if ticket.placement is not None:
+            ticket.pool.withdraw(ticket.request, ticket.placement)
+
+    def succeeded(self, ticket: Ticket) -> None:
+        """The replica answered: its breaker, where one stands, closes for everyone."""
+        self._suspect_until.pop(ticket.replica, None)
+        fleet = ticket.pool.fleet
+        if fleet is not None and ticket.replica in fleet.open_until_ms:
+            self._report(ticket, "success")
+
+    def _report(self, ticket: Ticket, outcome: str) -> None:
+        ticket.pool.report(
+            ticket.replica,
+            ticket.incarnation,
+            outcome,
+            self._health.breaker_failures,
+            int(self._health.breaker_open_s * 1000),
+        )
+
+
+def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
+    """The cost expression's numbers, for one policy."""
+    chosen = settings.policy
+    return PolicyKnobs(
+        name=policy,
+        min_slack_requests=chosen.min_slack_requests,
+        load_factor=chosen.load_factor,
+        request_cost_tokens=chosen.request_cost_tokens,
+        copy_weight=chosen.copy_weight,
+        max_owners=chosen.max_owners,
+        max_active_requests=chosen.max_active_requests or 0,
+        probe_ms=int(settings.health.breaker_open_s * 1000),
+    )
+
+
+def _affinity(job: Job) -> bytes:
+    """What rendezvous hashing goes by; a request without a prompt has none, and goes anywhere."""
+    return job.prompt.affinity if job.prompt is not None and job.prompt.keys else random.randbytes(8)

@@ -1,0 +1,282 @@
+"""Everything a gateway can be told, as one frozen object built once at start.
+
+Values come from a YAML file; three may come from the environment instead, so that secrets and per-container
+facts stay out of the file: KVGATE_REDIS_URL, KVGATE_CACHE_SALT_SECRET and KVGATE_ID. `configs/gateway.yaml`
+shows every field with its unit and default. What is wrong with a file is worded in `config_check`.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from gateway.config_check import explain, read_yaml
+
+# Which field each variable of the environment overrides.
+OVERRIDES = {
+    "KVGATE_REDIS_URL": ("redis", "url"),
+    "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
+    "KVGATE_ID": ("id",),
+}
+
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class SettingsError(Exception):
+    """A configuration that cannot be used: `problems` has one line per mistake, each naming its field."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class Section(BaseModel):
+    """Frozen, without coercion (`port: "8080"` is a mistake, not a port) and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class RedisSettings(Section):
+    url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
+    budget_ms: Milliseconds = 20
+    breaker_misses: Count = 5
+    overdue_ms: Milliseconds = 1000
+
+    @field_validator("url")
+    @classmethod
+    def _is_redis_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must start with redis://, rediss:// (TLS) or unix:// (a socket's path)")
+        if not (parts.path if parts.scheme == "unix" else parts.hostname and _has_valid_port(parts)):
+            raise ValueError("names no server; write for example redis://127.0.0.1:6379/0")
+        return url
+
+    @model_validator(mode="after")
+    def _overdue_is_after_budget(self) -> Self:
+        if self.overdue_ms < self.budget_ms:
+            raise ValueError("overdue_ms is less than budget_ms; a reply is overdue only once it is late")
+        return self
+
+
+class ReplicaSettings(Section):
+    id: Slug
+    url: str
+    dp_rank: Annotated[int, Field(ge=0)] | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _is_base_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(parts):
+            raise ValueError("must be the server's base, like http://10.0.0.7:8000")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError("must not hold credentials, a query or a fragment")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise ValueError("leave /v1 out; the gateway adds the path of each request")
+        return url.rstrip("/")
+
+    @property
+    def engine(self) -> str:
+        """The one engine that this replica is: its server, and its rank where that has several."""
+        return self.url if self.dp_rank is None else f"{self.url} rank {self.dp_rank}"
+
+
+class PolicySettings(Section):
+    name: Literal["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"] = (
+        "prefix_kv_aware"
+    )
+    allow_header: bool = False
+    min_slack_requests: Count = 8
+    load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    request_cost_tokens: Annotated[int, Field(ge=0)] = 128
+    copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
+    max_owners: Count = 8
+    max_active_requests: Count | None = None
+
+
+class LimitSettings(Section):
+    max_in_flight: Count = 1024
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
+    max_buffered_bytes: Annotated[int, Field(ge=1024)] = 2**30
+    max_image_pixels: Count = 64_000_000
+
+
+class TimeoutSettings(Section):
+    connect_s: Seconds = 2
+    first_byte_s: Seconds = 300
+    request_s: Seconds = 900
+    grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30
+    # vLLM closes an idle connection after 5 s; one reused later would be reset under the request.
+    upstream_keep_alive_s: Annotated[float, Field(gt=0, lt=5, allow_inf_nan=False)] = 4
+
+    @model_validator(mode="after")
+    def _nested(self) -> Self:
+        if not self.connect_s <= self.first_byte_s <= self.request_s:
+            raise ValueError("each must fit in the next: connect_s <= first_byte_s <= request_s")
+        return self
+
+
+class RetrySettings(Section):
+    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+
+
+class HealthSettings(Section):
+    interval_s: Seconds = 2
+    timeout_s: Seconds = 2
+    failures: Count = 2
+    breaker_failures: Count = 3
+    breaker_open_s: Seconds = 5
+
+
+class ApiKey(Section):
+    """A client's key, known here only by its SHA-256 (`kvgate hash-key` prints it)."""
+
+    name: Annotated[str, Field(min_length=1)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tenant: Annotated[str, Field(min_length=1)]
+    admin: bool = False
+
+
+class SecuritySettings(Section):
+    api_keys: list[ApiKey] = []
+    cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
+    share_cache: bool = False
+    expose_decisions: bool = False
+    allow_priority: bool = False
+    image_hosts: list[Annotated[str, Field(pattern=r"^[^/:\s]+$")]] = []
+    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = [
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    ]
+
+    @model_validator(mode="after")
+    def _tenants_are_kept_apart(self) -> Self:
+        if self.api_keys and not self.share_cache and self.cache_salt_secret is None:
+            raise ValueError(
+                "api_keys need a cache_salt_secret, or tenants could probe each other's cache; set it "
+                "(or KVGATE_CACHE_SALT_SECRET), or share_cache: true if all keys trust each other"
+            )
+        return self
+
+    @field_validator("api_keys")
+    @classmethod
+    def _names_are_unique(cls, keys: list[ApiKey]) -> list[ApiKey]:
+        _refuse_repeats("name", [key.name for key in keys])
+        _refuse_repeats("sha256", [key.sha256 for key in keys])
+        return keys
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+def default_id() -> str:
+    """This host's name, reduced to what an id may hold: unique where each gateway has a host or container."""
+    return re.sub(r"[^a-z0-9._-]", "-", socket.gethostname().lower())[:48] or "gateway"
+
+
+class GatewaySettings(Section):
+    id: Slug = Field(default_factory=default_id)
+    host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
+    port: Port = 8080
+    shared_port: Port | None = None
+    redis: RedisSettings = RedisSettings()
+    replicas: list[ReplicaSettings] = []
+    policy: PolicySettings = PolicySettings()
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    retries: RetrySettings = RetrySettings()
+    health: HealthSettings = HealthSettings()
+    security: SecuritySettings = SecuritySettings()
+    log: LogSettings = LogSettings()
+
+    @field_validator("replicas")
+    @classmethod
+    def _replicas_are_distinct(cls, replicas: list[ReplicaSettings]) -> list[ReplicaSettings]:
+        _refuse_repeats("id", [replica.id for replica in replicas])
+        # The same engine under two ids would be counted, and filled, as if it were two.
+        _refuse_repeats("url and dp_rank", [replica.engine for replica in replicas])
+        return replicas
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.shared_port == self.port:
+            raise ValueError("shared_port must differ from port; leave it out where each host has one gateway")
+        return self
+
+
+def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
+    """Read `path`, apply the overrides in `env` (empty ones count as unset) and check the whole.
+
+    Raises SettingsError with every problem found, not only the first.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([f"{path}: cannot be read ({error}); give a YAML file"]) from error
+    data, problems = read_yaml(text)
+    if data is None:
+        raise SettingsError(problems)
+    return build_settings(data, env, problems)
+
+
+def build_settings(
+    data: dict[Any, Any], env: Mapping[str, str], known_problems: list[str] | None = None
+) -> GatewaySettings:
+    """The settings that `data` (a parsed YAML mapping) and `env` make; see `load_settings`."""
+    problems = known_problems or []
+    overridden = {name: field for name, field in OVERRIDES.items() if env.get(name)}
+    try:
+        settings = GatewaySettings.model_validate(_with_overrides(data, env, overridden))
+    except ValidationError as error:
+        origins = {field: name for name, field in overridden.items()}
+        raise SettingsError(problems + explain(error, GatewaySettings, origins)) from None
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _with_overrides(
+    data: dict[Any, Any], env: Mapping[str, str], overridden: Mapping[str, tuple[str, ...]]
+) -> dict[Any, Any]:
+    merged = dict(data)
+    for name, (top, *rest) in overridden.items():
+        if not rest:
+            merged[top] = env[name]
+        elif isinstance(section := merged.get(top, {}), dict):  # else the section itself is the problem
+            merged[top] = {**section, rest[0]: env[name]}
+    return merged
+
+
+def _has_valid_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+def _refuse_repeats(field: str, values: list[str]) -> None:
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{field} given twice: {', '.join(repeated)}; each must be unique")

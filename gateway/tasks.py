@@ -1,0 +1,37 @@
+"""Background tasks that nobody awaits: kept alive, their failures logged, cancelled together on close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+_log = structlog.get_logger("kvgate.tasks")
+
+
+class Tasks:
+    """Owns background tasks. asyncio keeps only weak references to tasks; this keeps strong ones."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start `coroutine`; if it raises, the failure is logged under `name`."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("task failed", task=task.get_name(), error=repr(error))
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
