@@ -130,6 +130,7 @@ class Call:
             case "hang":
                 await hang()
             case "crash":
+                await asyncio.sleep(0)  # the loop may hold writes back until its turn is over
                 crash()
             case _:
                 await close_connection(self.request)

@@ -13,6 +13,7 @@ _TYPE_OF_STATUS = {
     500: "InternalServerError",
     501: "NotImplementedError",
 }
+_KNOWN_STATUSES = frozenset(HTTPStatus)
 
 
 @dataclass(slots=True)
@@ -38,7 +39,9 @@ class Refused(Exception):
     def _type(self) -> str:
         if self.type is not None:
             return self.type
-        return _TYPE_OF_STATUS.get(self.status) or HTTPStatus(self.status).phrase
+        if self.status in _TYPE_OF_STATUS:
+            return _TYPE_OF_STATUS[self.status]
+        return HTTPStatus(self.status).phrase if self.status in _KNOWN_STATUSES else "Error"
 
 
 def bad_request(message: str, param: str | None = None) -> Refused:

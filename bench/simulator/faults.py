@@ -30,6 +30,7 @@ from bench.simulator.errors import Refused, bad_request
 
 MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "unhealthy", "crash")
 _CRASH_STATUS = 3
+_HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
@@ -74,6 +75,8 @@ class Faults:
             raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
         count = fields.integer(body, "count", minimum=_UNTIL_CLEARED)
         status = fields.integer(body, "status", minimum=400) or 500
+        if status > _HIGHEST_STATUS:
+            raise bad_request(f"status must be at most {_HIGHEST_STATUS}, got {status}.", "status")
         fault = Fault(
             mode,
             1 if count is None else count,

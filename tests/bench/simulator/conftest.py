@@ -1,0 +1,88 @@
+"""A simulated replica on a free port, spoken to over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from bench.simulator.server import serving
+from bench.simulator.settings import SimSettings
+
+
+@dataclass
+class RunningReplica:
+    port: int
+    http: aiohttp.ClientSession
+    openai: openai.AsyncOpenAI
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        async with self.http.post(path, json=body, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> Any:
+        async with self.http.get(path) as response:
+            return await response.json()
+
+    async def chat(self, content: Any, **body: Any) -> dict[str, Any]:
+        """The answer of a chat request with one user message, which must succeed."""
+        messages = [{"role": "user", "content": content}]
+        status, answer = await self.post("/v1/chat/completions", {"model": "sim", "messages": messages, **body})
+        assert status == 200, answer
+        return answer
+
+    async def cached_tokens(self, content: Any, **body: Any) -> int:
+        answer = await self.chat(content, **body)
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    async def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = await self.get("/sim/state")
+        return state
+
+    async def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a /sim/state that meets the condition."""
+        for _ in range(1000):
+            if condition(state := await self.state()):
+                return state
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"did not come to pass: {state}")
+
+
+async def until_broken(response: aiohttp.ClientResponse) -> bytes:
+    """What came of a body that never ends."""
+    received = bytearray()
+    try:
+        async for chunk in response.content.iter_any():
+            received += chunk
+    except aiohttp.ClientError:
+        return bytes(received)
+    raise AssertionError("the body ended as it should")
+
+
+StartReplica = Callable[..., Awaitable[RunningReplica]]
+
+
+@pytest.fixture
+async def start_replica() -> AsyncIterator[StartReplica]:
+    """Starts replicas that run at full speed unless told; takes the fields of SimSettings."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> RunningReplica:
+            port = await stack.enter_async_context(serving(SimSettings(**{"speed": 0, **settings})))
+            url = f"http://127.0.0.1:{port}"
+            http = await stack.enter_async_context(aiohttp.ClientSession(url))
+            sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            return RunningReplica(port, http, await stack.enter_async_context(sdk))
+
+        yield start
+
+
+@pytest.fixture
+async def replica(start_replica: StartReplica) -> RunningReplica:
+    return await start_replica()
