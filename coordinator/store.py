@@ -83,10 +83,10 @@ class Store:
         """Count a placement's outcome: too many out of budget in a row and the connection is given up."""
         if error is None:
             self._misses = 0
-        elif isinstance(error, StoreLate):
+        elif isinstance(error, StoreLate | StoreRefused):
             self._misses += 1
             if self._misses >= self._settings.breaker_misses:
-                self._give_up(f"{self._misses} placements in a row got no reply within the budget")
+                self._give_up(f"{self._misses} placements in a row failed; the last: {error}")
 
     async def run(self) -> None:
         """Keep the store connected, beating for every pool, until cancelled."""

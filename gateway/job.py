@@ -141,6 +141,19 @@ def upstream_body(
     return head + (b"," if document else b"") + orjson.dumps(dict(added))[1:]
 
 
+def drop_media_ids(document: Mapping[str, Any]) -> bool:
+    """Drop every content part's client-chosen uuid, on paths whose prompt is not read: vLLM would take it for the
+    content's identity. Returns whether any was there."""
+    found = False
+    messages = document.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        parts = message.get("content") if isinstance(message, dict) else None
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and part.pop("uuid", None) is not None:
+                found = True
+    return found
+
+
 def usage_request(path: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The fields that make a stream end with its usage, and whether the client must not see that chunk."""
     if path not in _USAGE_PATHS or document.get("stream") is not True:

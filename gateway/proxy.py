@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from gateway.admission import Admission, Keyring
+from gateway.admission import Admission, Caller, Keyring
 from gateway.asgi import Body, ClientGone, Receive, Scope, Send, headers_of, request_id, send_error
 from gateway.attempt import Attempts
 from gateway.errors import ApiError
@@ -27,6 +27,8 @@ _log = structlog.get_logger("kvgate.proxy")
 
 CLIENT_GONE = 499
 """What a request whose client hung up counts as (nginx's convention)."""
+
+_LARGE_BYTES = 2**20
 
 Pin = Callable[[Job], Awaitable[None]]
 
@@ -64,17 +66,26 @@ class Proxy:
                 caller = self._keyring.identify(headers)
                 self._reader.refuse_denied(scope["path"])
                 data = await body.read(headers, receive)
-                job = self._reader.read(scope, headers, reply.request_id, caller, data)
+                job = await self._read(scope, headers, reply.request_id, caller, data)
                 await self._serve(job, receive, reply)
         except ApiError as error:
             await self._refuse(reply, error)
         except ClientGone:
             reply.status = CLIENT_GONE
             self._metrics.disconnects.inc()
+        except Exception as error:
+            _log.exception("unexpected failure", request_id=reply.request_id, error=type(error).__name__)
+            await self._refuse(reply, ApiError(500, "internal_error", "This gateway failed; its log says why."))
         finally:
             body.release()
             self._metrics.in_flight.dec()
             self._count(scope["path"], reply, time.perf_counter() - started)
+
+    async def _read(self, scope: Scope, headers: dict[str, str], request_id: str, caller: Caller, data: bytes) -> Job:
+        """Read the request; a large one beside the event loop, so that nobody else's tokens wait for it."""
+        if len(data) < _LARGE_BYTES:
+            return self._reader.read(scope, headers, request_id, caller, data)
+        return await asyncio.to_thread(self._reader.read, scope, headers, request_id, caller, data)
 
     async def _serve(self, job: Job, receive: Receive, reply: Reply) -> None:
         """Run the attempts, but stop at once when the client hangs up: the replica then aborts."""

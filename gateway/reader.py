@@ -13,6 +13,7 @@ from gateway.job import (
     PROMPT_PATHS,
     TRUSTED_FIELDS,
     Job,
+    drop_media_ids,
     model_of_form,
     parse_document,
     resolve_model,
@@ -81,7 +82,8 @@ class Reader:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
             job.headers["x-session-id"] = job.prompt.keys[-1]
-        job.body = upstream_body(job.body, document, self._removed, added, job.prompt.body_changed)
+        changed = job.prompt.body_changed or (job.path not in PROMPT_PATHS and drop_media_ids(document))
+        job.body = upstream_body(job.body, document, self._removed, added, changed)
 
     def prompt(self, path: str, document: dict[str, Any], served: Served, salt: str | None) -> Prompt:
         """The prompt's chain; empty on paths that carry none."""

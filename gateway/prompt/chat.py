@@ -7,7 +7,7 @@ from typing import Final
 from gateway.errors import bad_field
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import Json, list_at, object_at, sorted_json, utf8
-from gateway.prompt.parts import write_content_text, write_parts
+from gateway.prompt.parts import drop_uuids, write_content_text, write_parts
 from gateway.prompt.root import CHAT, EMBEDDING_CHAT, Engine, write_root, write_tools
 from gateway.prompt.writer import PromptWriter
 
@@ -36,6 +36,8 @@ def read_embedding_chat(
     flags = (("add_special_tokens", False), ("add_generation_prompt", False), ("continue_final_message", False))
     write_root(writer, engine, EMBEDDING_CHAT, body, flags)
     if isinstance(messages, list) and messages and isinstance(messages[0], list):
+        for conversation in messages[1:]:
+            drop_uuids(writer, conversation)
         messages, param = messages[0], f"{param}[0]"
     _write_conversation(writer, body, messages, param)
 

@@ -83,6 +83,15 @@ def write_content_text(writer: PromptWriter, role: str, text: Json, param: str) 
     return True
 
 
+def drop_uuids(writer: PromptWriter, messages: Json) -> None:
+    """Drop the clients' uuids from messages that are sent along but make no key."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                writer.drop_uuid(part)
+
+
 def _write_medium(writer: PromptWriter, part: dict[str, Json], kind: str, field: str, param: str) -> None:
     payload, at = part[field], f"{param}.{field}"
     if not field.endswith("_url"):

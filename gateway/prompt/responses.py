@@ -75,7 +75,7 @@ def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], p
             _assistant_turn(turns, param, joins=True).calls.append(call)
         case "reasoning":
             reasoning = _reasoning_text(item, param)
-            joins = bool(turns) and True
+            joins = bool(turns) and turns[-1].reasoning is None
             _assistant_turn(turns, param, joins=joins).reasoning = reasoning
         case "function_call_output" | "custom_tool_call_output":
             turn = Turn(Named("tool", param), call_id=Named(item.get("call_id"), f"{param}.call_id"))

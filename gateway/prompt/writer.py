@@ -72,7 +72,6 @@ class PromptWriter:
 
     def close_message(self, *, keyed: bool) -> None:
         """End a message, and where `keyed` a key."""
-        self._samples = False
         self.stream.framed(tags.MESSAGE_END)
         if keyed:
             self.stream.boundary()

@@ -1,0 +1,137 @@
+"""Chains: where the boundaries fall, what requests share, and how long a chain may grow."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.prompt import Prompt, PromptLimits, read_prompt
+from gateway.prompt import stream as tags
+from gateway.prompt.stream import MAX_KEYS, PromptStream, next_grid_bytes
+
+
+def read(body: dict[str, Any], **engine: Any) -> Prompt:
+    named = {"root_model": "base", "adapter": None, "cache_salt": None} | engine
+    return read_prompt("/v1/chat/completions", body, limits=PromptLimits(), **named)
+
+
+def chat(*messages: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": list(messages), **other}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+
+
+def grid_offsets(text_bytes: int) -> list[int]:
+    offsets, offset = [], next_grid_bytes(0)
+    while offset <= text_bytes:
+        offsets.append(offset)
+        offset = next_grid_bytes(offset)
+    return offsets
+
+
+def http_images(count: int) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": f"http://x/{number}"}} for number in range(count)]
+
+
+@given(st.integers(0, 5000), texts, texts)
+def test_a_changed_or_longer_suffix_changes_no_earlier_key(shared_bytes: int, one: str, other: str) -> None:
+    shared = "x" * shared_bytes
+    chains = []
+    for question in (one, other):
+        prompt = read(chat(user(shared + question)))
+        grid = zip(prompt.keys[:-1], prompt.text_bytes[:-1], strict=True)
+        chains.append([key for key, text_bytes in grid if text_bytes <= shared_bytes])
+    assert chains[0] == chains[1]
+    assert len(chains[0]) == sum(1 for _ in grid_offsets(shared_bytes))
+
+
+@given(st.lists(st.text(max_size=3000), max_size=6))
+def test_grid_boundaries_fall_at_the_same_text_offsets_however_the_text_is_cut(pieces: list[str]) -> None:
+    pieces = [piece.encode("utf-8", "ignore").decode() for piece in pieces]
+    stream = PromptStream()
+    for piece in pieces:
+        stream.text(piece.encode(), tags.TEXT)
+    stream.finish()
+    total = sum(len(piece.encode()) for piece in pieces)
+    assert [offset for offset in stream.text_bytes[:-1] if offset] == grid_offsets(total)
+
+
+def test_a_text_that_ends_on_a_grid_offset_has_its_key_before_anything_later_is_written() -> None:
+    grid_bytes = next_grid_bytes(0)
+    short, long = (read(chat(user("x" * size))) for size in (grid_bytes, grid_bytes + 1))
+    assert short.keys[0] == long.keys[0]
+    assert short.text_bytes[0] == grid_bytes
+
+
+def test_the_grid_is_as_fine_as_an_eighth_of_the_depth() -> None:
+    offsets = grid_offsets(1 << 20)
+    assert offsets[:3] == [256, 512, 768]
+    assert all(after - before <= max(256, before / 8) for before, after in pairwise(offsets))
+
+
+def test_a_long_chain_keeps_its_messages_and_every_second_grid_boundary() -> None:
+    prompt = read(chat(user("a"), user("x" * (64 << 20)), user("b")))
+    assert MAX_KEYS / 2 < len(prompt.keys) <= MAX_KEYS
+    assert prompt.text_bytes[0] == 1
+    assert prompt.text_bytes[1:-2] == grid_offsets(64 << 20)[1::2]
+    assert prompt.text_bytes[-2:] == [(64 << 20) + 1, (64 << 20) + 2]
+    assert read(chat(user("a"))).keys[0] == prompt.keys[0]
+
+
+def test_chains_thinned_differently_still_share_keys() -> None:
+    shared = "x" * (64 << 20)
+    thinned = read(chat(user(shared + "?")))
+    with_images = read(chat(user([{"type": "text", "text": shared}, *http_images(100)])))
+    assert len(with_images.keys) <= MAX_KEYS
+    shared_keys = set(thinned.keys) & set(with_images.keys)
+    assert len(shared_keys) >= len(grid_offsets(64 << 20)) // 8
+
+
+def test_more_images_than_keys_keep_the_deepest() -> None:
+    prompt = read(chat(user([{"type": "text", "text": "x" * 9000}, *http_images(200)])))
+    assert len(prompt.keys) == MAX_KEYS
+    assert prompt.image_counts == [*range(74, 201), 200]
+
+
+def test_only_the_last_sixteen_messages_end_a_key() -> None:
+    assert len(read(chat(*[user("hi")] * 16)).keys) == 16
+    assert len(read(chat(*[user("hi")] * 30)).keys) == 16
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"root_model": "other"},
+        {"adapter": "base"},
+        {"cache_salt": "base"},
+        {"adapter": "a", "cache_salt": "b"},
+        {"adapter": "b", "cache_salt": "a"},
+    ],
+)
+def test_another_engine_shares_no_key(different: dict[str, Any]) -> None:
+    body = chat(user("x" * 1000))
+    ours, theirs = read(body), read(body, **different)
+    assert not set(ours.keys) & set(theirs.keys)
+    assert ours.affinity != theirs.affinity
+
+
+def test_the_clients_own_salt_and_alias_are_not_read() -> None:
+    assert read({**chat(user("hi")), "model": "alias", "cache_salt": "x"}).keys == read(chat(user("hi"))).keys
+
+
+def test_large_tool_lists_have_boundaries_inside() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{number}", "description": "x" * 500}} for number in range(20)]
+    more = [*tools[:10], {"type": "function", "function": {"name": "other"}}]
+    ours, theirs = read(chat(user("hi"), tools=tools)), read(chat(user("hi"), tools=more))
+    shared = [at for key, at in zip(ours.keys, ours.text_bytes, strict=True) if key in theirs.keys]
+    assert shared
+    assert shared[-1] >= 5000 * 7 / 8

@@ -1,0 +1,59 @@
+"""What a replica says of itself, and what is made of servers that say it differently."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.discovery import EngineFacts, base_card, parse_metrics, parse_models
+
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2048"} 1.0
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+process_start_time_seconds 1.79524843804e+09
+"""
+
+
+def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
+    facts = parse_metrics(METRICS, None)
+    assert facts == EngineFacts(capacity_tokens=2048 * 16, started=f"{1795248438040:x}", engines=1)
+
+
+def test_two_engines_behind_one_address_are_seen() -> None:
+    second = METRICS.replace('engine="0"', 'engine="1"').replace("2048", "1024")
+    assert parse_metrics(METRICS + second, None).engines == 2
+    assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>not found</html>", "{}", "process_start_time_seconds soon", "vllm:cache_config_info 1"]
+)
+def test_anything_else_tells_nothing(text: str) -> None:
+    assert parse_metrics(text, None) == EngineFacts()
+
+
+def test_adapters_and_aliases_share_the_base_model() -> None:
+    cards = parse_models(
+        {
+            "data": [
+                {"id": "lora", "root": "/adapters/x", "parent": "served"},
+                {"id": "served", "root": "org/model", "parent": None},
+                {"id": "alias", "root": "org/model", "parent": None},
+            ]
+        }
+    )
+    base = base_card(cards)
+    assert base is not None
+    assert base.root == "org/model"
+    assert [card.parent for card in cards] == ["served", None, None]
+
+
+def test_a_server_without_roots_is_its_own_base() -> None:
+    (card,) = parse_models({"object": "list", "data": [{"id": "llama"}]})
+    assert (card.root, card.parent) == ("llama", None)
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"data": {}}, {"data": [1, {"id": 2}, {}]}, "x"])
+def test_what_lists_no_model_gives_none(document: object) -> None:
+    assert parse_models(document) == []
+    assert base_card([]) is None

@@ -1,0 +1,87 @@
+"""A stream's bytes go by; what is looked at, held back and taken out is tested here at every possible split."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from gateway.sse import EventRelay, error_event, event_data
+
+DONE = b"data: [DONE]\n\n"
+END = (b"data: [DONE]",)
+
+
+def chunk(content: str) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"delta": {"content": content}}]}) + b"\n\n"
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+STREAM = chunk("a") + chunk('say "usage" twice') + chunk("b") + USAGE + DONE
+
+
+def relay_in_pieces(pieces: list[bytes], strip_usage: bool = True) -> tuple[bytes, EventRelay]:
+    relay = EventRelay(strip_usage, END)
+    return b"".join(relay.feed(piece) for piece in pieces), relay
+
+
+@pytest.mark.parametrize("at", range(1, len(STREAM)))
+def test_wherever_the_bytes_are_split_the_client_gets_the_same_events(at: int) -> None:
+    relayed, relay = relay_in_pieces([STREAM[:at], STREAM[at:]])
+    assert relayed == chunk("a") + chunk('say "usage" twice') + chunk("b") + DONE
+    assert relay.document["usage"]["prompt_tokens"] == 7
+    assert relay.saw_end
+
+
+def test_byte_by_byte_nothing_is_lost() -> None:
+    relayed, relay = relay_in_pieces([bytes([byte]) for byte in STREAM], strip_usage=False)
+    assert relayed == STREAM
+    assert relay.saw_end
+
+
+def test_a_usage_chunk_that_the_client_asked_for_stays() -> None:
+    assert relay_in_pieces([STREAM], strip_usage=False)[0] == STREAM
+
+
+def test_usage_beside_content_is_read_and_not_taken_out() -> None:
+    event = b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":3}}\n\n'
+    relayed, relay = relay_in_pieces([event])
+    assert relayed == event
+    assert relay.document["usage"] == {"prompt_tokens": 3}
+
+
+def test_the_unfinished_end_of_an_event_is_held_back() -> None:
+    relay = EventRelay(False, END)
+    assert relay.feed(chunk("a") + b'data: {"cho') == chunk("a")
+    assert relay.feed(b'ices":[]}\n\n') == b'data: {"choices":[]}\n\n'
+
+
+def test_a_stream_that_stops_without_its_end_mark_is_not_complete() -> None:
+    _, relay = relay_in_pieces([chunk("a")])
+    assert not relay.saw_end
+
+
+def test_where_no_end_is_defined_every_end_will_do() -> None:
+    assert EventRelay(False, ()).saw_end
+
+
+def test_crlf_separated_events_are_events() -> None:
+    stream = STREAM.replace(b"\n\n", b"\r\n\r\n")
+    relayed, relay = relay_in_pieces([stream[:50], stream[50:]])
+    assert b"prompt_tokens" not in relayed
+    assert relay.saw_end
+
+
+def test_usage_nested_in_a_response_or_a_message_is_found() -> None:
+    completed = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5}}}\n\n'
+    started = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":6}}}\n\n'
+    assert (event_data(completed) or {})["usage"] == {"input_tokens": 5}
+    assert (event_data(started) or {})["usage"] == {"input_tokens": 6}
+
+
+@pytest.mark.parametrize("event", [b"data: [DONE]\n\n", b": comment\n\n", b"data: 3\n\n", b"event: x\n\n"])
+def test_events_without_a_json_object_carry_nothing(event: bytes) -> None:
+    assert event_data(event) is None
+
+
+def test_an_error_event_is_one_event() -> None:
+    assert event_data(error_event(b'{"error":{"code":"stream_broken"}}')) == {"error": {"code": "stream_broken"}}
