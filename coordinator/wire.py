@@ -69,7 +69,7 @@ class Wire:
                 await connection.connect()  # type: ignore[no-untyped-call]
         except (RedisError, OSError, TimeoutError) as error:
             await connection.disconnect(nowait=True)
-            raise StoreDown(f"cannot connect to Redis: {error}") from error
+            raise StoreDown(f"cannot connect to Redis: {str(error) or f'no answer within {connect_s:g} s'}") from error
         except asyncio.CancelledError:
             await connection.disconnect(nowait=True)
             raise

