@@ -103,8 +103,9 @@ class Store:
                 self._first_attempt.set()
                 await self._beat_until_broken(wire)
             finally:
+                self.reason = self.reason or "closing"
                 self._detach()
-                await wire.close(self.reason or "closing")
+                await wire.close(self.reason)
 
     async def _connect(self) -> Wire:
         self._broken.clear()

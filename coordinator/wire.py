@@ -63,6 +63,8 @@ class Wire:
         """Connect and authenticate within `connect_s` seconds, or raise StoreDown."""
         options: dict[str, Any] = dict(parse_url(url))
         connection_class: type[AbstractConnection] = options.pop("connection_class", Connection)
+        # Overdue replies are watched for by the store; redis-py's own timeout would cost a task for each write.
+        options.setdefault("socket_timeout", None)
         connection = connection_class(**options, protocol=2, socket_connect_timeout=connect_s)
         try:
             async with asyncio.timeout(connect_s):
@@ -136,6 +138,8 @@ class Wire:
         try:
             while True:
                 await self._wake.wait()
+                if self._broken is not None:  # not left to cancellation: redis-py's wait_for may swallow one
+                    return
                 self._wake.clear()
                 batch, self._outbox = self._outbox, []
                 await self._connection.send_packed_command([b"".join(batch)], check_health=False)
@@ -177,6 +181,7 @@ class Wire:
         if self._broken is not None:
             return
         self._broken = error
+        self._wake.set()
         for call in self._pending:
             if call.timer is not None:
                 call.timer.cancel()

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from coordinator.store import Store, StoreSettings
 from gateway.admission import Admission, Keyring
-from gateway.asgi import Receive, Scope, Send
+from gateway.asgi import Receive, Scope, Send, headers_of, request_id, with_request_id
 from gateway.attempt import Attempts
 from gateway.audit import Audit
 from gateway.control import Status, build_control
@@ -71,7 +71,7 @@ class Gateway:
             self.fleet,
             self.keyring,
             self.admission,
-            Explainer(self.reader, self.router, self.fleet),
+            Explainer(self.reader, self.router, self.fleet, responses.pin),
             self.metrics,
         )
 
@@ -98,11 +98,13 @@ class Gateway:
         if scope["type"] == "http" and _is_proxied(scope["path"]):
             await self.proxy(scope, receive, send)
         else:
-            await self.control(scope, receive, send)
+            await self.control(scope, receive, with_request_id(send, request_id(headers_of(scope))))
 
 
 def _is_proxied(path: str) -> bool:
-    return path in _BARE_PATHS or (path.startswith("/v1/") and not path.startswith(_CONTROL_PATHS))
+    return path in _BARE_PATHS or (
+        path.startswith("/v1/") and path not in _CONTROL_PATHS and not path.startswith("/v1/models/")
+    )
 
 
 class App:

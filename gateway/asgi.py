@@ -78,6 +78,17 @@ class Body:
         self.data = b""
 
 
+def with_request_id(send: Send, request_id: str) -> Send:
+    """`send`, adding x-request-id to the answer."""
+
+    async def send_with_id(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+        await send(message)
+
+    return send_with_id
+
+
 async def send_whole(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
     """An answer in one piece."""
     await send({"type": "http.response.start", "status": status, "headers": headers})

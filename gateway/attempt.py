@@ -147,6 +147,7 @@ class Attempts:
 
     def _failed(self, ticket: Ticket, reason: str) -> Failure:
         self._router.failed(ticket)
+        self._fleet.doubt(ticket.replica)
         return Failure(reason)
 
     async def _declined(self, ticket: Ticket, answer: Answer) -> Failure:
@@ -175,13 +176,13 @@ class Attempts:
                     await reply.more(ready)
                 chunk = await answer.next_chunk()
         except UpstreamError as error:
-            self._router.failed(ticket)
+            self._failed(ticket, error.reason)
             raise self._broken(error.reason) from error
-        except asyncio.CancelledError:
-            await reply.end_with_error(ApiError(503, "stream_interrupted", "The gateway stopped this stream."))
-            raise
+        rest = relay.finish()
         if not relay.saw_end:
             raise self._broken("ended early")
+        if rest:
+            await reply.more(rest)
         await reply.end()
         self._learn(job, ticket, relay.document)
 

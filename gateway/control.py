@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from coordinator.store import Store
 from gateway import __version__
 from gateway.admission import Admission, Keyring
-from gateway.asgi import Body, ClientGone, request_id
+from gateway.asgi import Body, ClientGone
 from gateway.errors import ApiError
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
@@ -129,9 +129,8 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
             body.release()
 
 
-async def _api_error(request: Request, error: ApiError) -> Response:
-    headers = {"x-request-id": request_id(dict(request.headers)), **error.headers}
-    return Response(error.body(), error.status, headers, "application/json")
+async def _api_error(_: Request, error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, "application/json")
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -17,22 +17,36 @@ from gateway.reader import Reader
 from gateway.routing.rendezvous import rendezvous_order
 from gateway.routing.router import Router
 
+_SCORE_FIELDS = ("queries", "data_1", "text_1")
+
+Pin = Callable[[Job], Awaitable[None]]
+
 
 def api_path(document: Mapping[str, Any], path: str | None) -> str:
     """The API a bare request body belongs to: as said, else by its fields."""
     if path:
         return path
     if "messages" in document:
-        return "/v1/chat/completions"
+        return "/v1/messages" if "system" in document else "/v1/chat/completions"
     if "query" in document:
         return "/v1/rerank"
-    return "/v1/responses" if "input" in document else "/v1/completions"
+    if not document.keys().isdisjoint(_SCORE_FIELDS):
+        return "/v1/score"
+    if "input" in document:
+        return "/v1/embeddings" if _is_plain_input(document["input"]) else "/v1/responses"
+    return "/v1/completions"
+
+
+def _is_plain_input(value: Any) -> bool:
+    """A list of texts or token ids: items of a response's input are objects."""
+    return isinstance(value, list) and not any(isinstance(item, dict) for item in value)
 
 
 class Explainer:
     """Answers explain requests."""
 
-    def __init__(self, reader: Reader, router: Router, fleet: Fleet) -> None:
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet, pin: Pin) -> None:
+        self._pin = pin
         self._reader = reader
         self._router = router
         self._fleet = fleet
@@ -54,6 +68,7 @@ class Explainer:
             policy=self._reader.policy(headers),
         )
         self._reader.fill(job, document)
+        await self._pin(job)
         assert job.prompt is not None
         pool = self._router.pool(job)
         answer: dict[str, Any] = {

@@ -48,6 +48,8 @@ class Member:
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
         """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
+        if known is not None and not self.alive:
+            return known.incarnation  # dying is not another life
         if self.facts.started:
             return self.facts.started
         if known is None or not known.incarnation.startswith(_LIFE):
@@ -138,10 +140,10 @@ class Fleet:
         for pool_name in {served.pool for served in self._served.values()}:
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self.members:
-                    self.members[record.replica] = Member(record.replica, record.url)
+                    self.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
-        if not member.cards or not member.alive or not self._store.is_up():
+        if not member.cards or not member.alive or member.failures or not self._store.is_up():
             return True
         return self._is_worker(member) or self._round % _DISCOVER_EVERY == 0
 
@@ -149,13 +151,26 @@ class Fleet:
         pool = self._store.pool(member.pool)
         return pool.fleet is not None and pool.fleet.worker == pool.gateway
 
+    def doubt(self, replica: str) -> None:
+        """A request to it broke: look at the next round whether it has restarted."""
+        member = self.members.get(replica)
+        if member is not None:
+            member.failures = max(member.failures, 1)
+
+    def _may_have_restarted(self, member: Member) -> bool:
+        """Whether something failed since it was last seen well, or others know it by another life."""
+        if not member.alive or member.failures:
+            return True
+        known = self._store.pool(member.pool).records.get(member.id)
+        return known is not None and known.incarnation != member.incarnation(known)
+
     async def _check(self, member: Member) -> None:
         was_alive = member.alive
         try:
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
-            if not was_alive or self._round % _DISCOVER_EVERY == 0:
+            if self._may_have_restarted(member) or self._round % _DISCOVER_EVERY == 0:
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
@@ -191,7 +206,8 @@ class Fleet:
             self._index()
 
     def _publish(self, member: Member) -> None:
-        """Register what was found: new to the store by any gateway, changes by the pool's worker alone."""
+        """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's
+        worker alone."""
         if not member.pool:
             return
         pool: Pool = self._store.pool(member.pool)
@@ -204,10 +220,12 @@ class Fleet:
             since_ms=known.since_ms if known else 0,
             url=member.url,
         )
-        if known is None:
-            pool.register(wanted, only_if_absent=True)
-        elif known != wanted and (self._is_worker(member) or not self._store.is_up()):
+        if known == wanted:
+            return
+        if self._is_worker(member) or not self._store.is_up():
             pool.register(wanted)
+        elif known is None or known.incarnation != wanted.incarnation:
+            pool.register(wanted, only_if_absent=True)
 
     def _index(self) -> None:
         names: dict[str, Served] = {}

@@ -17,6 +17,7 @@ import orjson
 from gateway.admission import Caller
 from gateway.errors import ApiError, bad_field
 from gateway.fleet import Fleet, Served
+from gateway.paths import stored_response
 from gateway.prompt import Prompt
 
 TRUSTED_FIELDS = ("session_id", "vllm_xargs", "kv_transfer_params")
@@ -83,6 +84,8 @@ def resolve_model(fleet: Fleet, document: Mapping[str, Any] | None, path: str) -
     name = document.get("model") if document is not None else None
     if name is None:
         only = fleet.only_pool()
+        if only is None and stored_response(path):  # whose pool it is in, its id will tell
+            only = next(iter(fleet.served.values()), None)
         if path in PROMPT_PATHS - _MODEL_OPTIONAL or (only is None and fleet.served):
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
         if only is None:
@@ -139,19 +142,6 @@ def upstream_body(
         return body
     head = body.rstrip()[:-1].rstrip()
     return head + (b"," if document else b"") + orjson.dumps(dict(added))[1:]
-
-
-def drop_media_ids(document: Mapping[str, Any]) -> bool:
-    """Drop every content part's client-chosen uuid, on paths whose prompt is not read: vLLM would take it for the
-    content's identity. Returns whether any was there."""
-    found = False
-    messages = document.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        parts = message.get("content") if isinstance(message, dict) else None
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and part.pop("uuid", None) is not None:
-                found = True
-    return found
 
 
 def usage_request(path: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

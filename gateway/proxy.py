@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -73,9 +74,19 @@ class Proxy:
         except ClientGone:
             reply.status = CLIENT_GONE
             self._metrics.disconnects.inc()
+        except asyncio.CancelledError:
+            # The grace period is over: this is the answer, and nothing is left that could be cancelled.
+            await self._refuse(reply, ApiError(503, "shutting_down", "This gateway stopped before it could finish."))
         except Exception as error:
-            _log.exception("unexpected failure", request_id=reply.request_id, error=type(error).__name__)
-            await self._refuse(reply, ApiError(500, "internal_error", "This gateway failed; its log says why."))
+            # Where, not what: an exception's text may hold a piece of the prompt.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            _log.error(
+                "unexpected failure",
+                request_id=reply.request_id,
+                error=type(error).__name__,
+                at=f"{place.filename}:{place.lineno}",
+            )
+            await self._refuse(reply, ApiError(500, "internal_error", "This gateway failed; its log says where."))
         finally:
             body.release()
             self._metrics.in_flight.dec()

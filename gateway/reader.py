@@ -9,11 +9,11 @@ from gateway.admission import Caller, Keyring
 from gateway.asgi import Scope
 from gateway.errors import ApiError, bad_field
 from gateway.fleet import Fleet, Served
+from gateway.form import is_form, without_fields
 from gateway.job import (
     PROMPT_PATHS,
     TRUSTED_FIELDS,
     Job,
-    drop_media_ids,
     model_of_form,
     parse_document,
     resolve_model,
@@ -21,10 +21,16 @@ from gateway.job import (
     upstream_headers,
     usage_request,
 )
+from gateway.media import guard_media
+from gateway.paths import is_denied, is_plain, upstream_target
 from gateway.prompt import Prompt, PromptLimits, TokenEstimator, read_prompt
 from gateway.settings import GatewaySettings
 
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
+
+
+# Of a batch of conversations to embed, only the first is read.
+_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings"}
 
 
 class Reader:
@@ -45,26 +51,26 @@ class Reader:
 
     def refuse_denied(self, path: str) -> None:
         """Raises a 404 for the paths that must never reach a replica."""
-        if path.rstrip("/") in self._denied:
+        if is_denied(path, self._denied) or not is_plain(path):
             raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
 
     def read(self, scope: Scope, headers: Mapping[str, str], request_id: str, caller: Caller, body: bytes) -> Job:
         """Read one request. Raises ApiError naming the field that is wrong."""
         method, path = scope["method"], scope["path"]
-        query = scope["query_string"].decode("latin-1")
         document = self._document(method, path, headers, body)
+        as_form = _is_form(path, headers)
         job = Job(
             id=request_id,
             method=method,
             path=path,
-            target=scope["raw_path"].decode("latin-1") + (f"?{query}" if query else ""),
+            target=upstream_target(path, scope["query_string"]),
             caller=caller,
-            body=body,
+            body=without_fields(headers["content-type"], body, self._removed) if as_form else body,
             served=resolve_model(self._fleet, document, path),
             policy=self.policy(headers),
             headers=upstream_headers(headers, request_id, pass_authorization=not self._keyring.has_keys),
         )
-        if document and not _is_form(headers):
+        if document and not as_form:
             self.fill(job, document)
         return job
 
@@ -77,19 +83,19 @@ class Reader:
         job.stream = document.get("stream") is True
         if job.path == "/v1/responses":
             job.previous_response_id = _previous_response(document)
+        had_media_ids = job.path not in _READ_IN_FULL and guard_media(document, self._limits)
         job.prompt = self.prompt(job.path, document, job.served, salt)
         if job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
             job.headers["x-session-id"] = job.prompt.keys[-1]
-        changed = job.prompt.body_changed or (job.path not in PROMPT_PATHS and drop_media_ids(document))
-        job.body = upstream_body(job.body, document, self._removed, added, changed)
+        job.body = upstream_body(job.body, document, self._removed, added, job.prompt.body_changed or had_media_ids)
 
     def prompt(self, path: str, document: dict[str, Any], served: Served, salt: str | None) -> Prompt:
         """The prompt's chain; empty on paths that carry none."""
         return read_prompt(
             path,
-            document,
+            document if document.get("model") is not None else {**document, "model": served.root_model},
             root_model=served.root_model,
             adapter=served.adapter,
             cache_salt=salt,
@@ -117,7 +123,7 @@ class Reader:
         return wanted
 
     def _document(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> dict[str, Any] | None:
-        if _is_form(headers):
+        if _is_form(path, headers):
             return model_of_form(body)
         if path in PROMPT_PATHS and method != "POST":
             raise ApiError(405, "method_not_allowed", f"{path} takes POST.", headers={"allow": "POST"})
@@ -131,5 +137,6 @@ def _previous_response(document: Mapping[str, Any]) -> str:
     return given or ""
 
 
-def _is_form(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").startswith("multipart/form-data")
+def _is_form(path: str, headers: Mapping[str, str]) -> bool:
+    """A form, where there can be one: a prompt's JSON is read as such whatever it is called."""
+    return path not in PROMPT_PATHS and is_form(headers.get("content-type", ""))

@@ -9,12 +9,12 @@ from coordinator import responses as stored
 from coordinator.errors import StoreError
 from coordinator.store import Store
 from gateway.errors import ApiError
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, Served
 from gateway.job import Job
+from gateway.paths import stored_response
 from gateway.routing.router import Ticket
 
 _PATH = "/v1/responses"
-_BY_ID = re.compile(r"/v1/responses/([^/]+)(?:/cancel|/input_items)?")
 _ID_IN_EVENT = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
 
 
@@ -27,13 +27,13 @@ class Responses:
 
     async def pin(self, job: Job) -> None:
         """Pin a request that names a stored response. Raises a 404 when nobody here has it."""
-        by_id = _BY_ID.fullmatch(job.path)
-        wanted = by_id[1] if by_id else job.previous_response_id
+        by_id = stored_response(job.path)
+        wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
         if wanted:
-            job.pinned, job.served = await self._find(job, wanted)
+            job.pinned, job.served = await self._find(job, wanted, param)
 
-    async def _find(self, job: Job, response_id: str) -> tuple[str, Any]:
-        """The replica that made it, and what that replica serves."""
+    async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, Served]:
+        """The replica that made it, and what that replica serves; `param` names the id in errors."""
         try:
             for served in {one.pool: one for one in self._fleet.served.values()}.values():
                 pool = self._store.pool(served.pool)
@@ -43,17 +43,22 @@ class Responses:
                 record = pool.records.get(found[0])
                 if record is None or record.incarnation != found[1]:
                     message = "The replica that kept this response has restarted or left."
-                    raise ApiError(404, "response_lost", message, "response_id")
-                return found[0], served
+                    raise ApiError(404, "response_lost", message, param)
+                return found[0], self._served_by(found[0], served)
         except StoreError:
             raise ApiError(
                 409,
                 "response_unreachable",
                 "Stored responses cannot be found while the shared store is away. Retry shortly.",
-                "response_id",
+                param,
                 {"retry-after": "1"},
             ) from None
-        raise ApiError(404, "response_not_found", "No response with this id is known here.", "response_id")
+        raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
+
+    def _served_by(self, replica: str, served: Served) -> Served:
+        """A name of the same pool that this replica serves: an adapter may be loaded on others only."""
+        names = self._fleet.served.values()
+        return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)
 
     def notice(self, job: Job, ticket: Ticket, events: bytes) -> None:
         """Remember a streamed response by the first events that name it."""

@@ -14,6 +14,7 @@ import uvicorn
 
 from gateway.app import App
 from gateway.logs import configure
+from gateway.protocol import HttpProtocol
 from gateway.settings import GatewaySettings
 
 _BACKLOG = 2048
@@ -27,7 +28,7 @@ class _Server(uvicorn.Server):
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not uvicorn's own: that raises the signal again after a clean shutdown, and the exit code would say killed."""
+        """Not uvicorn's own: that raises the signal again after a clean stop, and the exit code would say killed."""
         if self._app.gateway is not None:
             self._app.gateway.status.is_draining = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -57,7 +58,7 @@ def serve(settings: GatewaySettings) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -32,7 +32,14 @@ class EventRelay:
             self._tail = data
             return b""
         self._tail = data[end:]
-        ready = data if end == len(data) else data[:end]
+        return self._passed(data if end == len(data) else data[:end])
+
+    def finish(self) -> bytes:
+        """At a clean end: the last event, of a server that leaves out the blank line behind it."""
+        rest, self._tail = self._tail, b""
+        return self._passed(rest) if rest else b""
+
+    def _passed(self, ready: bytes) -> bytes:
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if not self.saw_end:

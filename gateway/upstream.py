@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 from multidict import CIMultiDictProxy
+from yarl import URL
 
 from gateway.settings import TimeoutSettings
 
@@ -93,9 +94,10 @@ class Upstream:
         )
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send one request and wait for the answer's headers. Raises UpstreamError."""
+        """Send one request and wait for the answer's headers; `url` goes out as it stands. Raises UpstreamError."""
+        target = URL(url, encoded=True)
         try:
-            response = await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+            response = await self._session.request(method, target, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise _translated(error) from error
         return Answer(response)

@@ -166,7 +166,8 @@ end
 
 -- The claims: every key deeper than what the replica already owns. Above `top` no key exists, so the cap on
 -- owners is only asked below it. A copy of a full key is not recorded: its credit is lost, nothing else.
-local now_text = string.format('%d', now)
+local since_ms = tonumber(since[replica])
+local now_text = string.format('%d', math.max(now, since_ms))
 local claimed_from, claimed_tokens = 0, 0
 local function is_claimable(index, key)
   if index > top then
@@ -205,7 +206,7 @@ if matched > 0 then
   local counted = matched < count and seed % HIT_SAMPLE == 0
   if now - last_use > TOUCH_MS then
     touch, used = 1, now_text
-    if last_use < tonumber(since[replica]) then -- claimed in an earlier life of the same name: counted from now on
+    if last_use < since_ms then -- claimed in an earlier life of the same name: counted from now on
       redis.call('HINCRBY', KEYS[5], replica, tonumber(string.match(head, '%d+$')))
     end
   end

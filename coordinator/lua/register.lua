@@ -4,18 +4,22 @@
 --
 -- KEYS[1] replicas   KEYS[2] active   KEYS[3] backlog_tokens   KEYS[4] owned_tokens   KEYS[5] breakers
 -- ARGV[1] replica   ARGV[2] incarnation   ARGV[3] state ("ready" | "dead")   ARGV[4] capacity_tokens (0: unknown)
--- ARGV[5] url   ARGV[6] "1": only if no record stands (a gateway that returns must not undo what it missed), else "0"
+-- ARGV[5] url   ARGV[6] "1": only if no record stands, or one of an earlier life (a gateway that returns must not
+-- undo what it missed), else "0". Lives are told apart where they are an engine's start time, in hex.
 -- Returns "same", "changed" or "new".
 
 -- include time
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
-if record and ARGV[6] == '1' then
-  return 'same'
-end
 local incarnation, since_ms
 if record then
   incarnation, since_ms = string.match(record, '^(%S+) %S+ %S+ (%S+)')
+end
+if record and ARGV[6] == '1' then
+  local stands, started = tonumber(incarnation, 16), tonumber(ARGV[2], 16)
+  if stands == nil or started == nil or started <= stands then
+    return 'same'
+  end
 end
 local status = 'changed'
 if incarnation ~= ARGV[2] then

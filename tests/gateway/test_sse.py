@@ -60,6 +60,13 @@ def test_a_stream_that_stops_without_its_end_mark_is_not_complete() -> None:
     assert not relay.saw_end
 
 
+def test_a_last_event_without_its_blank_line_is_kept() -> None:
+    relay = EventRelay(True, END)
+    assert relay.feed(chunk("a") + DONE.rstrip()) == chunk("a")
+    assert relay.finish() == DONE.rstrip()
+    assert relay.saw_end
+
+
 def test_where_no_end_is_defined_every_end_will_do() -> None:
     assert EventRelay(False, ()).saw_end
 

@@ -1,0 +1,36 @@
+"""Media in requests whose prompt is not read in full: no id of the client's own, no host that is not allowed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.prompt import PromptLimits
+from gateway.prompt.images import media_url_digest
+
+_URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
+
+
+def guard_media(document: dict[str, Any], limits: PromptLimits) -> bool:
+    """Drop the `uuid` of every part of `document`, wherever it is; true if there was one. Raises a 400 for a URL on
+    a host that is not allowed. Iterative: a body may be nested as deeply as its parser allows."""
+    changed = False
+    waiting: list[Any] = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            if "uuid" in value and ("type" in value or not _URL_FIELDS.isdisjoint(value)):
+                del value["uuid"]
+                changed = True
+            waiting += value.values()
+            if limits.image_hosts:
+                _check_hosts(value, limits)
+    return changed
+
+
+def _check_hosts(part: dict[str, Any], limits: PromptLimits) -> None:
+    for name in _URL_FIELDS & part.keys():
+        url = part[name]
+        if isinstance(url, str) and url[:4].lower() == "http":
+            media_url_digest(url, name, limits)

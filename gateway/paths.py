@@ -1,0 +1,40 @@
+"""Which paths may reach a replica, and how they are spelled there.
+
+A path is judged and sent on in one form: decoded once, as ASGI gives it, then encoded again. What `..`, `//`, a
+backslash or a second layer of escapes means differs between the clients and servers on the way (aiohttp's client
+resolves `..` by itself), so a path with any of them goes nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from urllib.parse import quote
+
+_AMBIGUOUS = re.compile(r"//|/\.{1,2}(?:/|\Z)|/\Z|[\x00-\x1f\x7f\\%]")
+_BY_RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/.*)?")
+_SAFE_IN_PATH = "/:@!$&'()*+,;=~"
+_SAFE_IN_QUERY = _SAFE_IN_PATH + "?%[]"
+
+
+def is_plain(path: str) -> bool:
+    """Whether everybody on the way reads this decoded path alike."""
+    return _AMBIGUOUS.search(path) is None
+
+
+def is_denied(path: str, denied: Iterable[str]) -> bool:
+    """Whether a path is one of `denied`, or lies below one; in any case of its letters."""
+    folded = path.casefold()
+    return any(folded == one or folded.startswith(one + "/") for one in (one.rstrip("/").casefold() for one in denied))
+
+
+def upstream_target(path: str, query: bytes) -> str:
+    """Path and query as a replica gets them: what was judged is what is sent."""
+    target = quote(path, safe=_SAFE_IN_PATH)
+    return f"{target}?{quote(query, safe=_SAFE_IN_QUERY)}" if query else target
+
+
+def stored_response(path: str) -> str:
+    """The id of the stored response that a path is about; empty where it is about none."""
+    found = _BY_RESPONSE.fullmatch(path)
+    return found[1] if found else ""

@@ -1,0 +1,111 @@
+"""Clusters of real processes, started once for all API tests: every test sends prompts that no other test sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bench.cluster import Cluster, running_cluster
+from tests.api.stage import Stage, api_key, running_gateway, running_sims, sdk
+
+# What these tests are not about: a Redis that has to wait for a core, and replicas that are left alone for a while
+# because a test made them fail.
+PATIENT: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000}}
+OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug"}}
+GUARDED: dict[str, Any] = {
+    **PATIENT,
+    "security": {
+        "api_keys": [
+            api_key("alice", "research"),
+            api_key("anna", "research"),
+            api_key("bob", "sales"),
+            api_key("root", "operations", admin=True),
+        ],
+        "cache_salt_secret": "canary-cache-salt-secret",
+        "image_hosts": ["images.example", "10.1.2.3"],
+    },
+    "log": {"level": "debug"},
+}
+
+
+@pytest.fixture(scope="session")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def open_cluster() -> Iterator[Cluster]:
+    """Without keys: two gateways, three replicas."""
+    with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=OPEN) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def guarded_cluster() -> Iterator[Cluster]:
+    """With keys of three tenants, alice and anna in one of them, and an admin."""
+    with running_cluster(gateways=2, replicas=2, replica_arguments=("--speed", "0"), config=GUARDED) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def stage(open_cluster: Cluster, http: httpx.Client) -> Stage:
+    return Stage(open_cluster.gateway_urls, open_cluster.replicas, http)
+
+
+@pytest.fixture(scope="session")
+def guarded(guarded_cluster: Cluster, http: httpx.Client) -> Stage:
+    return Stage(guarded_cluster.gateway_urls, guarded_cluster.replicas, http)
+
+
+@pytest.fixture(scope="session")
+def sharing(guarded_cluster: Cluster, guarded: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The guarded cluster's replicas behind a gateway whose tenants trust each other."""
+    security = {**GUARDED["security"], "share_cache": True, "expose_decisions": True, "allow_priority": True}
+    folder = tmp_path_factory.mktemp("sharing")
+    with running_gateway(folder, guarded_cluster.redis_url, guarded.sims, {"security": security}) as url:
+        yield replace(guarded, gateways=[url])
+
+
+@pytest.fixture(scope="session")
+def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Three base models: `a` on m0 and m1, of which m1 alone has the adapter `a-french`; `b` on m2; and `slow`, which
+    takes its time, on m3."""
+    folder = tmp_path_factory.mktemp("mixed")
+    models = {
+        "m0": ("--model", "org/a", "--served-name", "a"),
+        "m1": ("--model", "org/a", "--served-name", "a", "--adapter", "a-french"),
+        "m2": ("--model", "org/b", "--served-name", "b"),
+        "m3": ("--model", "org/slow", "--served-name", "slow", "--speed", "1"),
+    }
+    with (
+        running_sims(folder, models) as sims,
+        running_gateway(folder, open_cluster.redis_url, sims, {}) as url,
+    ):
+        yield Stage([url], sims, http)
+
+
+@pytest.fixture(scope="session")
+def client(stage: Stage) -> Iterator[openai.OpenAI]:
+    """The official SDK on the first gateway."""
+    with sdk(stage.gateways[0]) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def other_client(stage: Stage) -> Iterator[openai.OpenAI]:
+    """The official SDK on the second gateway."""
+    with sdk(stage.gateways[1]) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(stage: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = stage.gateways[0]
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client

@@ -1,0 +1,99 @@
+"""A replica that is not vLLM: it answers every request with what it was sent, and with headers of its own making."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+from bench.cluster import SimReplica
+
+MODEL = "echo"
+FORGED_HEADERS = {
+    "Set-Cookie": "session=1",
+    "X-Kvgate-Replica": "forged",
+    "X-Kvgate-Decision": "forged",
+    "X-Request-Id": "forged",
+    "X-Of-The-Replica": "kept",
+}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request as it arrived at the replica."""
+
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def form(self) -> dict[str, bytes]:
+        """The fields of a multipart form, read by another parser than the gateway's."""
+        head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
+        parts = message_from_bytes(head + self.body).get_payload()
+        return {part.get_param("name", header="content-disposition"): part.get_payload(decode=True) for part in parts}  # type: ignore
+
+
+def sent(answer: httpx.Response) -> Sent:
+    """What the gateway sent for the request that was answered so."""
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    return Sent(document["target"], document["headers"], bytes.fromhex(document["body"]))
+
+
+class _Echo(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._answer({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        else:
+            self._echo()
+
+    def do_POST(self) -> None:
+        self._echo()
+
+    def _echo(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        assert len(headers) == len(self.headers), "a header was sent twice"
+        self._answer({"target": self.path, "headers": headers, "body": body.hex()})
+
+    def _answer(self, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        for name, value in FORGED_HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Silent: pytest shows what matters."""
+
+
+@contextmanager
+def running_echo(replica: str) -> Iterator[SimReplica]:
+    """The echo under a replica's id, in a thread of the test's process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield SimReplica(replica, server.server_address[1], (), None)  # type: ignore[arg-type]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

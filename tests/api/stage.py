@@ -1,0 +1,230 @@
+"""What the API tests stand on: a running cluster, spoken to over HTTP, and what its replicas saw."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.cluster import SimReplica, free_ports
+from tests.polling import eventually
+
+Json = dict[str, Any]
+
+_serial = itertools.count(1)
+
+
+def fresh(what: str = "subject") -> str:
+    """A word that no other test has sent."""
+    return f"{what}-{next(_serial):06d}"
+
+
+def text(size_bytes: int = 4000) -> str:
+    """A text that shares no prefix with any other test's."""
+    word = fresh()
+    return (f"{word} " * (size_bytes // (len(word) + 1) + 1))[:size_bytes]
+
+
+def user(content: Any) -> Any:
+    """A conversation of one user message."""
+    return [{"role": "user", "content": content}]
+
+
+def chat_body(content: Any, **fields: Any) -> Json:
+    return {"model": "sim", "max_tokens": 4, "messages": user(content), **fields}
+
+
+@dataclass
+class Stage:
+    """Some gateways in front of some replicas. Answers of any status come back; tests say which they expect."""
+
+    gateways: list[str]
+    sims: list[SimReplica]
+    http: httpx.Client
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every request, under the test's own."""
+
+    def post(self, path: str, body: Any = None, gateway: int = 0, **request: Any) -> httpx.Response:
+        if body is not None:
+            request["json"] = body
+        return self.send("POST", path, gateway, **request)
+
+    def get(self, path: str, gateway: int = 0, **request: Any) -> httpx.Response:
+        return self.send("GET", path, gateway, **request)
+
+    def send(self, method: str, path: str, gateway: int = 0, **request: Any) -> httpx.Response:
+        headers = {**self.headers, **request.pop("headers", {})}
+        return self.http.request(method, self.gateways[gateway] + path, headers=headers, **request)
+
+    def chat(self, content: Any, gateway: int = 0, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        """A chat request that must succeed."""
+        answer = self.post("/v1/chat/completions", chat_body(content, **fields), gateway, headers=headers or {})
+        assert answer.status_code == 200, answer.text
+        return Answer(answer)
+
+    def explain(self, body: Any, gateway: int = 0, path: str | None = None, **request: Any) -> Json:
+        query = {"path": path} if path else {}
+        answer = self.post("/v1/route/explain", body, gateway, params=query, **request)
+        assert answer.status_code == 200, answer.text
+        explained: Json = answer.json()
+        return explained
+
+    def seen(self, answer: httpx.Response) -> Json:
+        """What the replica says of the request that this answers, with the replica's id as `replica`."""
+        request_id = answer.headers["x-request-id"]
+        for sim in self.sims:
+            for request in self.state_of(sim)["recent"]:
+                if request["request_id"] == request_id:
+                    return {"replica": sim.id, **request}
+        raise AssertionError(f"no replica saw request {request_id}")
+
+    def requests_seen(self) -> int:
+        """Inference requests that reached any replica."""
+        return self.counted("requests")
+
+    def counted(self, name: str) -> int:
+        """One of the counts in /sim/state, over all replicas."""
+        return sum(self.state_of(sim)[name] for sim in self.sims)
+
+    def state_of(self, sim: SimReplica) -> Json:
+        state: Json = self.http.get(f"{sim.url}/sim/state").raise_for_status().json()
+        return state
+
+    def sample(self, name: str, gateway: int = 0, **labels: str) -> float:
+        """A metric's value, summed over the samples that have these labels."""
+        families = text_string_to_metric_families(self.get("/metrics", gateway).text)
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    @contextmanager
+    def failing(self, mode: str, **details: Any) -> Iterator[None]:
+        """Every replica fails like this until the end."""
+        try:
+            self._fail({"mode": mode, "count": -1, **details})
+            yield
+        finally:
+            self._fail({"mode": "none"})
+
+    def _fail(self, how: Json) -> None:
+        for sim in self.sims:
+            self.http.post(f"{sim.url}/sim/fail", json=how).raise_for_status()
+
+
+class Answer:
+    """A successful completion's answer, and where it came from."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self.body: Json = response.json()
+
+    @property
+    def replica(self) -> str:
+        return str(self.response.headers["x-kvgate-replica"])
+
+    @property
+    def matched_tokens(self) -> int:
+        return int(self.response.headers["x-kvgate-matched-tokens"])
+
+    @property
+    def cached_tokens(self) -> int:
+        return int(self.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self.body["usage"]["prompt_tokens"])
+
+    @property
+    def decision(self) -> str:
+        return str(self.response.headers["x-kvgate-decision"])
+
+
+def error_of(answer: httpx.Response) -> Json:
+    """The error in an answer, which must have OpenAI's shape."""
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert list(body) == ["error"], body
+    error: Json = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}, error
+    assert error["message"]
+    assert isinstance(error["code"], str)
+    return error
+
+
+def sdk(url: str, api_key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=20)
+
+
+def api_key(name: str, tenant: str, **fields: Any) -> Json:
+    """The configuration of a key whose secret is `secret-<name>`."""
+    digest = hashlib.sha256(f"secret-{name}".encode()).hexdigest()
+    return {"name": name, "tenant": tenant, "sha256": digest, **fields}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer secret-{name}"}
+
+
+@contextmanager
+def running_sims(folder: Path, arguments: Mapping[str, Sequence[str]]) -> Iterator[list[SimReplica]]:
+    """Simulated replicas by id, without delays."""
+    ports = free_ports(len(arguments))
+    sims = [
+        SimReplica(name, port, ("--speed", "0", *own), folder / f"{name}.log")
+        for port, (name, own) in zip(ports, arguments.items(), strict=True)
+    ]
+    with ExitStack() as stack:
+        for sim in sims:
+            sim.start()
+            stack.callback(sim.kill)
+        yield sims
+
+
+@contextmanager
+def running_gateway(
+    folder: Path, redis_url: str, sims: Sequence[SimReplica], config: Json, wait: bool = True
+) -> Iterator[str]:
+    """One more gateway, with a configuration of its own; gives its URL once it is ready (or, told not to `wait` for
+    that, once it answers)."""
+    port = free_ports(1)[0]
+    file = folder / f"gateway-{port}.yaml"
+    replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
+    network = {"id": f"gw-{port}", "host": "127.0.0.1", "port": port, "redis": {"url": redis_url, "budget_ms": 500}}
+    file.write_text(yaml.safe_dump({"replicas": replicas, **network, **config}))
+    command = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config", str(file))
+    url = f"http://127.0.0.1:{port}"
+    with (folder / f"gateway-{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: _answers(url + ("/ready" if wait else "/health")))
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+    """The first true value of `condition`, for tests that are not coroutines."""
+    return asyncio.run(eventually(condition, within_s))
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False

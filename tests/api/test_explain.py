@@ -1,0 +1,151 @@
+"""POST /v1/route/explain: what would be decided, and why; and nothing comes of asking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from bench.cluster import Cluster
+from tests.api.stage import Json, Stage, chat_body, error_of, fresh, text, user, wait_until
+from tests.bench.simulator.pictures import data_url
+
+COSTS = {"active", "backlog_tokens", "owned_tokens", "capacity_tokens", "matched_tokens", "charged_tokens"} | {
+    "displaced_tokens",
+    "load_tokens",
+    "cost",
+    "guarded",
+    "matched_keys",
+    "replica",
+}
+
+
+def bodies() -> dict[str, Json]:
+    """A request of every kind, under the path it belongs to; none was ever sent before."""
+    source = {"type": "base64", "data": data_url(60, (320, 320)).partition(",")[2]}
+    picture = {"type": "image_url", "image_url": {"url": data_url(61, (320, 320))}}
+    return {
+        "/v1/chat/completions": {"messages": user([{"type": "text", "text": text()}, picture])},
+        "/v1/completions": {"prompt": text()},
+        "/v1/embeddings": {"input": [text(), "two"]},
+        "/v1/responses": {"input": user(text())},
+        "/v1/messages": {
+            "system": text(),
+            "max_tokens": 3,
+            "messages": user([{"type": "image", "source": source}, {"type": "text", "text": "What?"}]),
+        },
+        "/tokenize": {"messages": user(text())},
+        "/v1/rerank": {"query": text(), "documents": ["one", "two"]},
+        "/v1/score": {"text_1": text(), "text_2": ["one", "two"]},
+    }
+
+
+@pytest.mark.parametrize("path", list(bodies()))
+def test_it_names_the_replica_that_place_then_takes(stage: Stage, path: str) -> None:
+    body = {"model": "sim", **bodies()[path]}
+    first = stage.post(path, body).headers["x-kvgate-replica"]
+    explained = stage.explain(body, gateway=1, path=path)
+    assert explained["path"] == path
+    assert explained["choice"]["replica"] == first
+    assert explained["choice"]["why"] == "hit"
+    # How long a token is, each gateway learns for itself.
+    foretold = stage.explain(body, path=path)["choice"]["matched_tokens"]
+    placed = stage.post(path, body).headers
+    assert int(placed["x-kvgate-matched-tokens"]) == foretold > 0
+    assert placed["x-kvgate-replica"] == first
+
+
+@pytest.mark.parametrize("path", [path for path in bodies() if path != "/tokenize"])
+def test_a_bodys_api_is_known_by_its_fields(stage: Stage, path: str) -> None:
+    assert stage.explain({"model": "sim", **bodies()[path]})["path"] == path
+
+
+def test_it_shows_every_replicas_cost_with_its_terms(stage: Stage) -> None:
+    context = text(6000)
+    owner = stage.chat(context).replica
+    explained = stage.explain(chat_body(context + " And now?"))
+    assert explained["store"] == "up"
+    assert [one["replica"] for one in explained["replicas"]] == ["r0", "r1", "r2"]
+    assert all(one.keys() == COSTS for one in explained["replicas"])
+    costs = {one["replica"]: one["cost"] for one in explained["replicas"]}
+    assert min(costs, key=lambda replica: costs[replica]) == owner == explained["choice"]["replica"]
+    assert explained["prompt_tokens"] >= explained["choice"]["matched_tokens"] > 1000
+
+
+def test_it_shows_the_chain_with_owners_and_images(stage: Stage) -> None:
+    picture = {"type": "image_url", "image_url": {"url": data_url(62)}}
+    content = [{"type": "text", "text": text(1000)}, picture, {"type": "text", "text": text(1000)}]
+    owner = stage.chat(content).replica
+    chain = stage.explain(chat_body([*content, {"type": "text", "text": fresh()}]))["chain"]
+    assert [len(link["key"]) for link in chain] == [32] * len(chain)
+    assert [link["tokens"] for link in chain] == sorted(link["tokens"] for link in chain)
+    assert (chain[0]["images"], chain[-1]["images"]) == (0, 1)
+    owners = [[one["replica"] for one in link["owners"]] for link in chain]
+    assert owners[0] == [owner]
+    assert owners[-1] == []
+    assert chain[0]["owners"][0]["kind"] == "claim"
+
+
+def test_it_writes_nothing_and_asks_no_replica(stage: Stage, open_cluster: Cluster) -> None:
+    context = text()
+    stage.chat(context)
+    body = chat_body(context + " More?")
+    seen = stage.requests_seen()
+    with redis.Redis.from_url(open_cluster.redis_url) as store:
+        before = wait_until(lambda: _contents_at_rest(store))
+        for policy in ("prefix_kv_aware", "round_robin", "consistent_hash"):
+            stage.explain(body, headers={"x-kvgate-policy": policy})
+        assert _contents(store) == before
+    assert stage.requests_seen() == seen
+
+
+def _contents(store: redis.Redis) -> dict[bytes, Any]:
+    """Every key of the pool that placements write, with its value."""
+    pattern = "kvgate:{kvgate-sim-vlm*"
+    # Heartbeats go on meanwhile.
+    keys = sorted(key for key in store.scan_iter(pattern) if not key.endswith((b":leases", b":gateways")))
+    return {key: store.dump(key) for key in keys}
+
+
+def _contents_at_rest(store: redis.Redis) -> dict[bytes, Any] | None:
+    """None while what requests leave behind them is still being written."""
+    first = _contents(store)
+    return first if first == _contents(store) else None
+
+
+def test_round_robins_next_turn_is_foretold(stage: Stage) -> None:
+    header = {"x-kvgate-policy": "round_robin"}
+    for _ in range(4):
+        body = chat_body(text(100))
+        foretold = stage.explain(body, headers=header)["choice"]["replica"]
+        assert stage.post("/v1/chat/completions", body, headers=header).headers["x-kvgate-replica"] == foretold
+
+
+def test_a_continued_response_is_foretold_where_it_was_made(stage: Stage) -> None:
+    for _ in range(3):
+        made = stage.post("/v1/responses", {"model": "sim", "input": text(100), "max_output_tokens": 2})
+        body = {"model": "sim", "input": "And then?", "previous_response_id": made.json()["id"]}
+        choice = stage.explain(body, gateway=1)["choice"]
+        assert (choice["replica"], choice["why"]) == (made.headers["x-kvgate-replica"], "pinned")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ([], 400, "body"),
+        ({"model": "nonesuch", "prompt": "x"}, 404, "model"),
+        ({"prompt": "x"}, 400, "model"),
+        ({"model": "sim", "messages": 3}, 400, "messages"),
+    ],
+)
+def test_a_body_that_could_not_be_served_cannot_be_explained(stage: Stage, body: Any, status: int, param: str) -> None:
+    answer = stage.post("/v1/route/explain", body)
+    assert answer.status_code == status
+    assert error_of(answer)["param"] == param
+
+
+def test_a_path_without_a_prompt_has_an_empty_chain(stage: Stage) -> None:
+    explained = stage.explain({"model": "sim"}, path="/v1/anything")
+    assert (explained["chain"], explained["prompt_tokens"]) == ([], 0)
+    assert explained["choice"]["replica"] in {"r0", "r1", "r2"}

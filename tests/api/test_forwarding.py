@@ -1,0 +1,177 @@
+"""Byte for byte, what a replica is sent: seen by one that gives it back. (It is not vLLM, and has no metrics.)"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster
+from tests.api.conftest import GUARDED
+from tests.api.echo import MODEL, running_echo, sent
+from tests.api.stage import Stage, bearer, error_of, fresh, running_gateway, user
+from tests.bench.simulator.pictures import data_url
+
+CHAT = "/v1/chat/completions"
+AUDIO = "/v1/audio/transcriptions"
+SOUND = {"file": ("a \u00e9.wav", bytes(range(256)), "audio/wav")}
+OWN_HEADERS = {"host", "accept", "content-type", "content-length", "x-request-id", "x-session-id"}
+
+
+@pytest.fixture(scope="module")
+def echo(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A gateway without keys."""
+    folder = tmp_path_factory.mktemp("echo")
+    with running_echo("echo") as replica, running_gateway(folder, open_cluster.redis_url, [replica], {}) as url:
+        yield Stage([url], [replica], http)
+
+
+@pytest.fixture(scope="module")
+def guarded_echo(echo: Stage, open_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A gateway with keys; requests are alice's unless told."""
+    config = {"security": GUARDED["security"]}
+    with running_gateway(tmp_path_factory.mktemp("guarded"), open_cluster.redis_url, echo.sims, config) as url:
+        yield replace(echo, gateways=[url], headers=bearer("alice"))
+
+
+def test_a_server_that_is_not_vllm_is_fronted_all_the_same(echo: Stage) -> None:
+    assert echo.get("/v1/models").json()["data"] == [{"id": MODEL, "object": "model"}]
+    assert echo.get("/ready").json()["replicas"] == ["echo"]
+
+
+def test_a_body_that_needs_no_change_travels_as_it_came(echo: Stage) -> None:
+    body = b' {"model" : "echo",\r\n "temperature":1.50, "messages":[{"role":"user","content":"\\u00e9\xc3\xa9"}]}\n'
+    assert sent(echo.post(CHAT, content=body)).body == body
+
+
+def test_usage_is_asked_for_at_the_end_of_a_streams_body(echo: Stage) -> None:
+    body = json.dumps({"model": MODEL, "stream": True, "messages": user("x")}).encode()
+    assert sent(echo.post(CHAT, content=body)).body == body[:-1] + b',"stream_options":{"include_usage":true}}'
+
+
+def test_headers_are_an_allow_list(echo: Stage) -> None:
+    given = {"traceparent": "00-1-2-01", "tracestate": "a=b", "anthropic-version": "2023-06-01", "openai-beta": "x=1"}
+    forged = {
+        "x-session-id": "a",
+        "x-data-parallel-rank": "1",
+        "x-vllm-priority": "1",
+        "cookie": "a=b",
+        "te": "trailers",
+    }
+    forged |= {"x-forwarded-for": "1.2.3.4", "x-api-key": "theirs", "accept-encoding": "gzip", "user-agent": "me"}
+    request = sent(echo.post(CHAT, {"model": MODEL, "messages": user(fresh())}, headers={**given, **forged}))
+    assert set(request.headers) == OWN_HEADERS | set(given)
+    assert request.headers["x-session-id"] != "a"
+    assert {name: request.headers[name] for name in given} == given
+
+
+def test_of_a_replicas_headers_its_own_pass(echo: Stage) -> None:
+    answer = echo.post(CHAT, {"model": MODEL, "messages": user(fresh())})
+    assert answer.headers["x-of-the-replica"] == "kept"
+    assert answer.headers["x-kvgate-replica"] == "echo"
+    assert answer.headers.get_list("x-kvgate-decision") != ["forged"]
+    assert len(answer.headers.get_list("x-request-id")) == 1
+    assert not {"set-cookie", "server", "date"} & set(answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "target"),
+    [
+        ("/v1/any?a=%2F&b=c+d&e=%C3%A9", "/v1/any?a=%2F&b=c+d&e=%C3%A9"),
+        ("/v1/caf%C3%A9%20au%20lait", "/v1/caf%C3%A9%20au%20lait"),
+        ("/v1/a:b@c,d;e=f~g-h_i.j!", "/v1/a:b@c,d;e=f~g-h_i.j!"),
+        ("/v1/%61ny%3Fthing%23", "/v1/any%3Fthing%23"),
+        ("/v1/any?", "/v1/any"),
+    ],
+)
+def test_path_and_query_arrive_as_they_were_judged(echo: Stage, asked: str, target: str) -> None:
+    assert sent(echo.get(asked)).target == target
+
+
+@pytest.mark.parametrize(
+    "path", [CHAT, "/v1/completions", "/v1/messages", "/v1/embeddings", "/v1/nonesuch", "/tokenize"]
+)
+def test_every_json_body_carries_its_tenants_salt_and_not_the_clients(guarded_echo: Stage, path: str) -> None:
+    def salt(name: str, **fields: Any) -> Any:
+        body = {"model": MODEL, "prompt": "x", "input": "x", "messages": user("x"), **fields}
+        request = sent(guarded_echo.post(path, body, headers=bearer(name)))
+        assert "authorization" not in request.headers
+        return request.json["cache_salt"]
+
+    salts = [salt("alice"), salt("bob"), salt("alice", cache_salt="a"), salt("bob", cache_salt="a")]
+    assert len(set(salts)) == 4
+    assert all(len(one) == 64 for one in salts)
+    assert salt("anna") == salts[0]
+    assert salt("anna", cache_salt="a") == salts[2]
+
+
+@pytest.mark.parametrize("path", ["/v1/nonesuch", "/v1/embeddings", "/v1/messages/count_tokens"])
+def test_media_ids_are_dropped_wherever_a_body_holds_them(echo: Stage, path: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url(5)}, "uuid": "forged"}
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "x"}, dict(image)]}
+    conversations = [user("x"), user([dict(image), result])]
+    body = {"model": MODEL, "messages": conversations, "metadata": {"uuid": "theirs"}}
+    request = sent(echo.post(path, body))
+    assert b"forged" not in request.body
+    assert request.json["metadata"] == {"uuid": "theirs"}
+
+
+def test_a_form_travels_as_it_came(echo: Stage) -> None:
+    form = httpx.Request("POST", "http://any", files=SOUND, data={"model": MODEL, "language": "en"})
+    answer = echo.post(AUDIO, content=form.read(), headers={"content-type": form.headers["content-type"]})
+    assert sent(answer).body == form.content
+    assert sent(answer).form == {"file": bytes(range(256)), "model": b"echo", "language": b"en"}
+
+
+def test_what_vllm_trusts_is_taken_out_of_forms(echo: Stage) -> None:
+    fields = {"vllm_xargs": '{"session_id":"a"}', "priority": "1", "session_id": "a", "kv_transfer_params[a]": "1"}
+    answer = echo.post(AUDIO, files=SOUND, data={"model": MODEL, **fields, "language": "en"})
+    assert sent(answer).form == {"file": bytes(range(256)), "model": b"echo", "language": b"en"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Disposition: form-data; name=session_id",
+        b"Content-Disposition: form-data; name*=utf-8''session_id",
+        b'Content-Disposition: form-data; name="a"; name="session_id"',
+        b'Content-Disposition: form-data; name="session\\_id"',
+        b'Content-Disposition: form-data; name="session%5Fid"',
+        b'Content-Disposition: form-data; filename=x; name="session_id"',
+        b'Content-Disposition: form-data; name="a"\r\nContent-Disposition: form-data; name="session_id"',
+        b'Content-Disposition: form-data;\r\n name="session_id"',
+        b'Content-Disposition : form-data; name="session_id"',
+        b'X-Other: 1\nContent-Disposition: form-data; name="session_id"',
+        b'Content-Disposition: attachment; name="session_id"',
+        b"Content-Type: text/plain",
+    ],
+)
+def test_a_part_that_could_be_read_in_two_ways_is_refused(echo: Stage, head: bytes) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\necho\r\n--x\r\n'
+        + head
+        + b"\r\n\r\nforged\r\n--x--\r\n"
+    )
+    answer = echo.post(AUDIO, content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "invalid_form"
+
+
+def test_a_part_hidden_in_a_files_middle_is_found(echo: Stage) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF--x\r\n'
+        b'CONTENT-DISPOSITION: Form-Data; name="session_id"\r\n\r\nforged\r\n--x--\r\n'
+    )
+    answer = echo.post(AUDIO, content=body, headers={"content-type": 'Multipart/Form-Data; boundary="x"'})
+    assert b"forged" not in sent(answer).body
+
+
+@pytest.mark.parametrize("content_type", ["multipart/form-data; boundary=x", "text/plain", ""])
+def test_a_prompt_is_read_as_json_whatever_it_is_called(echo: Stage, content_type: str) -> None:
+    body = json.dumps({"model": MODEL, "messages": user("x"), "session_id": "forged"}).encode()
+    headers = {"content-type": content_type} if content_type else {}
+    assert b"forged" not in sent(echo.post(CHAT, content=body, headers=headers)).body

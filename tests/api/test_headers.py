@@ -1,0 +1,77 @@
+"""What the headers of a request and of its answer carry."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.api.stage import Stage, chat_body, error_of, fresh, text
+
+
+@pytest.mark.parametrize("given", ["trace-1", "a b", "x" * 128])
+def test_a_request_id_is_echoed_and_passed_on(stage: Stage, given: str) -> None:
+    given = (fresh("id") + given)[:128]
+    answer = stage.post("/v1/chat/completions", chat_body(text(50)), headers={"x-request-id": given})
+    assert answer.headers["x-request-id"] == given
+    assert answer.json()["id"] == f"chatcmpl-{given}"
+    assert stage.seen(answer)["headers"]["X-Request-Id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "caf\u00e9", "tab\there"])
+def test_a_request_without_a_usable_id_is_given_one(stage: Stage, given: str) -> None:
+    answer = stage.post("/v1/chat/completions", chat_body(text(50)), headers={"x-request-id": given.encode("latin-1")})
+    assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert stage.seen(answer)["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/ready", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/v1/models", 200),
+        ("GET", "/v1/models/nonesuch", 404),
+        ("GET", "/nonesuch", 404),
+        ("POST", "/v1/chat/completions", 400),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/load_lora_adapter", 404),
+        ("POST", "/v1/route/explain", 400),
+    ],
+)
+def test_every_answer_carries_its_request_id(stage: Stage, method: str, path: str, status: int) -> None:
+    given = fresh("id")
+    answer = stage.send(method, path, headers={"x-request-id": given})
+    assert answer.status_code == status
+    assert answer.headers.get_list("x-request-id") == [given]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_where_it_came_from_and_why(stage: Stage, stream: bool) -> None:
+    body = chat_body(text(), stream=stream)
+    cold = stage.post("/v1/chat/completions", body).headers
+    assert cold["x-kvgate-decision"] == "cold; policy=prefix_kv_aware; state=degraded"
+    assert cold["x-kvgate-matched-tokens"] == "0"
+    warm = stage.post("/v1/chat/completions", body, gateway=1).headers
+    assert warm["x-kvgate-decision"] == "hit; policy=prefix_kv_aware; state=degraded"
+    assert int(warm["x-kvgate-matched-tokens"]) > 900
+    assert warm["x-kvgate-replica"] == cold["x-kvgate-replica"]
+
+
+def test_a_refusal_by_a_replica_says_which_one(stage: Stage) -> None:
+    answer = stage.post("/v1/chat/completions", chat_body(text(50), max_tokens=-1))
+    assert answer.status_code == 400
+    assert answer.headers["x-kvgate-replica"] in {"r0", "r1", "r2"}
+
+
+def test_a_refusal_by_the_gateway_went_nowhere(stage: Stage) -> None:
+    answer = stage.post("/v1/chat/completions", {"messages": []})
+    assert not [name for name in answer.headers if name.startswith("x-kvgate-")]
+    assert error_of(answer)["code"] == "missing_model"
+
+
+def test_connections_are_kept_open_between_requests(stage: Stage) -> None:
+    answer = stage.post("/v1/chat/completions", chat_body(text(50)))
+    assert "connection" not in answer.headers
+    assert answer.headers["content-length"] == str(len(answer.content))

@@ -1,0 +1,135 @@
+"""Input that is too large: refused while it arrives, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, text, wait_until
+
+MIB = 2**20
+BODY_BYTES = 100_000_000
+LIMIT_MIB = 64  # limits.max_body_bytes
+
+
+def resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def pieces() -> Iterator[bytes]:
+    """A body whose length nobody was told."""
+    yield b'{"model":"sim","messages":[{"role":"user","content":"'
+    for _ in range(BODY_BYTES // MIB):
+        yield b"a" * MIB
+    yield b'"}]}'
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_the_limit_is_a_413_in_bounded_memory(stage: Stage, open_cluster: Cluster, declared: bool) -> None:
+    pid = open_cluster.gateways[1]["pid"]
+    before = resident_mib(pid)
+    for _ in range(3):
+        body = b"".join(pieces()) if declared else pieces()
+        answer = stage.post("/v1/chat/completions", content=body, gateway=1)
+        assert answer.status_code == 413
+        assert error_of(answer)["code"] == "request_too_large"
+    assert resident_mib(pid) - before < LIMIT_MIB + 32
+    assert stage.chat(text(50), gateway=1).response.status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(stage: Stage) -> None:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {10**11}\r\n\r\n"
+    assert exchange(stage.gateways[0], head.encode()).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_large_body_within_the_limit_is_served(stage: Stage) -> None:
+    answer = stage.post("/v1/chat/completions", chat_body("", ignored="a" * (20 * MIB)), gateway=1)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"x-many: 1234567890\r\n" * 5000 + b"\r\n",
+        b"GET /health?" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+def test_a_head_over_the_limit_is_a_431(stage: Stage, head: bytes) -> None:
+    answer = exchange(stage.gateways[0], head)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"headers_too_large"' in answer
+
+
+def test_a_head_that_never_ends_is_cut_off_in_bounded_memory(stage: Stage, open_cluster: Cluster) -> None:
+    pid = open_cluster.gateways[0]["pid"]
+    before = resident_mib(pid)
+    answer = exchange(stage.gateways[0], b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * BODY_BYTES)
+    assert answer.startswith((b"HTTP/1.1 431 ", b"reset"))
+    assert resident_mib(pid) - before < 16
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"hello\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /health\x00 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http_is_a_400_in_the_same_shape(stage: Stage, request_bytes: bytes) -> None:
+    answer = exchange(stage.gateways[0], request_bytes)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert b'"code":"invalid_http"' in answer
+
+
+def test_bodies_are_limited_together(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    """Two uploads that would together exceed max_buffered_bytes: the second is told to come back."""
+    config = {"limits": {"max_body_bytes": 40_000, "max_buffered_bytes": 50_000}}
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
+
+        def posted(status: int) -> httpx.Response | None:
+            body = chat_body("", ignored="a" * 30_000)
+            answer = stage.http.post(url + "/v1/chat/completions", json=body)
+            return answer if answer.status_code == status else None
+
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as half_sent:
+            half_sent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{")
+            refused = wait_until(lambda: posted(429))
+        assert error_of(refused)["code"] == "gateway_overloaded"
+        assert int(refused.headers["retry-after"]) >= 1
+        assert wait_until(lambda: posted(200))
+
+
+def exchange(url: str, data: bytes) -> bytes:
+    """Send bytes, read to the end of the answer's head and a little on; b"reset" where the peer cut it off unread."""
+    address = urlsplit(url)
+    answer = b""
+    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        with suppress(OSError):  # it may stop reading before the end; what it said is still to be read
+            connection.sendall(data)
+        try:
+            while chunk := connection.recv(65536):
+                answer += chunk
+                if b"}}" in answer:
+                    break
+        except ConnectionResetError:
+            return answer or b"reset"
+    return answer

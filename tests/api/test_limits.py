@@ -1,0 +1,50 @@
+"""A gateway that is full says so, says when to come back, and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from bench.cluster import Cluster
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, sdk, text, user
+from tests.polling import eventually
+
+MAX_IN_FLIGHT = 3
+
+
+@pytest.fixture(scope="module")
+def small(stage: Stage, open_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A gateway that serves three requests at a time."""
+    config = {"limits": {"max_in_flight": MAX_IN_FLIGHT}}
+    folder = tmp_path_factory.mktemp("small")
+    with running_gateway(folder, open_cluster.redis_url, stage.sims, config) as url:
+        yield Stage([url], stage.sims, stage.http)
+
+
+async def test_a_full_gateway_answers_429_with_retry_after_and_recovers(small: Stage) -> None:
+    path = small.gateways[0] + "/v1/chat/completions"
+    async with httpx.AsyncClient(timeout=20) as client:
+        with small.failing("hang"):
+            held = [asyncio.ensure_future(client.post(path, json=chat_body(text(50)))) for _ in range(MAX_IN_FLIGHT)]
+            await eventually(lambda: small.sample("kvgate_requests_in_flight") == MAX_IN_FLIGHT)
+            refused = await client.post(path, json=chat_body(text(50)))
+            assert refused.status_code == 429
+            assert (error_of(refused)["code"], error_of(refused)["type"]) == ("gateway_overloaded", "rate_limit_error")
+            assert int(refused.headers["retry-after"]) >= 1
+            # What an operator or a load balancer asks is answered all the same.
+            for probe in ("/health", "/ready", "/metrics", "/v1/models"):
+                assert small.get(probe).status_code == 200
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+        await eventually(lambda: small.sample("kvgate_requests_in_flight") == 0)
+        assert (await client.post(path, json=chat_body(text(50)))).status_code == 200
+
+
+def test_the_sdk_calls_it_a_rate_limit(small: Stage) -> None:
+    with small.failing("error", status=429), sdk(small.gateways[0]) as client, pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="sim", messages=user("x"))

@@ -1,0 +1,126 @@
+"""GET /metrics: what Prometheus reads from it, and whether it moves with what happens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.cluster import Cluster
+from tests.api.stage import Stage, chat_body, text, user, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def test_names_follow_the_conventions(stage: Stage) -> None:
+    stage.chat(text(100))
+    answer = stage.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    for name, family in families.items():
+        assert re.fullmatch(r"kvgate_[a-z_]+", name)
+        assert family.documentation.endswith("."), name
+        assert family.type in ("counter", "gauge", "histogram")
+        if family.type == "histogram":
+            assert name.endswith(("_seconds", "_tokens")), name
+        if family.type == "counter":
+            assert {sample.name for sample in family.samples} <= {f"{name}_total", f"{name}_created"}
+    wanted = ["requests", "requests_in_flight", "time_to_first_token_seconds", "request_duration_seconds"]
+    wanted += ["placement_seconds", "decisions", "prompt_tokens", "cached_tokens", "predicted_cached_tokens"]
+    wanted += ["prediction_error_tokens", "retries", "broken_streams", "client_disconnects", "store_up"]
+    wanted += ["breaker_open", "replica_ready", "replica_active_requests"]
+    assert [name for name in wanted if f"kvgate_{name}" not in families] == []
+
+
+def test_requests_are_counted_by_path_and_status(stage: Stage) -> None:
+    def counts() -> dict[str, float]:
+        name = "kvgate_requests_total"
+        return {
+            "chat": stage.sample(name, path=CHAT, status="200"),
+            "bad": stage.sample(name, path=CHAT, status="400"),
+            "unknown": stage.sample(name, path="other", status="404"),
+            "durations": stage.sample("kvgate_request_duration_seconds_count", path=CHAT),
+        }
+
+    before = counts()
+    stage.chat(text(50))
+    stage.post(CHAT, {"model": "sim"})
+    stage.post(CHAT, chat_body("x", max_tokens=-1))
+    stage.post("/v1/any/path/a/client/chooses", {"model": "sim"})
+    moved = {name: value + 2 if name == "bad" else value + 1 for name, value in before.items()}
+    moved["durations"] = before["durations"] + 3
+    wait_until(lambda: counts() == moved)
+    assert stage.sample("kvgate_requests_in_flight") == 0
+
+
+def test_first_tokens_are_timed_for_streams(stage: Stage) -> None:
+    before = stage.sample("kvgate_time_to_first_token_seconds_count", path=CHAT)
+    stage.chat(text(50))
+    stage.post(CHAT, chat_body(text(50), stream=True))
+    wait_until(lambda: stage.sample("kvgate_time_to_first_token_seconds_count", path=CHAT) == before + 1)
+
+
+def test_decisions_are_counted_by_policy_kind_and_state(stage: Stage) -> None:
+    def count(**labels: str) -> float:
+        return stage.sample("kvgate_decisions_total", **labels)
+
+    cold, hits = count(why="cold", policy="prefix_kv_aware"), count(why="hit", state="degraded")
+    rounds, placements = count(policy="round_robin"), stage.sample("kvgate_placement_seconds_count")
+    context = text()
+    stage.chat(context)
+    stage.chat(context)
+    stage.chat(text(50), headers={"x-kvgate-policy": "round_robin"})
+    assert count(why="cold", policy="prefix_kv_aware") == cold + 1
+    assert count(why="hit", state="degraded") == hits + 1
+    assert count(policy="round_robin") == rounds + 1
+    assert stage.sample("kvgate_placement_seconds_count") == placements + 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_counted_as_the_engines_report_them(stage: Stage, stream: bool) -> None:
+    context = text(6000)
+    body = chat_body(context, stream=stream)
+    first = stage.chat(context)  # for its usage
+
+    def counts() -> list[float]:
+        names = ("prompt_tokens", "cached_tokens", "predicted_cached_tokens")
+        return [stage.sample(f"kvgate_{name}_total", replica=first.replica) for name in names]
+
+    before = wait_until(counts)
+    answer = stage.post(CHAT, body)
+
+    def all_moved() -> list[float] | None:
+        moved = [after - earlier for after, earlier in zip(counts(), before, strict=True)]
+        return moved if all(moved) else None
+
+    prompt, cached, predicted = wait_until(all_moved)
+    assert prompt == first.prompt_tokens
+    assert 0 < prompt - cached <= 32
+    assert predicted == int(answer.headers["x-kvgate-matched-tokens"])
+
+
+def test_retries_are_counted_by_reason(stage: Stage) -> None:
+    before = stage.sample("kvgate_retries_total", reason="status_500")
+    for sim in stage.sims:
+        sim.fail("error", status=500, count=1)
+    answer = stage.post(CHAT, chat_body(text(50)))
+    assert answer.status_code == 500  # each of the three failed once
+    assert stage.sample("kvgate_retries_total", reason="status_500") == before + 3
+    assert stage.chat(text(50)).response.status_code == 200
+
+
+def test_the_fleet_is_shown(stage: Stage, open_cluster: Cluster) -> None:
+    for replica in ("r0", "r1", "r2"):
+        assert stage.sample("kvgate_replica_ready", replica=replica) == 1
+        assert wait_until(lambda one=replica: stage.sample("kvgate_breaker_open", replica=one) == 0)
+    assert stage.sample("kvgate_store_up") == 1
+    assert stage.sample("kvgate_store_connections_total") >= 1
+
+
+def test_a_client_chooses_no_labels(stage: Stage) -> None:
+    for n in range(5):
+        stage.get(f"/v1/made-up-{n}", headers={"x-request-id": "made-up"})
+        stage.post(CHAT, chat_body("x", model=f"made-up-{n}"))
+        stage.post(CHAT, {"model": "sim", "messages": user("made-up")}, headers={"x-kvgate-policy": "made-up"})
+    assert "made-up" not in stage.get("/metrics").text

@@ -1,0 +1,116 @@
+"""Where requests go: to the replica that has their prefix, whichever gateway was asked, or as a policy says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.api.stage import Stage, chat_body, error_of, text, user, wait_until
+
+POLICIES = ["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"]
+
+
+def test_a_prefix_is_found_again_by_the_other_gateway(stage: Stage) -> None:
+    for _ in range(4):
+        context = text(6000)
+        first = stage.chat(context + " First question?")
+        second = stage.chat(context + " Another one?", gateway=1)
+        assert second.replica == first.replica
+        assert second.decision.startswith("hit")
+        assert second.cached_tokens >= 0.95 * second.prompt_tokens
+        assert second.matched_tokens == pytest.approx(second.prompt_tokens, rel=0.2)  # it is an estimate
+
+
+def test_a_conversation_stays_with_its_replica_turn_by_turn(stage: Stage) -> None:
+    messages = [{"role": "system", "content": text(2000)}]
+    replicas, cached = set(), []
+    for turn in range(5):
+        messages += user(f"Question {turn}: {text(300)}")
+        answer = stage.post(
+            "/v1/chat/completions", {"model": "sim", "messages": messages, "max_tokens": 8}, gateway=turn % 2
+        )
+        replicas.add(answer.headers["x-kvgate-replica"])
+        cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        messages.append(answer.json()["choices"][0]["message"])
+    assert len(replicas) == 1
+    assert cached == sorted(cached)
+    assert cached[1] > 500
+
+
+def test_prompts_that_share_nothing_are_spread_over_the_replicas(stage: Stage) -> None:
+    places = Counter(stage.chat(text(3000), gateway=n % 2).replica for n in range(18))
+    assert set(places) == {"r0", "r1", "r2"}
+    assert max(places.values()) <= 10
+
+
+def test_different_tools_or_salts_or_adapters_share_no_prefix(stage: Stage) -> None:
+    context = text()
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    stage.chat(context)
+    for fields in ({"tools": [tool]}, {"cache_salt": "pepper"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        other = stage.chat(context, **fields)
+        assert other.matched_tokens == 0, fields
+        assert other.cached_tokens == 0, fields
+    assert stage.chat(context).cached_tokens > 900
+
+
+def test_a_names_alias_or_field_order_changes_nothing(stage: Stage) -> None:
+    context = text()
+    first = stage.chat(context)
+    body = {"messages": [{"content": [{"text": context, "type": "text"}], "role": "user"}], "model": "sim"}
+    again = stage.post("/v1/chat/completions", body, gateway=1)
+    assert again.headers["x-kvgate-replica"] == first.replica
+    assert again.headers["x-kvgate-decision"].startswith("hit")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_chosen_by_header_where_the_configuration_allows_it(stage: Stage, policy: str) -> None:
+    answer = stage.chat(text(), headers={"x-kvgate-policy": policy})
+    assert f"policy={policy};" in answer.decision
+
+
+def test_round_robin_takes_turns_over_both_gateways(stage: Stage) -> None:
+    header = {"x-kvgate-policy": "round_robin"}
+    same = text()
+    places = [stage.chat(same, gateway=n % 2, headers=header).replica for n in range(9)]
+    assert places[:3] == places[3:6] == places[6:]
+    assert set(places) == {"r0", "r1", "r2"}
+
+
+def test_consistent_hashing_sends_a_prompt_to_one_replica_and_prompts_to_all(stage: Stage) -> None:
+    header = {"x-kvgate-policy": "consistent_hash"}
+    same = text()
+    assert len({stage.chat(same, gateway=n % 2, headers=header).replica for n in range(6)}) == 1
+    assert len({stage.chat(text(500), headers=header).replica for _ in range(20)}) == 3
+
+
+@pytest.mark.parametrize("policy", ["random", "power_of_two", "least_loaded"])
+def test_policies_that_know_no_prefix_spread_one_prompt(stage: Stage, policy: str) -> None:
+    same = text(500)
+    places = {stage.chat(same, gateway=n % 2, headers={"x-kvgate-policy": policy}).replica for n in range(20)}
+    assert len(places) > 1
+
+
+def test_an_unknown_policy_is_refused_by_name(stage: Stage) -> None:
+    answer = stage.post("/v1/chat/completions", chat_body("x"), headers={"x-kvgate-policy": "fastest"})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "x-kvgate-policy"
+
+
+def test_the_policy_header_is_forbidden_unless_the_configuration_allows_it(mixed: Stage) -> None:
+    answer = mixed.post("/v1/chat/completions", chat_body("x", model="b"), headers={"x-kvgate-policy": "random"})
+    assert answer.status_code == 403
+    assert error_of(answer)["code"] == "policy_header_not_allowed"
+
+
+def test_load_is_given_back_when_requests_end(stage: Stage) -> None:
+    for n in range(6):
+        stage.chat(text(200), gateway=n % 2)
+    probe = chat_body(text(200))
+
+    def is_idle() -> bool:
+        replicas = stage.explain(probe)["replicas"]
+        return [(one["active"], one["backlog_tokens"]) for one in replicas] == [(0, 0)] * 3
+
+    wait_until(is_idle)

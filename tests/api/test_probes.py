@@ -1,0 +1,55 @@
+"""What orchestrators and load balancers ask: does it live, can it serve, and if not, why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.cluster import Cluster, free_ports
+from gateway import __version__
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims, wait_until
+
+
+def test_the_process_is_healthy_and_knows_its_version(stage: Stage) -> None:
+    assert stage.get("/health").json() == {"status": "ok"}
+    assert stage.get("/version").json() == {"version": __version__}
+
+
+def test_ready_says_with_whom(stage: Stage) -> None:
+    answer = stage.get("/ready", gateway=1)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert re.fullmatch(r"gw1\.[0-9a-f]{6}", body.pop("gateway"))
+    assert body == {"ready": True, "store": "up", "replicas": ["r0", "r1", "r2"], "reasons": []}
+
+
+def test_without_a_replica_it_is_not_ready_and_says_why(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    replicas = [{"id": "gone", "url": f"http://127.0.0.1:{free_ports(1)[0]}"}]
+    with running_gateway(tmp_path, open_cluster.redis_url, [], {"replicas": replicas}, wait=False) as url:
+        answer = stage.http.get(url + "/ready")
+        assert answer.status_code == 503
+        body = answer.json()
+        assert (body["ready"], body["replicas"], body["store"]) == (False, [], "up")
+        assert len(body["reasons"]) == 1
+        assert body["reasons"][0].startswith("replica gone: refused")
+        assert stage.http.get(url + "/health").status_code == 200
+        assert stage.http.get(url + "/v1/models").json() == {"object": "list", "data": []}
+        refused = stage.http.post(url + "/v1/chat/completions", json=chat_body("x"))
+        assert refused.status_code == 503
+        assert error_of(refused)["code"] == "no_replica"
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_without_any_configured_it_says_so(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, open_cluster.redis_url, [], {}, wait=False) as url:
+        assert stage.http.get(url + "/ready").json()["reasons"] == ["no replica is known: configure `replicas`"]
+
+
+def test_a_replica_that_comes_up_later_makes_it_ready(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    with running_sims(tmp_path, {"late": ("--model", "org/late", "--served-name", "late")}) as (sim,):
+        sim.kill()
+        with running_gateway(tmp_path, open_cluster.redis_url, [sim], {}, wait=False) as url:
+            assert stage.http.get(url + "/ready").status_code == 503
+            sim.start()
+            wait_until(lambda: stage.http.get(url + "/ready").status_code == 200)
+            assert stage.http.post(url + "/v1/chat/completions", json=chat_body("x", model="late")).status_code == 200

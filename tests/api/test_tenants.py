@@ -1,0 +1,153 @@
+"""Tenants: what one has sent can neither be found in the cache nor be seen by another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.stage import Stage, bearer, chat_body, error_of, text, user
+
+
+def cached_tokens(stage: Stage, name: str, body: dict[str, Any], gateway: int = 0) -> int:
+    """What the engine had of this request's prompt."""
+    answer = stage.post("/v1/chat/completions", body, gateway, headers=bearer(name))
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_tenants_keys_share_what_is_cached(guarded: Stage) -> None:
+    body = chat_body(text())
+    assert cached_tokens(guarded, "alice", body) == 0
+    assert cached_tokens(guarded, "anna", body, gateway=1) > 900
+    assert cached_tokens(guarded, "alice", body, gateway=1) > 900
+
+
+def test_tenants_never_share_what_is_cached(guarded: Stage) -> None:
+    body = chat_body(text())
+    # Three tenants, two replicas: somebody meets a replica that has the prompt already.
+    for name in ("alice", "bob", "root"):
+        assert cached_tokens(guarded, name, body) == 0
+    for name in ("alice", "bob", "root"):
+        assert cached_tokens(guarded, name, body, gateway=1) > 900
+
+
+def test_a_forged_salt_opens_no_other_tenants_cache(guarded: Stage) -> None:
+    context = text()
+    salted = chat_body(context, cache_salt="pepper")
+    assert cached_tokens(guarded, "alice", salted) == 0
+    assert cached_tokens(guarded, "bob", salted) == 0
+    duplicate = (
+        b'{"cache_salt":"x","model":"sim","max_tokens":2,"cache_\\u0073alt":"pepper","messages":[{"role":"user",'
+        b'"content":"' + context.encode() + b'"}]}'
+    )
+    headers = {**bearer("bob"), "content-type": "application/json"}
+    answer = guarded.post("/v1/chat/completions", content=duplicate, headers=headers)
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 900  # it is bob's own "pepper"
+
+
+def test_a_clients_salt_separates_within_its_tenant(guarded: Stage) -> None:
+    context = text()
+    for salt in ("one", "two"):
+        assert cached_tokens(guarded, "alice", chat_body(context, cache_salt=salt)) == 0
+    assert cached_tokens(guarded, "alice", chat_body(context)) == 0
+    assert cached_tokens(guarded, "anna", chat_body(context, cache_salt="one")) > 900
+
+
+def test_the_map_keeps_tenants_apart_as_the_engine_does(guarded: Stage) -> None:
+    body = chat_body(text())
+    cached_tokens(guarded, "alice", body)
+    assert guarded.explain(body, headers=bearer("root"))["choice"]["why"] == "cold"
+    cached_tokens(guarded, "root", body)
+    assert guarded.explain(body, headers=bearer("root"))["choice"]["why"] == "hit"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": text()}),
+        ("/v1/responses", {"input": text(), "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": user(text()), "max_tokens": 2}),
+    ],
+)
+def test_every_apis_prompts_are_kept_apart(guarded: Stage, path: str, body: dict[str, Any]) -> None:
+    def cached(name: str) -> int:
+        answer = guarded.post(path, {"model": "sim", **body}, headers=bearer(name))
+        assert answer.status_code == 200
+        return int(guarded.seen(answer)["cached_tokens"])
+
+    assert [cached("alice"), cached("bob"), cached("root")] == [0, 0, 0]
+    assert min(cached("alice"), cached("bob"), cached("root")) > 900
+
+
+def test_tenants_that_trust_each_other_share(sharing: Stage) -> None:
+    body = chat_body(text())
+    assert cached_tokens(sharing, "alice", body) == 0
+    assert cached_tokens(sharing, "bob", body) > 900
+    assert cached_tokens(sharing, "bob", chat_body(body["messages"][0]["content"], cache_salt="own")) == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://evil.example/a.png",
+        "https://images.example.evil.example/a.png",
+        "http://images.example@evil.example/a.png",
+        "http://evil.example\\@images.example/a.png",
+        "http://evil.example#@images.example/a.png",
+        "http://IMAGES.example:80@evil.example/a.png",
+        "http://169.254.169.254/latest/meta-data",
+        "http://[::1]/a.png",
+        "http:/images.example/a.png",
+        "file:///etc/passwd",
+        "gopher://images.example/a.png",
+    ],
+)
+def test_images_come_from_the_allowed_hosts_alone(guarded: Stage, url: str) -> None:
+    seen = guarded.requests_seen()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    answer = guarded.post("/v1/chat/completions", chat_body(content), headers=bearer("alice"))
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "messages[0].content[0].image_url.url"
+    assert guarded.requests_seen() == seen
+
+
+@pytest.mark.parametrize(
+    "url", ["https://images.example/a.png", "http://IMAGES.example:8080/a?b=c", "http://10.1.2.3/"]
+)
+def test_images_from_allowed_hosts_are_passed_on(guarded: Stage, url: str) -> None:
+    answer = guarded.post(
+        "/v1/chat/completions",
+        chat_body([{"type": "image_url", "image_url": {"url": url}}]),
+        headers=bearer("alice"),
+    )
+    assert answer.status_code == 200
+    assert guarded.seen(answer)["image_ids"] == [url]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages",
+            {"messages": user([{"type": "image", "source": {"type": "url", "url": "http://evil.example/a"}}])},
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"messages": user([{"type": "image", "source": {"type": "url", "url": "http://evil.example/a"}}])},
+        ),
+        ("/v1/responses", {"input": user([{"type": "input_image", "image_url": "http://evil.example/a"}])}),
+        ("/v1/nonesuch", {"deep": [{"down": {"image_url": {"url": "http://evil.example/a"}}}]}),
+        (
+            "/v1/chat/completions",
+            {"messages": user([{"type": "video_url", "video_url": {"url": "http://evil.example/a"}}])},
+        ),
+        ("/v1/embeddings", {"messages": user([{"type": "audio_url", "audio_url": {"url": "http://evil.example/a"}}])}),
+    ],
+)
+def test_every_path_and_medium_is_held_to_the_allowed_hosts(guarded: Stage, path: str, body: dict[str, Any]) -> None:
+    seen = guarded.requests_seen()
+    answer = guarded.post(path, {"model": "sim", "max_tokens": 2, **body}, headers=bearer("alice"))
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "image_host_not_allowed"
+    assert guarded.requests_seen() == seen

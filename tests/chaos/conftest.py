@@ -1,0 +1,47 @@
+"""One cluster for all chaos tests: two gateways, three replicas, a Redis of its own, each healed before the next test.
+
+Whatever a test does, all load must be given back when it is over: that is checked after every one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from bench.cluster import running_cluster
+from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="session")
+def chaos_redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def chaos_cluster(chaos_redis: RedisServer) -> Iterator[Stage]:
+    with running_cluster(
+        gateways=2, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG, redis_url=chaos_redis.url
+    ) as cluster:
+        yield Stage(cluster, chaos_redis)
+
+
+@pytest.fixture
+async def stage(chaos_cluster: Stage) -> AsyncIterator[Stage]:
+    stage = chaos_cluster
+    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http:
+        async with redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2) as client:
+            stage.http, stage.ledger = http, Ledger(client, stage.cluster.pool)
+            stage.heal_processes()
+            await stage.healed()
+            yield stage
+            stage.heal_processes()
+            await asyncio.gather(*(stage.clear_faults(replica) for replica in stage.cluster.replicas))
+            await eventually(stage.all_load_is_given_back)

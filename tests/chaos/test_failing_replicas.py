@@ -1,0 +1,109 @@
+"""Until the first byte of an answer, a failing replica costs the client nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.stage import FIRST_BYTE_S, Stage
+from tests.cluster.clients import ask, is_complete
+
+BEFORE_THE_FIRST_BYTE: list[tuple[dict[str, Any], str]] = [
+    ({"mode": "reset"}, "reset"),
+    ({"mode": "error", "status": 500}, "status_500"),
+    ({"mode": "error", "status": 503}, "status_503"),
+    ({"mode": "error", "status": 429}, "status_429"),
+]
+BEFORE_THE_FIRST_TOKEN: list[tuple[dict[str, Any], str]] = [
+    ({"mode": "cut", "after_tokens": 0}, "reset"),
+    ({"mode": "truncate", "after_tokens": 0}, "empty"),
+    ({"mode": "crash", "after_tokens": 0}, "reset"),
+    ({"mode": "error", "status": 500, "after_tokens": 0}, "status_500"),
+    ({"mode": "hang"}, "timeout"),
+    ({"mode": "hang", "after_tokens": 0}, "timeout"),
+]
+
+
+async def served_elsewhere(stage: Stage, fault: dict[str, Any], reason: str, stream: bool) -> None:
+    """The replica that holds a prompt fails once: another one answers, and only the metrics know."""
+    text, owner = await stage.warm_prompt()
+    retries = await stage.metric(stage.urls[1], "kvgate_retries_total", reason=reason)
+    await stage.fail(owner, **fault)
+    answer = await ask(stage.http, stage.urls[1], text, stream=stream)
+    assert is_complete(answer), answer.text
+    assert answer.headers["x-kvgate-replica"] != owner.id
+    assert await stage.metric(stage.urls[1], "kvgate_retries_total", reason=reason) == retries + 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize(("fault", "reason"), BEFORE_THE_FIRST_BYTE, ids=lambda value: str(value))
+async def test_a_failure_before_the_first_byte_is_retried_elsewhere(
+    stage: Stage, fault: dict[str, Any], reason: str, stream: bool
+) -> None:
+    await served_elsewhere(stage, fault, reason, stream)
+
+
+@pytest.mark.parametrize(("fault", "reason"), BEFORE_THE_FIRST_TOKEN, ids=lambda value: str(value))
+async def test_a_stream_that_dies_between_its_headers_and_its_first_token_is_retried_elsewhere(
+    stage: Stage, fault: dict[str, Any], reason: str
+) -> None:
+    await served_elsewhere(stage, fault, reason, stream=True)
+
+
+async def test_a_plain_answer_that_breaks_off_half_way_is_retried_elsewhere(stage: Stage) -> None:
+    await served_elsewhere(stage, {"mode": "cut"}, "reset", stream=False)
+
+
+async def test_a_replica_that_refuses_connections_is_replaced_unnoticed(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    retries = await stage.metric_of_all("kvgate_retries_total", reason="refused")
+    owner.kill()
+    answers = [await ask(stage.http, url, text, stream=stream) for url in stage.urls for stream in (False, True)]
+    assert all(is_complete(answer) and answer.headers["x-kvgate-replica"] != owner.id for answer in answers)
+    assert await stage.metric_of_all("kvgate_retries_total", reason="refused") > retries
+
+
+async def test_a_hung_replica_is_left_after_the_first_byte_timeout_and_its_request_aborted(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    await stage.fail(owner, "slow", seconds=20 * FIRST_BYTE_S)
+    answer = await ask(stage.http, stage.urls[0], text, stream=True)
+    assert is_complete(answer)
+    assert answer.headers["x-kvgate-replica"] != owner.id
+    assert (await stage.replica_state(owner))["running"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_when_all_replicas_fail_the_last_error_passes_through(stage: Stage, status: int, stream: bool) -> None:
+    await stage.fail_everywhere("error", status=status)
+    answer = await ask(stage.http, stage.urls[0], stage.new_prompt(), stream=stream)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"] == f"Simulated failure with status {status}"
+
+
+async def test_when_no_replica_gives_any_answer_the_client_gets_a_502(stage: Stage) -> None:
+    await stage.fail_everywhere("reset")
+    answer = await ask(stage.http, stage.urls[0], stage.new_prompt())
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "replica_unreachable"
+    assert "retry-after" in answer.headers
+
+
+async def test_a_refusal_of_the_request_itself_is_passed_on_and_never_retried(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    retries = await stage.metric_of_all("kvgate_retries_total")
+    await stage.fail(owner, "error", status=400)
+    answer = await ask(stage.http, stage.urls[0], text)
+    assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (400, owner.id)
+    assert await stage.metric_of_all("kvgate_retries_total") == retries
+    assert await stage.ledger.breakers() == {}
+
+
+async def test_what_a_failed_attempt_claimed_is_withdrawn(stage: Stage) -> None:
+    """Its prompt was never computed there: the next request must not be sent after it."""
+    text = stage.new_prompt()
+    await stage.fail_everywhere("error", status=503)
+    await ask(stage.http, stage.urls[0], text)
+    replicas = await stage.explained(text)
+    assert {one["matched_tokens"] for one in replicas.values()} == {0}

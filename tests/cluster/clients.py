@@ -1,0 +1,151 @@
+"""Clients of a cluster: single requests, streams that are held open, and a load that goes on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+
+from gateway.tasks import Tasks
+
+CHAT = "/v1/chat/completions"
+_WORDS = "river stone light paper cloud green table north seven glass".split(" ")
+
+
+def prose(seed: int | str, words: int = 400) -> str:
+    """A text that no other seed gives; 400 words are some 600 tokens."""
+    rng = random.Random(seed)
+    return f"{seed}: " + " ".join(rng.choice(_WORDS) for _ in range(words))
+
+
+def chat(text: str, max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+    return {"model": "sim", "max_tokens": max_tokens, "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def ask(http: httpx.AsyncClient, url: str, text: str, **fields: Any) -> httpx.Response:
+    """One chat request, read to its end."""
+    return await http.post(url + CHAT, json=chat(text, **fields))
+
+
+def is_complete(response: httpx.Response) -> bool:
+    """Whether a client would take it for a whole answer."""
+    if response.status_code != 200:
+        return False
+    if response.headers["content-type"].startswith("text/event-stream"):
+        return response.text.endswith("data: [DONE]\n\n") and '"error"' not in response.text
+    return response.json()["choices"][0]["finish_reason"] is not None
+
+
+def last_event(text: str) -> Any:
+    """The JSON that the last event of a stream carries."""
+    return orjson.loads(text.strip().rsplit("\n\n", 1)[-1].removeprefix("data: "))
+
+
+class HeldStream:
+    """A streamed answer on its way: its first event was read."""
+
+    def __init__(self, response: httpx.Response, text: AsyncIterator[str], first: str) -> None:
+        self.replica = response.headers["x-kvgate-replica"]
+        self.decision = response.headers["x-kvgate-decision"]
+        self.text = first
+        self._response = response
+        self._text = text
+
+    async def goes_on(self) -> bool:
+        """Whether more of it comes."""
+        piece = await anext(self._text)
+        self.text += piece
+        return '"error"' not in piece
+
+    async def rest(self) -> str:
+        """All of the stream, once it has ended. Raises httpx.TransportError where it was cut."""
+        async for text in self._text:
+            self.text += text
+        return self.text
+
+    async def hang_up(self) -> None:
+        await self._response.aclose()
+
+
+@asynccontextmanager
+async def held_stream(
+    http: httpx.AsyncClient, url: str, text: str, max_tokens: int = 4000, **fields: Any
+) -> AsyncIterator[HeldStream]:
+    """A stream that lasts longer than a test, unless told otherwise; its client hangs up in the end."""
+    async with http.stream("POST", url + CHAT, json=chat(text, max_tokens, stream=True, **fields)) as response:
+        assert response.status_code == 200, await response.aread()
+        pieces = response.aiter_text()
+        yield HeldStream(response, pieces, await anext(pieces))
+
+
+class Load:
+    """Clients that ask one gateway or another, streamed or not, until they are stopped."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, urls: Sequence[str], seed: int = 1, max_tokens: tuple[int, int] = (4, 4)
+    ) -> None:
+        self._http = http
+        self._urls = urls
+        self._rng = random.Random(seed)
+        self._contexts = [prose(f"context {seed} {n}") for n in range(6)]
+        self._max_tokens = max_tokens
+        self._is_stopping = False
+        self._count = 0
+        self.answered = 0
+        self.states: Counter[str] = Counter()
+        """Answers by the state in their decision: degraded or fallback."""
+        self.broken = 0
+        """Streams that ended with an error event: their replica died."""
+        self.failures: list[str] = []
+        """Everything else that is not a whole answer."""
+
+    async def _client(self) -> None:
+        while not self._is_stopping:
+            self._count += 1
+            text = f"{self._rng.choice(self._contexts)} question {self._count}"
+            url = self._rng.choice(self._urls)
+            try:
+                response = await ask(
+                    self._http,
+                    url,
+                    text,
+                    max_tokens=self._rng.randint(*self._max_tokens),
+                    stream=self._rng.random() < 0.5,
+                )
+            except httpx.TransportError as error:
+                self.failures.append(f"{url}: {error!r}")
+            else:
+                self._note(url, response)
+
+    def _note(self, url: str, response: httpx.Response) -> None:
+        if is_complete(response):
+            self.answered += 1
+            self.states[response.headers["x-kvgate-decision"].rsplit("state=", 1)[1]] += 1
+        elif response.status_code == 200 and last_event(response.text).get("error", {}).get("code") == "stream_broken":
+            self.broken += 1
+        else:
+            self.failures.append(f"{url}: {response.status_code} {response.text[-300:]}")
+
+    def stop(self) -> None:
+        """No more requests after those under way."""
+        self._is_stopping = True
+
+
+@asynccontextmanager
+async def running_load(load: Load, clients: int = 6) -> AsyncIterator[Load]:
+    """Keep `clients` clients busy; on leaving, every request under way is answered first."""
+    tasks = Tasks()
+    running = [tasks.spawn(load._client(), f"client {n}") for n in range(clients)]
+    try:
+        yield load
+        load.stop()
+        await asyncio.gather(*running)
+    finally:
+        load.stop()
+        await tasks.close()

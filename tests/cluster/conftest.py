@@ -1,0 +1,34 @@
+"""One healthy cluster for the tests that leave it as it is: three gateways, three replicas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from bench.cluster import Cluster, running_cluster
+from tests.cluster.ledger import Ledger
+
+# Twenty streams of 4 000 tokens, 20 ms each, stay open for as long as a test wants.
+REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
+CONFIG = {"redis": {"budget_ms": 200}, "policy": {"allow_header": True}}
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(gateways=3, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as client:
+        yield client
+
+
+@pytest.fixture
+async def ledger(cluster: Cluster) -> AsyncIterator[Ledger]:
+    async with redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client:
+        yield Ledger(client, cluster.pool)

@@ -1,0 +1,85 @@
+"""Gateways beside those of a running cluster: processes of a test's own, to be stopped, killed and misconfigured."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from bench.cluster import Cluster, free_ports
+from tests.polling import eventually
+
+_COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config")
+
+
+@dataclass
+class GatewayProcess:
+    """One `kvgate gateway`."""
+
+    id: str
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def has_exited(self) -> bool:
+        return self.process.poll() is not None
+
+
+def configured_like(cluster: Cluster, gateway: str, **overrides: Any) -> dict[str, Any]:
+    """The configuration of the cluster's gateways, for another one."""
+    config: dict[str, Any] = yaml.safe_load((cluster.state_dir / "gw0.yaml").read_text())
+    del config["shared_port"]
+    return config | {"id": gateway, "port": free_ports(1)[0]} | overrides
+
+
+@asynccontextmanager
+async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> AsyncIterator[GatewayProcess]:
+    """One more gateway of the cluster, serving; `overrides` are sections of its configuration. Killed in the end."""
+    async with started_gateway(cluster.state_dir, configured_like(cluster, gateway, **overrides)) as process:
+        async with httpx.AsyncClient() as http:
+            await eventually(lambda: _is_ready(http, process), within_s=20)
+        yield process
+
+
+@asynccontextmanager
+async def started_gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[GatewayProcess]:
+    """A gateway's process, ready or not."""
+    file = folder / f"{config['id']}-{config['port']}.yaml"
+    file.write_text(yaml.safe_dump(config))
+    log = file.with_suffix(".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen([*_COMMAND, str(file)], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield GatewayProcess(config["id"], f"http://127.0.0.1:{config['port']}", process, log)
+    finally:
+        await _stop(process)
+
+
+async def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Gently, so that what the test leaves open is given back at once and not by the reaper."""
+    try:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        await eventually(lambda: process.poll() is not None)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _is_ready(http: httpx.AsyncClient, gateway: GatewayProcess) -> bool:
+    assert not gateway.has_exited(), gateway.log.read_text()
+    try:
+        return (await http.get(f"{gateway.url}/ready")).status_code == 200
+    except httpx.TransportError:
+        return False

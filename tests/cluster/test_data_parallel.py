@@ -1,0 +1,76 @@
+"""A data-parallel server is one replica per rank, or refused in words: its ranks have caches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster, SimReplica
+from tests.cluster.clients import ask, prose
+from tests.cluster.gateways import another_gateway, configured_like, started_gateway
+from tests.cluster.servers import another_server, answers
+from tests.polling import eventually
+
+# A model, and so a pool, of its own: the cluster's gateways know nothing of it.
+ARGUMENTS = ("--data-parallel", "2", "--model", "kvgate/two-ranks")
+
+
+@pytest.fixture
+async def server(tmp_path: Path, http: httpx.AsyncClient) -> AsyncIterator[SimReplica]:
+    """A simulated server with two ranks behind one address."""
+    async with another_server(http, tmp_path, *ARGUMENTS) as server:
+        yield server
+
+
+async def state(http: httpx.AsyncClient, server: SimReplica) -> dict[str, Any]:
+    found: dict[str, Any] = (await http.get(f"{server.url}/sim/state")).json()
+    return found
+
+
+async def test_listed_without_a_rank_it_is_refused_with_what_to_do_instead(
+    cluster: Cluster, http: httpx.AsyncClient, server: SimReplica, tmp_path: Path
+) -> None:
+    config = configured_like(cluster, "unranked", replicas=[{"id": "dp", "url": server.url}])
+    async with started_gateway(tmp_path, config) as gateway:
+        await eventually(lambda: answers(http, f"{gateway.url}/health"))
+        ready = await http.get(f"{gateway.url}/ready")
+        assert ready.status_code == 503
+        (reason,) = ready.json()["reasons"]
+        assert reason.startswith("replica dp:")
+        assert "2 ranks" in reason
+        assert "dp_rank" in reason
+        answer = await ask(http, gateway.url, "hello")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+        assert (await state(http, server))["requests"] == 0
+
+
+async def test_listed_once_per_rank_each_rank_is_a_replica_with_a_cache_of_its_own(
+    cluster: Cluster, http: httpx.AsyncClient, server: SimReplica
+) -> None:
+    ranks = [{"id": f"rank{rank}", "url": server.url, "dp_rank": rank} for rank in range(2)]
+    async with another_gateway(cluster, "ranked", replicas=ranks) as gateway:
+        texts = [prose(f"for a rank {n}") for n in range(8)]
+        asked = [await ask(http, gateway.url, text) for text in texts]
+        replicas = [answer.headers["x-kvgate-replica"] for answer in asked]
+        assert set(replicas) == {"rank0", "rank1"}
+        again = [await ask(http, gateway.url, text) for text in texts]
+        assert [answer.headers["x-kvgate-replica"] for answer in again] == replicas
+        assert all(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for answer in again)
+        recent = (await state(http, server))["recent"]
+        assert [f"rank{one['headers']['X-data-parallel-rank']}" for one in recent] == replicas * 2
+
+
+async def test_a_client_cannot_choose_the_rank(cluster: Cluster, http: httpx.AsyncClient, server: SimReplica) -> None:
+    only = [{"id": "rank1", "url": server.url, "dp_rank": 1}]
+    async with another_gateway(cluster, "ranked", replicas=only) as gateway:
+        await http.post(
+            f"{gateway.url}/v1/completions",
+            json={"model": "sim", "prompt": "hello"},
+            headers={"X-data-parallel-rank": "0"},
+        )
+        (request,) = (await state(http, server))["recent"]
+        assert request["headers"]["X-data-parallel-rank"] == "1"

@@ -1,0 +1,192 @@
+"""What one gateway placed, all of them know: the next request may come through any."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from bench.cluster import Cluster
+from tests.cluster.clients import CHAT, HeldStream, ask, chat, held_stream, prose
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+
+MIN_SLACK_REQUESTS = 8
+LOAD_FACTOR = 1.5
+
+
+def replica_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-kvgate-replica"]
+
+
+def matched_tokens(answer: httpx.Response) -> int:
+    return int(answer.headers["x-kvgate-matched-tokens"])
+
+
+def cached_tokens(answer: httpx.Response) -> int:
+    cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def picture(color: tuple[int, int, int]) -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (256, 256), color).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@asynccontextmanager
+async def many_streams(http: httpx.AsyncClient, cluster: Cluster, texts: list[str]) -> AsyncIterator[list[HeldStream]]:
+    """All of them at once, dealt out to the gateways."""
+    async with AsyncExitStack() as stack:
+        urls = cluster.gateway_urls
+        yield await asyncio.gather(
+            *(
+                stack.enter_async_context(held_stream(http, urls[n % len(urls)], text))
+                for n, text in enumerate(texts)
+            )
+        )
+
+
+async def test_a_prompt_that_came_through_one_gateway_is_found_through_every_other(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    first, *others = cluster.gateway_urls
+    text = prose("known to all")
+    began = await ask(http, first, text)
+    assert matched_tokens(began) == 0
+    for url in others:
+        answer = await ask(http, url, f"{text} And another question?")
+        assert replica_of(answer) == replica_of(began)
+        assert matched_tokens(answer) > 400
+        assert cached_tokens(answer) > 400
+
+
+async def test_a_conversation_stays_with_its_replica_whichever_gateways_it_comes_through(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    messages = [{"role": "user", "content": prose("a conversation", words=100)}]
+    replicas, cached = [], []
+    for turn in range(6):
+        url = cluster.gateway_urls[turn % 3]
+        answer = await http.post(url + CHAT, json={"model": "sim", "max_tokens": 8, "messages": messages})
+        replicas.append(replica_of(answer))
+        cached.append(cached_tokens(answer))
+        messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+        messages.append({"role": "user", "content": f"Turn {turn}: {prose(turn, words=30)}"})
+    assert len(set(replicas)) == 1
+    assert cached == sorted(cached)
+    assert cached[1] > 0
+
+
+async def test_an_image_is_asked_about_where_it_was_seen_and_another_one_is_not_mistaken_for_it(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    def about(color: tuple[int, int, int], question: str) -> dict[str, Any]:
+        parts = [{"type": "image_url", "image_url": {"url": picture(color)}}, {"type": "text", "text": question}]
+        return {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": parts}]}
+
+    urls = cluster.gateway_urls
+    seen = await http.post(urls[0] + CHAT, json=about((10, 20, 30), "What is this?"))
+    again = await http.post(urls[1] + CHAT, json=about((10, 20, 30), "Which colour has it?"))
+    other = await http.post(urls[2] + CHAT, json=about((30, 20, 10), "What is this?"))
+    assert replica_of(again) == replica_of(seen)
+    assert matched_tokens(again) > 0
+    assert cached_tokens(again) > 0
+    assert matched_tokens(other) == 0
+    assert cached_tokens(other) < 64
+
+
+async def test_cold_prompts_that_arrive_everywhere_at_once_do_not_herd(
+    cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    async with many_streams(http, cluster, [prose(f"burst {n}") for n in range(24)]) as streams:
+        shares = Counter(stream.replica for stream in streams)
+        assert sorted(shares) == ["r0", "r1", "r2"]
+        assert max(shares.values()) - min(shares.values()) <= 2
+        assert (await ledger.sums()).active == dict(shares)
+    await eventually(lambda: is_drained(ledger))
+
+
+async def test_a_prefix_that_everybody_wants_gains_owners_as_its_owner_fills(
+    cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    text = prose("wanted by all")
+    await ask(http, cluster.gateway_urls[0], text)
+    async with many_streams(http, cluster, [f"{text} Question {n}?" for n in range(24)]) as streams:
+        shares = Counter(stream.replica for stream in streams)
+        assert len(shares) > 1
+        assert max(shares.values()) <= max(MIN_SLACK_REQUESTS, LOAD_FACTOR * len(streams) / 3) + 1
+    await eventually(lambda: is_drained(ledger))
+
+
+async def is_drained(ledger: Ledger) -> bool:
+    sums = await ledger.sums()
+    assert not sums.problems(), sums.problems()
+    return sums.are_zero
+
+
+async def test_round_robin_takes_turns_over_all_gateways_together(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    answers = [
+        await http.post(
+            cluster.gateway_urls[n % 2] + CHAT, json=chat(f"turn {n}"), headers={"x-kvgate-policy": "round_robin"}
+        )
+        for n in range(9)
+    ]
+    replicas = [replica_of(answer) for answer in answers]
+    assert replicas[:3] * 3 == replicas
+    assert sorted(replicas[:3]) == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize("policy", ["consistent_hash", "prefix_kv_aware"])
+async def test_every_gateway_decides_alike(cluster: Cluster, http: httpx.AsyncClient, policy: str) -> None:
+    for n in range(6):
+        body = chat(prose(f"decided alike by {policy} {n}"))
+        answers = [
+            await http.post(url + CHAT, json=body, headers={"x-kvgate-policy": policy}) for url in cluster.gateway_urls
+        ]
+        assert len({replica_of(answer) for answer in answers}) == 1
+
+
+async def test_explain_tells_the_same_everywhere_and_places_nothing(
+    cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    text = prose("explained")
+    answered = await ask(http, cluster.gateway_urls[0], text)
+    explained = [
+        (await http.post(f"{url}/v1/route/explain", json=chat(text))).json() for url in cluster.gateway_urls
+    ]
+    assert {one["choice"]["replica"] for one in explained} == {replica_of(answered)}
+    assert len({one["replicas"][0]["matched_tokens"] for one in explained}) == 1
+    assert (await ledger.sums()).are_zero
+
+
+async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger) -> None:
+    before = await ledger.all_keys()
+    answer = await http.post(cluster.gateway_urls[0] + CHAT, json=chat("hello") | {"model": "nobody/serves-this"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert await ledger.all_keys() == before
+
+
+async def test_a_burst_after_an_idle_time_meets_no_closed_connection(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    """vLLM closes a connection that was idle for 5 s: a request sent into it would be lost, or would look like it."""
+
+    async def burst() -> list[httpx.Response]:
+        return await asyncio.gather(*(ask(http, cluster.gateway_urls[n % 3], f"burst {n}") for n in range(30)))
+
+    await burst()
+    await asyncio.sleep(5.2)
+    for answer in await burst():
+        assert answer.status_code == 200
+    for url in cluster.gateway_urls:
+        assert "kvgate_retries_total{" not in (await http.get(f"{url}/metrics")).text
