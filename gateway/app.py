@@ -65,7 +65,16 @@ class Gateway:
             self.metrics,
         )
         self.status = Status(self.id, self.store, self.fleet, self.metrics)
-        self.proxy = Proxy(self.keyring, self.admission, self.reader, attempts, responses.pin, self.metrics, self.tasks)
+        self.proxy = Proxy(
+            self.keyring,
+            self.admission,
+            self.reader,
+            attempts,
+            responses.pin,
+            self.metrics,
+            self.tasks,
+            settings.timeouts.body_s,
+        )
         self.control: ASGIApp = build_control(
             self.status,
             self.fleet,

@@ -102,7 +102,7 @@ class Attempts:
 
     async def _give_up(self, failure: Failure | None, reply: Reply) -> None:
         if failure is None:
-            raise no_replica(self._fleet)
+            raise no_replica()
         if failure.status:
             await reply.whole(failure.status, failure.headers, failure.body)
             return

@@ -20,7 +20,7 @@ from gateway.fleet import Fleet, Served
 from gateway.paths import stored_response
 from gateway.prompt import Prompt
 
-TRUSTED_FIELDS = ("session_id", "vllm_xargs", "kv_transfer_params")
+TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params")
 """Body fields by which a client could act on the engine past the gateway (facts: vLLM's request schema)."""
 
 _PASSED_HEADERS = ("accept", "traceparent", "tracestate", "anthropic-version", "anthropic-beta", "openai-beta")
@@ -89,25 +89,22 @@ def resolve_model(fleet: Fleet, document: Mapping[str, Any] | None, path: str) -
         if path in PROMPT_PATHS - _MODEL_OPTIONAL or (only is None and fleet.served):
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
         if only is None:
-            raise no_replica(fleet)
+            raise no_replica()
         return only
     if not isinstance(name, str):
         raise bad_field("model", "must be a string.", "invalid_type")
     served = fleet.resolve(name)
     if served is None:
         if not fleet.served:
-            raise no_replica(fleet)
+            raise no_replica()
         shown = name if len(name) <= 100 else name[:100] + "…"
         raise ApiError(404, "model_not_found", f"The model `{shown}` does not exist or is not served here.", "model")
     return served
 
 
-def no_replica(fleet: Fleet) -> ApiError:
-    """A 503 that says what is wrong with each replica."""
-    problems = "; ".join(f"{name}: {problem}" for name, problem in fleet.problems().items())
-    return ApiError(
-        503, "no_replica", f"No replica can serve now ({problems or 'none is known'}).", headers={"retry-after": "1"}
-    )
+def no_replica() -> ApiError:
+    """A 503. Why, with addresses, is for those who run the cluster: /ready tells."""
+    return ApiError(503, "no_replica", "No replica can serve this now; /ready says why.", headers={"retry-after": "1"})
 
 
 def model_of_form(body: bytes) -> dict[str, Any]:

@@ -14,18 +14,17 @@ def guard_media(document: dict[str, Any], limits: PromptLimits) -> bool:
     """Drop the `uuid` of every part of `document`, wherever it is; true if there was one. Raises a 400 for a URL on
     a host that is not allowed. Iterative: a body may be nested as deeply as its parser allows."""
     changed = False
-    waiting: list[Any] = [document]
+    waiting: list[dict[str, Any] | list[Any]] = [document]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             if "uuid" in value and ("type" in value or not _URL_FIELDS.isdisjoint(value)):
                 del value["uuid"]
                 changed = True
-            waiting += value.values()
             if limits.image_hosts:
                 _check_hosts(value, limits)
+        inner = value.values() if isinstance(value, dict) else value
+        waiting += [one for one in inner if isinstance(one, dict | list)]
     return changed
 
 

@@ -9,7 +9,6 @@ from gateway.job import PROMPT_PATHS
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PLACEMENT_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
-_PATHS = PROMPT_PATHS | {"/v1/models", "/v1/route/explain"}
 
 
 class Metrics:
@@ -95,7 +94,7 @@ class Metrics:
 
     def path_label(self, path: str) -> str:
         """A bounded set of labels: clients choose paths."""
-        return path if path in _PATHS else "other"
+        return path if path in PROMPT_PATHS else "other"
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

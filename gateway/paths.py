@@ -23,9 +23,14 @@ def is_plain(path: str) -> bool:
 
 
 def is_denied(path: str, denied: Iterable[str]) -> bool:
-    """Whether a path is one of `denied`, or lies below one; in any case of its letters."""
-    folded = path.casefold()
-    return any(folded == one or folded.startswith(one + "/") for one in (one.rstrip("/").casefold() for one in denied))
+    """Whether a path is one of `denied` (folded), or lies below one; in any case of its letters."""
+    asked = folded(path)
+    return any(asked == one or asked.startswith(one + "/") for one in denied)
+
+
+def folded(path: str) -> str:
+    """A path as deny lists compare it."""
+    return path.rstrip("/").casefold()
 
 
 def upstream_target(path: str, query: bytes) -> str:

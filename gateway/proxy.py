@@ -46,6 +46,7 @@ class Proxy:
         pin: Pin,
         metrics: Metrics,
         tasks: Tasks,
+        body_s: float,
     ) -> None:
         self._keyring = keyring
         self._admission = admission
@@ -54,6 +55,7 @@ class Proxy:
         self._pin = pin
         self._metrics = metrics
         self._tasks = tasks
+        self._body_s = body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every ending is counted and logged here."""
@@ -66,7 +68,7 @@ class Proxy:
             with self._admission.enter():
                 caller = self._keyring.identify(headers)
                 self._reader.refuse_denied(scope["path"])
-                data = await body.read(headers, receive)
+                data = await self._receive(body, headers, receive)
                 job = await self._read(scope, headers, reply.request_id, caller, data)
                 await self._serve(job, receive, reply)
         except ApiError as error:
@@ -91,6 +93,15 @@ class Proxy:
             body.release()
             self._metrics.in_flight.dec()
             self._count(scope["path"], reply, time.perf_counter() - started)
+
+    async def _receive(self, body: Body, headers: dict[str, str], receive: Receive) -> bytes:
+        """The whole body; a client that is slow to send it must not hold a place for ever."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await body.read(headers, receive)
+        except TimeoutError:
+            message = f"body: not complete after {self._body_s:g} s (timeouts.body_s)."
+            raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 
     async def _read(self, scope: Scope, headers: dict[str, str], request_id: str, caller: Caller, data: bytes) -> Job:
         """Read the request; a large one beside the event loop, so that nobody else's tokens wait for it."""

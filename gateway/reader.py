@@ -22,7 +22,7 @@ from gateway.job import (
     usage_request,
 )
 from gateway.media import guard_media
-from gateway.paths import is_denied, is_plain, upstream_target
+from gateway.paths import folded, is_denied, is_plain, upstream_target
 from gateway.prompt import Prompt, PromptLimits, TokenEstimator, read_prompt
 from gateway.settings import GatewaySettings
 
@@ -41,7 +41,7 @@ class Reader:
         self._keyring = keyring
         self._fleet = fleet
         self._policy = settings.policy
-        self._denied = tuple(security.denied_paths)
+        self._denied = tuple(folded(path) for path in security.denied_paths)
         self._removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
         self._limits = PromptLimits(settings.limits.max_image_pixels, tuple(security.image_hosts))
         self._estimators: dict[str, TokenEstimator] = {}

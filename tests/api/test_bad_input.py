@@ -28,7 +28,6 @@ def picture(url: Any) -> list[Any]:
 
 
 RAW = {
-    "empty": b"",
     "blank": b"  \n",
     "not JSON": b"hello",
     "cut off": b'{"model":"sim","messages":[',
@@ -161,12 +160,17 @@ def the_gateway_goes_on(stage: Stage) -> Any:
 )
 @pytest.mark.parametrize("name", list(RAW))
 def test_a_body_that_is_no_json_object_is_refused(stage: Stage, name: str, path: str) -> None:
-    if path == "/v1/nonesuch" and name == "empty":
-        pytest.skip("a path that is not known may need no body")
     answer = post_raw(stage, path, RAW[name])
     assert answer.status_code == 400
     error = error_of(answer)
     assert (error["code"], error["param"], error["type"]) == ("invalid_json", "body", "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/score"])
+def test_a_prompt_needs_a_body(stage: Stage, path: str) -> None:
+    answer = stage.post(path)
+    assert answer.status_code == 400
+    assert (error_of(answer)["code"], error_of(answer)["param"]) == ("invalid_json", "body")
 
 
 @pytest.mark.parametrize("name", list(CHAT))

@@ -15,7 +15,7 @@ from tests.bench.simulator.pictures import data_url
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize"]
 PATHS += ["/v1/rerank", "/v1/score", "/v1/nonesuch", "/v1/route/explain"]
-MUTATIONS = 600
+MUTATIONS = 1500
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
@@ -76,7 +76,7 @@ def check(stage: Stage, path: str, body: bytes) -> None:
         assert answer.json()["error"]["code"], answer.text
 
 
-@settings(max_examples=250, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=700, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(fields, anything, max_size=5))
 def test_any_fields_of_any_type_are_answered(stage: Stage, path: str, body: dict[str, Any]) -> None:
     content = json.dumps({"model": "sim", **body}, ensure_ascii=False)

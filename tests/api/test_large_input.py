@@ -118,6 +118,18 @@ def test_bodies_are_limited_together(stage: Stage, open_cluster: Cluster, tmp_pa
         assert wait_until(lambda: posted(200))
 
 
+def test_a_body_that_never_ends_is_a_408_and_frees_its_place(
+    stage: Stage, open_cluster: Cluster, tmp_path: Path
+) -> None:
+    config = {"timeouts": {"body_s": 0.5}, "limits": {"max_in_flight": 1}}
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{"
+        answer = exchange(url, head)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"body_timeout"' in answer
+        assert stage.http.post(url + "/v1/chat/completions", json=chat_body("x")).status_code == 200
+
+
 def exchange(url: str, data: bytes) -> bytes:
     """Send bytes, read to the end of the answer's head and a little on; b"reset" where the peer cut it off unread."""
     address = urlsplit(url)

@@ -12,6 +12,7 @@ from tests.bench.simulator.pictures import data_url, image_part
 
 FORGED: dict[str, Any] = {
     "session_id": "forged",
+    "request_id": "forged",
     "vllm_xargs": {"kv_cache_report_mode": "full", "session_id": "forged"},
     "kv_transfer_params": {"do_remote_prefill": True},
     "priority": -100,

@@ -1,0 +1,195 @@
+"""What one placement costs in Redis.
+
+For 8 and 64 replicas and chains of 10, 40 and 100 keys: the script's own time (Redis' commandstats) and the round
+trip as a client sees it, one call at a time. Warm: the whole chain is owned. Half: its first half is, the rest is new.
+Cold: all of it is new.
+
+    python -m bench.place [--calls 500] [--redis-url URL] [--out FILE]
+
+Without a URL an embedded Redis is started. `--redis-url` must name a Redis that may be written to; use one of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cluster import free_ports
+from coordinator.errors import StoreDown
+from coordinator.pool import Pool
+from coordinator.scripts import NAMES, PlaceRequest, PolicyKnobs, ReplicaRecord, load
+from coordinator.wire import Wire
+from gateway.local.redis import find_redis_server
+
+GATEWAY = "bench.0"
+TOKENS_PER_KEY = 100
+# What issue and design ask for, in us of script time, by replicas, keys and case.
+GOALS_US = {(8, 40, "warm"): 120, (8, 40, "cold"): 250, (64, 100, "cold"): 1000}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: script time of the mean call, and round trips."""
+
+    replicas: int
+    keys: int
+    case: str
+    script_us: float
+    round_trip_p50_us: float
+    round_trip_p99_us: float
+
+
+@contextmanager
+def embedded_redis() -> Iterator[str]:
+    """A Redis of its own on a free port; yields its URL."""
+    with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
+        (port,) = free_ports(1)
+        command = find_redis_server().command(port, Path(folder))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+async def connect(url: str) -> Wire:
+    """A connection, as soon as the server takes one."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return await Wire.open(url, 1.0, lambda _error: None)
+        except StoreDown:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+def _random_keys(count: int) -> list[str]:
+    return [os.urandom(16).hex() for _ in range(count)]
+
+
+def _chains(case: str, keys: int) -> Callable[[], list[str]]:
+    shared = _random_keys(keys)
+    if case == "warm":
+        return lambda: shared
+    if case == "half":
+        return lambda: shared[: keys // 2] + _random_keys(keys - keys // 2)
+    return lambda: _random_keys(keys)
+
+
+class Bench:
+    """Places on one pool, and reads what it cost."""
+
+    def __init__(self, wire: Wire, pool: Pool, allow_oom: bool) -> None:
+        self._wire = wire
+        self._pool = pool
+        self._script = load("place", allow_oom)
+        self._placed = 0
+
+    async def place(self, keys: list[str]) -> float:
+        """One placement; its round trip in us."""
+        self._placed += 1
+        tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
+        request = PlaceRequest(f"{GATEWAY}-{self._placed}", keys, tokens, tokens[-1], PolicyKnobs(), seed=self._placed)
+        arguments = request.script_args(GATEWAY, 1, "place")
+        started = time.perf_counter()
+        reply = await self._wire.run(self._script, request.script_keys(self._pool.keys, GATEWAY), arguments)
+        took_us = (time.perf_counter() - started) * 1e6
+        assert reply[0] == b"ok", reply
+        return took_us
+
+    async def measure(self, replicas: int, keys: int, case: str, calls: int) -> Row:
+        chain = _chains(case, keys)
+        for _ in range(20):
+            await self.place(chain())
+        await self._wire.send("CONFIG", "RESETSTAT")
+        trips_us = sorted([await self.place(chain()) for _ in range(calls)])
+        stats = (await self._wire.send("INFO", "commandstats")).decode()
+        found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)
+        assert found is not None
+        assert int(found[1]) == calls, "something else ran scripts on this Redis"
+        return Row(
+            replicas,
+            keys,
+            case,
+            int(found[2]) / calls,
+            trips_us[calls // 2],
+            trips_us[min(calls - 1, calls * 99 // 100)],
+        )
+
+
+async def run(url: str, calls: int, console: Console) -> list[Row]:
+    """All cases, on a pool per number of replicas."""
+    rows = []
+    for replicas in (8, 64):
+        wire = await connect(url)
+        pool = Pool(f"bench-{replicas}-{os.getpid()}", GATEWAY, 1.0)
+        allow_oom = b"redis_version:6" not in await wire.send("INFO", "server")
+        for name in NAMES:
+            await wire.send("SCRIPT", "LOAD", load(name, allow_oom).text)
+        pool.attach(wire, allow_oom)
+        for i in range(replicas):
+            await pool.register(ReplicaRecord(f"r{i}", "life", "ready", 10**9, 0, f"http://127.0.0.1:{i}"))
+        bench = Bench(wire, pool, allow_oom)
+        for keys in (10, 40, 100):
+            for case in ("warm", "half", "cold"):
+                with console.status(f"{replicas} replicas, {keys} keys, {case}"):
+                    rows.append(await bench.measure(replicas, keys, case, calls))
+        await wire.close()
+    return rows
+
+
+def table(rows: list[Row]) -> Table:
+    drawn = Table(title="One placement: one round trip, and this much of Redis' time")
+    for column in ("replicas", "keys", "case", "script", "goal", "round trip p50", "p99"):
+        drawn.add_column(column, justify="right")
+    for row in rows:
+        goal = GOALS_US.get((row.replicas, row.keys, row.case))
+        drawn.add_row(
+            str(row.replicas),
+            str(row.keys),
+            row.case,
+            f"{row.script_us:.0f} us",
+            f"{goal} us" if goal else "",
+            f"{row.round_trip_p50_us:.0f} us",
+            f"{row.round_trip_p99_us:.0f} us",
+        )
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
+    parser.add_argument("--calls", type=int, default=500, help="placements measured in each case")
+    parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    options = parser.parse_args()
+    console = Console()
+    if options.redis_url:
+        rows = asyncio.run(run(options.redis_url, options.calls, console))
+    else:
+        with embedded_redis() as url:
+            rows = asyncio.run(run(url, options.calls, console))
+    console.print(table(rows))
+    if options.out:
+        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+        options.out.write_text(json.dumps(machine | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
