@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable
+from typing import Any
 
 _POLL_S = 0.05
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], within_s: float = 10.0) -> T:
-    """The first true value of `condition`; fails with the last false one when none came in time."""
+async def eventually(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
+    """The first true value of `condition`, which may be async; fails with the last false one when none came in time."""
     deadline = time.monotonic() + within_s
     while True:
-        found = condition()
-        value: T = await found if inspect.isawaitable(found) else found
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
         if value:
             return value
         assert time.monotonic() < deadline, f"still {value!r} after {within_s:g} s"

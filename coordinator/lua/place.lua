@@ -51,15 +51,17 @@ end
 
 -- The candidates: ready and not broken; failing that, whatever was not tried yet (better a try than a refusal).
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
-local incarnations, urls, capacities, since = {}, {}, {}, {}
+local incarnations, capacities, record_of = {}, {}, {}
 local good, any = {}, {}
-local tried = ' ' .. ARGV[7] .. ' '
+local tried = {}
+for replica in string.gmatch(ARGV[7], '%S+') do
+  tried[replica] = true
+end
 for i = 1, #records, 2 do
   local replica = records[i]
-  local incarnation, state, capacity, since_ms, url = string.match(records[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+)')
-  incarnations[replica], urls[replica], capacities[replica] = incarnation, url, tonumber(capacity)
-  since[replica] = since_ms
-  if (ARGV[9] == '' or ARGV[9] == replica) and not string.find(tried, ' ' .. replica .. ' ', 1, true) then
+  local incarnation, state, capacity = string.match(records[i + 1], '^(%S+) (%S+) (%S+)')
+  incarnations[replica], capacities[replica], record_of[replica] = incarnation, tonumber(capacity), records[i + 1]
+  if (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
     any[#any + 1] = replica
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
     if state == 'ready' and open_until <= now then
@@ -166,30 +168,30 @@ end
 
 -- The claims: every key deeper than what the replica already owns. Above `top` no key exists, so the cap on
 -- owners is only asked below it. A copy of a full key is not recorded: its credit is lost, nothing else.
-local since_ms = tonumber(since[replica])
+local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) (%S+)')
+local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
 local claimed_from, claimed_tokens = 0, 0
-local function is_claimable(index, key)
-  if index > top then
-    return true
-  end
+local function is_claimable(key)
   local mine = redis.call('HGET', key, replica)
   if mine then
     return string.match(mine, '^%S+') ~= incarnation
   end
   return redis.call('HLEN', key) < tonumber(ARGV[16])
 end
+local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. ARGV[3]
+local behind = matched_tokens
 for index = matched + 1, count do
   local key = KEYS[FIRST_OWN + index - 1]
-  if is_claimable(index, key) then
-    local span = tokens_at(index) - tokens_at(index - 1)
-    redis.call('HSET', key, replica,
-      incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' ' .. ARGV[3])
-    claimed_tokens = claimed_tokens + span
+  local upto = tonumber(ARGV[FIRST_TOKENS + index - 1])
+  if index > top or is_claimable(key) then
+    redis.call('HSET', key, replica, head .. upto - behind .. tail)
+    claimed_tokens = claimed_tokens + upto - behind
     if claimed_from == 0 then
       claimed_from = index
     end
   end
+  behind = upto
 end
 if claimed_tokens > 0 then
   redis.call('HINCRBY', KEYS[5], replica, claimed_tokens)
@@ -227,7 +229,7 @@ if claimed_from > 0 then
 end
 
 local uncached = math.max(0, prompt_tokens - matched_tokens)
-redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since[replica], uncached, ARGV[20] }, ' '))
+redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since_text, uncached, ARGV[20] }, ' '))
 redis.call('HINCRBY', KEYS[3], replica, 1)
 redis.call('HINCRBY', KEYS[4], replica, uncached)
 local failures, open_until = string.match(breakers[replica] or '0 0', '^(%d+) (%d+)')
@@ -236,5 +238,5 @@ if open_until ~= '0' then
 end
 
 return {
-  'ok', replica, incarnation, urls[replica], why, matched, matched_tokens, claimed_from, touch, last_use, uncached,
+  'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached,
 }

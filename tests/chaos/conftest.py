@@ -36,12 +36,14 @@ def chaos_cluster(chaos_redis: RedisServer) -> Iterator[Stage]:
 @pytest.fixture
 async def stage(chaos_cluster: Stage) -> AsyncIterator[Stage]:
     stage = chaos_cluster
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http:
-        async with redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2) as client:
-            stage.http, stage.ledger = http, Ledger(client, stage.cluster.pool)
-            stage.heal_processes()
-            await stage.healed()
-            yield stage
-            stage.heal_processes()
-            await asyncio.gather(*(stage.clear_faults(replica) for replica in stage.cluster.replicas))
-            await eventually(stage.all_load_is_given_back)
+    async with (
+        httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http,
+        redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2) as client,
+    ):
+        stage.http, stage.ledger = http, Ledger(client, stage.cluster.pool)
+        stage.heal_processes()
+        await stage.healed()
+        yield stage
+        stage.heal_processes()
+        await asyncio.gather(*(stage.clear_faults(replica) for replica in stage.cluster.replicas))
+        await eventually(stage.all_load_is_given_back)

@@ -50,7 +50,10 @@ async def test_after_a_gateway_froze_for_longer_than_its_lease_the_load_is_exact
             for url in (frozen.url, frozen.url, stage.urls[0], stage.urls[1])
         ]
         everyone = Load(stage.http, [*stage.urls, frozen.url])
-        async with running_load(everyone) as load, running_load(Load(stage.http, stage.urls, seed=2), clients=2) as rest:
+        async with (
+            running_load(everyone) as load,
+            running_load(Load(stage.http, stage.urls, seed=2), clients=2) as rest,
+        ):
             await eventually(lambda: load.answered > 20)
             frozen.signal(signal.SIGSTOP)
             await eventually(lambda: is_forgotten(stage, "frozen"), LONGER_THAN_A_LEASE_S)
@@ -69,7 +72,7 @@ async def test_after_a_gateway_froze_for_longer_than_its_lease_the_load_is_exact
 async def test_two_gateways_of_one_id_leave_each_others_reservations_alone(stage: Stage) -> None:
     """By mistake, two containers may be given the same id; each life of a process counts for itself."""
     async with (
-        another_gateway(stage.cluster, "gw0") as twin,
+        another_gateway(stage.cluster, "gw0", timeouts={"grace_s": 0.1}) as twin,
         held_stream(stage.http, twin.url, stage.new_prompt()),
         held_stream(stage.http, stage.urls[0], stage.new_prompt()),
     ):
@@ -77,7 +80,7 @@ async def test_two_gateways_of_one_id_leave_each_others_reservations_alone(stage
         assert await stage.ledger.in_flight("gw0") == 2
         await asyncio.gather(*(ask(stage.http, url, stage.new_prompt()) for url in (twin.url, stage.urls[0])))
         assert await stage.active_is(2)
-        twin.signal(signal.SIGKILL)
+        twin.signal(signal.SIGTERM)
         await eventually(lambda: stage.active_is(1), GIVEN_BACK_WITHIN_S)
         assert is_complete(await ask(stage.http, stage.urls[0], stage.new_prompt()))
 

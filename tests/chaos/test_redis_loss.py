@@ -14,7 +14,7 @@ from tests.cluster.clients import HeldStream, Load, ask, held_stream, is_complet
 from tests.cluster.gateways import GatewayProcess, another_gateway, configured_like, started_gateway
 from tests.polling import eventually
 
-LONGER_THAN_A_LEASE_S = 4.0
+LONGER_THAN_A_LEASE_S = 3.5
 
 
 class Streams:
@@ -123,21 +123,22 @@ async def test_while_redis_is_away_every_gateway_says_so_and_stays_ready(stage: 
 
 async def test_without_redis_all_gateways_choose_the_same_replica_for_the_same_prompt(stage: Stage) -> None:
     await lose_redis(stage)
-    chosen = []
+    chosen: set[str] = set()
     for _ in range(12):
         text = stage.new_prompt()
-        answers = [await ask(stage.http, url, f"{text}{end}") for url in stage.urls for end in ("", " and then?")]
+        texts = [text, f"{text} And then?"]
+        answers = await asyncio.gather(*(ask(stage.http, url, text) for url in stage.urls for text in texts))
         replicas = {answer.headers["x-kvgate-replica"] for answer in answers}
         assert len(replicas) == 1, "a conversation stays where it is, whichever gateway it comes through"
-        chosen += replicas
-    assert set(chosen) == {replica.id for replica in stage.cluster.replicas}, "and conversations are spread"
+        chosen |= replicas
+    assert chosen == {replica.id for replica in stage.cluster.replicas}, "and conversations are spread"
 
 
 async def test_a_hung_redis_delays_a_placement_by_no_more_than_its_budget(stage: Stage) -> None:
-    url, requests = stage.urls[0], 20
+    url = stage.urls[0]
     spent_s = await stage.metric(url, "kvgate_placement_seconds_sum")
     stage.redis.pause()
-    for _ in range(requests):
+    for _ in range(3 * BREAKER_MISSES):
         answer = await ask(stage.http, url, stage.new_prompt())
         assert answer.headers["x-kvgate-decision"].endswith("state=fallback")
     spent_s = await stage.metric(url, "kvgate_placement_seconds_sum") - spent_s

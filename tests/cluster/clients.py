@@ -15,7 +15,7 @@ import orjson
 from gateway.tasks import Tasks
 
 CHAT = "/v1/chat/completions"
-_WORDS = "river stone light paper cloud green table north seven glass".split(" ")
+_WORDS = ("river", "stone", "light", "paper", "cloud", "green", "table", "north", "seven", "glass")
 
 
 def prose(seed: int | str, words: int = 400) -> str:
@@ -24,7 +24,7 @@ def prose(seed: int | str, words: int = 400) -> str:
     return f"{seed}: " + " ".join(rng.choice(_WORDS) for _ in range(words))
 
 
-def chat(text: str, max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+def chat(text: str, max_tokens: int = 2, **fields: Any) -> dict[str, Any]:
     return {"model": "sim", "max_tokens": max_tokens, "messages": [{"role": "user", "content": text}], **fields}
 
 
@@ -88,7 +88,7 @@ class Load:
     """Clients that ask one gateway or another, streamed or not, until they are stopped."""
 
     def __init__(
-        self, http: httpx.AsyncClient, urls: Sequence[str], seed: int = 1, max_tokens: tuple[int, int] = (4, 4)
+        self, http: httpx.AsyncClient, urls: Sequence[str], seed: int = 1, max_tokens: tuple[int, int] = (1, 4)
     ) -> None:
         self._http = http
         self._urls = urls

@@ -11,9 +11,9 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from tests.cluster.ledger import Ledger
 
-# Twenty streams of 4 000 tokens, 20 ms each, stay open for as long as a test wants.
+# One token of an answer takes 20 ms: a stream of 4 000 stays open for as long as a test wants.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
-CONFIG = {"redis": {"budget_ms": 200}, "policy": {"allow_header": True}}
+CONFIG = {"redis": {"budget_ms": 200}, "policy": {"allow_header": True}, "health": {"interval_s": 0.5}}
 
 
 @pytest.fixture(scope="package")

@@ -55,26 +55,30 @@ async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> A
 @asynccontextmanager
 async def started_gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[GatewayProcess]:
     """A gateway's process, ready or not."""
-    file = folder / f"{config['id']}-{config['port']}.yaml"
+    gateway = _start(folder / f"{config['id']}-{config['port']}.yaml", config)
+    try:
+        yield gateway
+    finally:
+        await _stop(gateway)
+
+
+def _start(file: Path, config: dict[str, Any]) -> GatewayProcess:
     file.write_text(yaml.safe_dump(config))
     log = file.with_suffix(".log")
     with log.open("wb") as output:
         process = subprocess.Popen([*_COMMAND, str(file)], stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield GatewayProcess(config["id"], f"http://127.0.0.1:{config['port']}", process, log)
-    finally:
-        await _stop(process)
+    return GatewayProcess(config["id"], f"http://127.0.0.1:{config['port']}", process, log)
 
 
-async def _stop(process: subprocess.Popen[bytes]) -> None:
+async def _stop(gateway: GatewayProcess) -> None:
     """Gently, so that what the test leaves open is given back at once and not by the reaper."""
     try:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        await eventually(lambda: process.poll() is not None)
+        gateway.signal(signal.SIGCONT)
+        gateway.signal(signal.SIGTERM)
+        await eventually(gateway.has_exited)
     finally:
-        process.kill()
-        process.wait()
+        gateway.process.kill()
+        gateway.process.wait()
 
 
 async def _is_ready(http: httpx.AsyncClient, gateway: GatewayProcess) -> bool:

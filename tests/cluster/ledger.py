@@ -17,6 +17,16 @@ for _, flight in ipairs(redis.call('KEYS', ARGV[4])) do
 end
 return look
 """
+_RECORDS = """
+local records = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local owners = redis.call('HGETALL', key)
+  for i = 1, #owners, 2 do
+    records[#records + 1] = { owners[i], owners[i + 1] }
+  end
+end
+return records
+"""
 _FORGET = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end"
 
 
@@ -82,6 +92,16 @@ class Ledger:
             counted_backlog,
             sum(len(flight) for flight in entries),
         )
+
+    async def ownership_problems(self) -> list[str]:
+        """Where the tokens that a replica is believed to own are not the sum of its keys' records."""
+        lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
+        recorded = dict.fromkeys(lives, 0)
+        for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own_prefix + "*"):
+            incarnation, _, _, span_tokens, _, last_use_ms, _ = record.split(" ")
+            if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
+                recorded[owner] += int(span_tokens)
+        return [f"{name}: {owned[name]} of {tokens}" for name, tokens in recorded.items() if int(owned[name]) != tokens]
 
     async def replicas(self) -> dict[str, ReplicaRecord]:
         found = await self._client.hgetall(self._keys.replicas)

@@ -49,10 +49,7 @@ async def many_streams(http: httpx.AsyncClient, cluster: Cluster, texts: list[st
     async with AsyncExitStack() as stack:
         urls = cluster.gateway_urls
         yield await asyncio.gather(
-            *(
-                stack.enter_async_context(held_stream(http, urls[n % len(urls)], text))
-                for n, text in enumerate(texts)
-            )
+            *(stack.enter_async_context(held_stream(http, urls[n % len(urls)], text)) for n, text in enumerate(texts))
         )
 
 
@@ -148,11 +145,10 @@ async def test_round_robin_takes_turns_over_all_gateways_together(cluster: Clust
 
 @pytest.mark.parametrize("policy", ["consistent_hash", "prefix_kv_aware"])
 async def test_every_gateway_decides_alike(cluster: Cluster, http: httpx.AsyncClient, policy: str) -> None:
+    headers = {"x-kvgate-policy": policy}
     for n in range(6):
         body = chat(prose(f"decided alike by {policy} {n}"))
-        answers = [
-            await http.post(url + CHAT, json=body, headers={"x-kvgate-policy": policy}) for url in cluster.gateway_urls
-        ]
+        answers = [await http.post(url + CHAT, json=body, headers=headers) for url in cluster.gateway_urls]
         assert len({replica_of(answer) for answer in answers}) == 1
 
 
@@ -161,9 +157,7 @@ async def test_explain_tells_the_same_everywhere_and_places_nothing(
 ) -> None:
     text = prose("explained")
     answered = await ask(http, cluster.gateway_urls[0], text)
-    explained = [
-        (await http.post(f"{url}/v1/route/explain", json=chat(text))).json() for url in cluster.gateway_urls
-    ]
+    explained = [(await http.post(f"{url}/v1/route/explain", json=chat(text))).json() for url in cluster.gateway_urls]
     assert {one["choice"]["replica"] for one in explained} == {replica_of(answered)}
     assert len({one["replicas"][0]["matched_tokens"] for one in explained}) == 1
     assert (await ledger.sums()).are_zero
@@ -176,9 +170,7 @@ async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.As
     assert await ledger.all_keys() == before
 
 
-async def test_a_burst_after_an_idle_time_meets_no_closed_connection(
-    cluster: Cluster, http: httpx.AsyncClient
-) -> None:
+async def test_a_burst_after_an_idle_time_meets_no_closed_connection(cluster: Cluster, http: httpx.AsyncClient) -> None:
     """vLLM closes a connection that was idle for 5 s: a request sent into it would be lost, or would look like it."""
 
     async def burst() -> list[httpx.Response]:

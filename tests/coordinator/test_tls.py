@@ -60,8 +60,12 @@ async def test_a_wrong_password_or_an_unknown_certificate_is_refused(
 ) -> None:
     url = f"rediss://{credentials}127.0.0.1:{tls_port}/0" + (f"?ssl_ca_certs={certificate}" if trust else "")
     with pytest.raises(StoreError):
-        wire = await Wire.open(url, 2.0, lambda _error: None)
-        try:
-            await wire.send("PING")
-        finally:
-            await wire.close()
+        await greet(url)
+
+
+async def greet(url: str) -> None:
+    wire = await Wire.open(url, 2.0, lambda _error: None)
+    try:
+        await wire.send("PING")
+    finally:
+        await wire.close()

@@ -1,0 +1,142 @@
+"""What coordinator tests stand on: pools with a connection of their own and no heartbeat but the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+import redis.asyncio as redis
+
+from coordinator.keys import PoolKeys
+from coordinator.pool import PlaceRequest, Pool
+from coordinator.scripts import Placement, PolicyKnobs, ReplicaRecord
+from coordinator.store import Store, _load_scripts
+from coordinator.wire import Wire
+
+SPAN_TOKENS = 100
+KEYS = PoolKeys("m")
+
+
+@asynccontextmanager
+async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> AsyncIterator[Pool]:
+    """A pool on a connection of its own."""
+    wire = await Wire.open(url, 5.0, lambda _error: None)
+    pool = Pool("m", gateway, budget_s)
+    pool.attach(wire, await _load_scripts(wire))
+    try:
+        yield pool
+    finally:
+        pool.detach()
+        await wire.close()
+
+
+@asynccontextmanager
+async def running(store: Store) -> AsyncIterator[Store]:
+    """A store with its connection and heartbeat."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(store.run())
+        await store.first_attempt()
+        try:
+            yield store
+        finally:
+            task.cancel()
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait until a condition (plain or async) holds."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            holds = condition()
+            if await holds if asyncio.iscoroutine(holds) else holds:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def drained(*pools: Pool) -> None:
+    """Wait until everything these pools have written behind was executed."""
+    for pool in pools:
+        for _ in range(3):  # a batch sent in the next turn, and what its replies cause
+            await pool.read("PING")
+
+
+def replica(name: str, incarnation: str = "life1", state: str = "ready", capacity_tokens: int = 0) -> ReplicaRecord:
+    return ReplicaRecord(name, incarnation, state, capacity_tokens, 0, f"http://{name}.test:8000")
+
+
+async def register(pool: Pool, count: int, **changes: Any) -> list[str]:
+    """Replicas r0, r1, …"""
+    names = [f"r{i}" for i in range(count)]
+    await asyncio.gather(*(pool.register(replica(name, **changes)) for name in names))
+    return names
+
+
+def chain(*parts: Any) -> list[str]:
+    """A key for each part, each a digest of everything before it: chains with equal beginnings share keys."""
+    keys, digest = [], blake2b(digest_size=16)
+    for part in parts:
+        digest.update(f"{part}|".encode())
+        keys.append(digest.hexdigest())
+    return keys
+
+
+def request(reservation: str, keys: list[str], **changes: Any) -> PlaceRequest:
+    """A prompt of 100 tokens a key."""
+    tokens = [SPAN_TOKENS * (i + 1) for i in range(len(keys))]
+    plain = PlaceRequest(reservation, keys, tokens, SPAN_TOKENS * len(keys) or 1, PolicyKnobs(), seed=1)
+    return replace(plain, **changes)
+
+
+async def place(pool: Pool, reservation: str, keys: list[str], **changes: Any) -> Placement:
+    placement = await pool.place(request(reservation, keys, **changes))
+    assert placement is not None
+    return placement
+
+
+async def now_ms(client: redis.Redis) -> int:
+    seconds, microseconds = await client.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+async def hash_of(client: redis.Redis, key: str) -> dict[str, str]:
+    return dict(await client.hgetall(key))
+
+
+async def numbers(client: redis.Redis, key: str) -> dict[str, int]:
+    """A hash of integers, without the zeros."""
+    return {name: int(value) for name, value in (await client.hgetall(key)).items() if value != "0"}
+
+
+async def owners(client: redis.Redis, key: str) -> dict[str, list[str]]:
+    """replica → the fields of its record."""
+    return {name: text.split(" ") for name, text in (await hash_of(client, KEYS.own_prefix + key)).items()}
+
+
+async def own(
+    client: redis.Redis, key: str, name: str, incarnation: str = "life1", hits: int = 0, last_use_ms: int | None = None
+) -> None:
+    """Write an ownership record as `place` would have."""
+    used = await now_ms(client) if last_use_ms is None else last_use_ms
+    await client.hset(KEYS.own_prefix + key, name, f"{incarnation} claim gpu {SPAN_TOKENS} {hits} {used} other")
+
+
+async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
+    """Every key that matches a pattern (all of them without one) and its value."""
+    readers: dict[str, Callable[[str], Any]] = {
+        "string": client.get,
+        "hash": client.hgetall,
+        "zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+    }
+    found: set[str] = set()
+    for pattern in patterns or ("*",):
+        found.update([key async for key in client.scan_iter(pattern)])
+    return {key: await readers[await client.type(key)](key) for key in sorted(found)}
+
+
+async def calls_of(client: redis.Redis) -> dict[str, int]:
+    """Commands executed since CONFIG RESETSTAT, those inside scripts included."""
+    stats = await client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): int(value["calls"]) for name, value in stats.items()}

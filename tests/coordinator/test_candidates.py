@@ -1,0 +1,146 @@
+"""Whom `place` may choose at all: what was tried, pinned, dead, broken, or has restarted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import PolicyKnobs
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    hash_of,
+    joined,
+    now_ms,
+    numbers,
+    own,
+    place,
+    register,
+    replica,
+    request,
+)
+from tests.redis_server import RedisServer
+
+KNOBS = PolicyKnobs()
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def test_replicas_that_were_tried_are_left_out_even_when_they_own_the_prompt(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 3)
+    keys = chain(1, 2)
+    await own(client, keys[1], "r0")
+    for seed in range(10):
+        placed = await place(pool, "a", keys, tried=("r0", "r2"), seed=seed)
+        assert placed.replica == "r1"
+
+
+async def test_a_tried_name_excludes_no_name_that_contains_it(pool: Pool) -> None:
+    pool.register(replica("r1"))
+    pool.register(replica("r11"))
+    assert (await place(pool, "a", chain(1), tried=("r1",))).replica == "r11"
+    assert (await place(pool, "b", chain(1), tried=("r11",))).replica == "r1"
+
+
+async def test_nobody_is_left_when_all_were_tried(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await place(pool, "first", chain(1))
+    assert await pool.place(request("second", chain(1), tried=("r0", "r1"), release="first")) is None
+    assert await hash_of(client, KEYS.flight("gw0")) == {}
+    assert await numbers(client, KEYS.active) == {}
+    assert pool.live == {}
+
+
+async def test_nobody_is_there_in_a_pool_without_replicas(pool: Pool) -> None:
+    assert await pool.place(request("a", chain(1))) is None
+
+
+async def test_a_retry_gives_the_failed_attempt_back_in_the_same_step(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    first = await place(pool, "first", chain(1, 2, 3))
+    second = await place(pool, "second", chain(1, 2, 3), tried=(first.replica,), release="first")
+    assert second.replica != first.replica
+    assert await numbers(client, KEYS.active) == {second.replica: 1}
+    assert await numbers(client, KEYS.backlog_tokens) == {second.replica: 300}
+    assert list(await hash_of(client, KEYS.flight("gw0"))) == ["second"]
+    assert list(pool.live) == ["second"]
+
+
+async def test_a_pinned_request_goes_nowhere_else(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    keys = chain(1, 2)
+    await own(client, keys[1], "r0")
+    placed = await place(pool, "a", keys, pinned="r2")
+    assert (placed.replica, placed.why) == ("r2", "pinned")
+    assert await pool.place(request("b", keys, pinned="r2", tried=("r2",))) is None
+    assert await pool.place(request("c", keys, pinned="unknown")) is None
+
+
+async def test_a_dead_replica_gets_nothing_while_another_is_ready(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    pool.register(replica("r0", state="dead"))
+    keys = chain(1, 2)
+    await own(client, keys[1], "r0")
+    assert (await place(pool, "a", keys)).replica == "r1"
+
+
+async def test_where_nobody_is_ready_a_try_is_better_than_a_refusal(pool: Pool) -> None:
+    await register(pool, 2, state="dead")
+    placed = await place(pool, "a", chain(1), tried=("r0",))
+    assert (placed.replica, placed.why) == ("r1", "last_resort")
+
+
+async def test_an_open_breaker_keeps_requests_away(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(*range(20))
+    for key in keys:
+        await own(client, key, "r0")
+    await client.hset(KEYS.breakers, "r0", f"3 {await now_ms(client) + 60_000} 0")
+    assert (await place(pool, "a", keys)).replica == "r1"
+    assert (await hash_of(client, KEYS.breakers))["r0"].endswith(" 0")
+
+
+async def test_failures_below_the_threshold_keep_nobody_away(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await client.hset(KEYS.breakers, "r0", "2 0 0")
+    keys = chain(1)
+    await own(client, keys[0], "r0")
+    assert (await place(pool, "a", keys)).replica == "r0"
+    assert await hash_of(client, KEYS.breakers) == {"r0": "2 0 0"}
+
+
+async def test_a_half_open_breaker_lets_one_probe_through(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await client.hset(KEYS.active, "r1", 5)
+    now = await now_ms(client)
+    await client.hset(KEYS.breakers, "r0", f"3 {now - 1} 0")
+    probe = await place(pool, "probe", chain(1))
+    behind = [(await place(pool, f"id{i}", chain("x", i))).replica for i in range(3)]
+    assert probe.replica == "r0"
+    assert behind == ["r1", "r1", "r1"]
+    failures, open_until, probing = (await hash_of(client, KEYS.breakers))["r0"].split(" ")
+    assert (failures, probing) == ("3", "1")
+    assert now + KNOBS.probe_ms <= int(open_until) <= await now_ms(client) + KNOBS.probe_ms
+
+
+async def test_a_probe_that_never_tells_is_followed_by_another(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await client.hset(KEYS.active, "r1", 5)
+    await client.hset(KEYS.breakers, "r0", f"3 {await now_ms(client) - 1} 1")
+    assert (await place(pool, "probe", chain(1))).replica == "r0"
+
+
+async def test_where_every_breaker_is_open_one_is_tried_all_the_same(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    later = await now_ms(client) + 60_000
+    await client.hset(KEYS.breakers, mapping={"r0": f"3 {later} 0", "r1": f"3 {later} 0"})
+    assert (await place(pool, "a", chain(1))).why == "last_resort"

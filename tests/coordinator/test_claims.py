@@ -1,0 +1,267 @@
+"""What a placement writes about ownership, and what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import PolicyKnobs
+from tests.coordinator.stage import (
+    KEYS,
+    calls_of,
+    chain,
+    drained,
+    dump,
+    joined,
+    now_ms,
+    numbers,
+    own,
+    owners,
+    place,
+    register,
+    replica,
+    request,
+)
+from tests.redis_server import RedisServer
+
+TOUCH_MS = 10_000
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def test_a_cold_prompt_is_claimed_from_root_to_tip(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(*range(5))
+    before = await now_ms(client)
+    placed = await place(pool, "res-1", keys)
+    assert placed.claimed_from == 1
+    for key in keys:
+        record = (await owners(client, key))["r0"]
+        assert record[:5] == ["life1", "claim", "gpu", "100", "0"]
+        assert before <= int(record[5]) <= await now_ms(client)
+        assert record[6] == "res-1"
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 500}
+
+
+async def test_only_what_lies_below_the_match_is_claimed(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "first", chain(1, 2, 3))
+    placed = await place(pool, "second", chain(1, 2, 3, 4, 5))
+    assert (placed.matched_keys, placed.claimed_from) == (3, 4)
+    claimed_by = [(await owners(client, key))["r0"][6] for key in chain(1, 2, 3, 4, 5)]
+    assert claimed_by == ["first", "first", "first", "second", "second"]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 500}
+
+
+async def test_spans_are_the_differences_of_the_tokens_behind_the_keys(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2, 3)
+    await place(pool, "a", keys, tokens=[10, 10, 35], prompt_tokens=40)
+    assert [(await owners(client, key))["r0"][3] for key in keys] == ["10", "0", "25"]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 35}
+
+
+async def test_claimed_keys_are_held_by_their_replica_shallow_ones_for_longer(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(*range(8))
+    await place(pool, "a", keys)
+    await drained(pool)
+    assert await client.zrevrange(KEYS.held("r0"), 0, -1) == keys
+
+
+async def test_a_claim_binds_the_chain_to_its_tip_for_a_while(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2, 3)
+    await place(pool, "a", keys)
+    assert await client.get(KEYS.bind(keys[-1])) == " ".join(["r0", "life1", *keys])
+    assert 55 <= await client.ttl(KEYS.bind(keys[-1])) <= 60
+
+
+async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    keys = chain(*range(40))
+    await place(pool, "cold", keys)
+    await drained(pool)
+    before = await dump(client, "*:own:*", "*:held:*", "*:bind:*", "*:owned_tokens")
+    await client.config_resetstat()
+    placed = await place(pool, "warm", keys, seed=8)  # a seed that would count a hit
+    await drained(pool)
+    calls = await calls_of(client)
+    assert (placed.matched_keys, placed.claimed_from, placed.touch) == (40, 0, False)
+    assert {name: calls.get(name, 0) for name in ("hset", "hincrby", "set", "zadd", "hdel")} == {
+        "hset": 1,
+        "hincrby": 2,
+        "set": 0,
+        "zadd": 0,
+        "hdel": 0,
+    }
+    assert await dump(client, "*:own:*", "*:held:*", "*:bind:*", "*:owned_tokens") == before
+
+
+async def test_a_full_key_gains_no_more_owners(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 6)
+    keys = chain("system", "more")
+    knobs = replace(PolicyKnobs(), max_owners=3)
+    for i in range(6):
+        await place(pool, f"id{i}", keys, pinned=f"r{i}", knobs=knobs)
+    assert [len(await owners(client, key)) for key in keys] == [3, 3]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200, "r1": 200, "r2": 200}
+
+
+async def test_below_a_full_key_a_new_continuation_is_still_claimed(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    knobs = replace(PolicyKnobs(), max_owners=2)
+    for i in range(2):
+        await place(pool, f"id{i}", chain("system"), pinned=f"r{i}", knobs=knobs)
+    placed = await place(pool, "third", chain("system", "question"), pinned="r2", knobs=knobs)
+    assert placed.claimed_from == 2
+    assert list(await owners(client, chain("system", "question")[1])) == ["r2"]
+    pool.done("third")
+    await drained(pool)
+    again = await place(pool, "fourth", chain("system", "question", "next"), knobs=knobs)
+    assert (again.replica, again.matched_keys) == ("r2", 2)
+
+
+async def test_what_a_replica_owns_already_is_not_counted_twice_when_its_depth_is_understated(
+    pool: Pool, client: redis.Redis
+) -> None:
+    """r1 owns a deep key but not the root, so that its depth is not found; the key must not be claimed again."""
+    await register(pool, 2)
+    keys = chain(*range(12))
+    for key in keys:
+        await own(client, key, "r0")
+    await own(client, keys[6], "r1")
+    await place(pool, "a", keys, pinned="r1")
+    assert (await owners(client, keys[6]))["r1"][6] == "other"
+    assert await numbers(client, KEYS.owned_tokens) == {"r1": 1100}
+
+
+async def test_records_of_dead_incarnations_are_removed_where_they_are_met(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2, incarnation="life2")
+    keys = chain(*range(6))
+    for key in keys:
+        await own(client, key, "r0", "life1")
+    await own(client, keys[1], "r1", "life2")
+    assert (await place(pool, "a", keys[:5], pinned="r1")).matched_keys == 2
+    left = [list(await owners(client, key)) for key in keys]
+    assert left[1:5] == [["r1"]] * 4
+    assert left[5] == ["r0"]  # not on this chain
+    assert await numbers(client, KEYS.owned_tokens) == {"r1": 300}
+
+
+async def test_the_claim_of_a_former_life_is_claimed_anew(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(1, 2, 3)
+    for key in keys:
+        await own(client, key, "r0", "life0")
+        await own(client, key, "r1")
+    placed = await place(pool, "a", keys, pinned="r0")
+    assert placed.claimed_from == 1
+    assert [(await owners(client, key))["r0"][0] for key in keys] == ["life1"] * 3
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
+
+
+async def test_a_hit_by_another_continuation_is_counted_once_in_eight_for_eight(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await place(pool, "first", chain("system", "a"))
+    tip = chain("system")[0]
+    for seed in range(1, 33):
+        await place(pool, f"id{seed}", chain("system", f"q{seed}"), seed=seed)
+    assert (await owners(client, tip))["r0"][4] == "32"
+
+
+async def test_a_full_match_is_no_hit_by_another(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain("system", "a")
+    for seed in range(0, 64, 8):
+        await place(pool, f"id{seed}", keys, seed=seed)
+    assert [(await owners(client, key))["r0"][4] for key in keys] == ["0", "0"]
+
+
+async def test_the_last_use_is_written_at_most_once_in_ten_seconds(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2)
+    used = await now_ms(client) - TOUCH_MS + 5_000
+    for key in keys:
+        await own(client, key, "r0", last_use_ms=used)
+    fresh = await place(pool, "a", keys)
+    assert (fresh.touch, fresh.last_use_ms) == (False, used)
+    assert (await owners(client, keys[1]))["r0"][5] == str(used)
+
+    used -= 5_001
+    for key in keys:
+        await own(client, key, "r0", hits=16, last_use_ms=used)
+    due = await place(pool, "b", keys)
+    again = await place(pool, "c", keys)
+    await drained(pool)
+    assert (due.touch, due.last_use_ms) == (True, used)
+    assert (again.touch, again.last_use_ms >= used + TOUCH_MS) == (False, True)
+    shallow, deep = (await owners(client, keys[0]))["r0"], (await owners(client, keys[1]))["r0"]
+    assert shallow[5] == str(used)
+    assert deep[:5] == ["life1", "claim", "gpu", "100", "16"]
+    assert deep[5:] == [str(again.last_use_ms), "other"]
+    assert await client.zrevrange(KEYS.held("r0"), 0, -1) == keys
+
+
+async def test_claims_of_a_failed_attempt_are_withdrawn_and_others_are_not(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "first", chain(1, 2))
+    asked = request("second", chain(1, 2, 3, 4))
+    placed = await pool.place(asked)
+    assert placed is not None
+    pool.withdraw(asked, placed)
+    await drained(pool)
+    assert [list(await owners(client, key)) for key in chain(1, 2, 3, 4)] == [["r0"], ["r0"], [], []]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    assert await client.zrevrange(KEYS.held("r0"), 0, -1) == chain(1, 2)
+
+
+async def test_withdrawing_twice_changes_nothing_more(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    asked = request("a", chain(1, 2))
+    placed = await pool.place(asked)
+    assert placed is not None
+    pool.withdraw(asked, placed)
+    pool.withdraw(asked, placed)
+    await drained(pool)
+    assert await numbers(client, KEYS.owned_tokens) == {}
+
+
+async def test_a_placement_that_claimed_nothing_withdraws_nothing(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1, 2))
+    asked = request("b", chain(1, 2))
+    placed = await pool.place(asked)
+    assert placed is not None
+    pool.withdraw(asked, placed)
+    await drained(pool)
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+
+
+async def test_an_incarnation_that_comes_back_counts_only_what_it_used_since(pool: Pool, client: redis.Redis) -> None:
+    """Two gateways may disagree for a moment on which life a replica is living; the sums must survive it."""
+    await register(pool, 1)
+    await place(pool, "a", chain("a", 1))
+    await drained(pool)
+    long_ago = await now_ms(client) - 60_000
+    for key in chain("b", 1):
+        await own(client, key, "r0", last_use_ms=long_ago)
+    pool.register(replica("r0", "life2"))
+    pool.register(replica("r0", "life1"))
+    touched = await place(pool, "b", chain("b", 1))
+    assert (touched.matched_keys, touched.touch) == (2, True)
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+    pool.hold("r0", [*chain("a", 1), *chain("b", 1)])
+    dropped = await pool.drop("r0", await now_ms(client) + 10_000, [*chain("a", 1), *chain("b", 1)])
+    assert dropped == 4
+    assert await numbers(client, KEYS.owned_tokens) == {}

@@ -1,0 +1,136 @@
+"""explain shows the decision that place would take, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import PlaceRequest, Pool
+from coordinator.scripts import PolicyKnobs
+from tests.coordinator.stage import KEYS, chain, drained, dump, joined, now_ms, own, register, replica, request
+from tests.redis_server import RedisServer
+
+POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def explain(pool: Pool, asked: PlaceRequest) -> dict[str, Any]:
+    answer = await pool.explain(asked)
+    assert answer is not None
+    return dict(json.loads(answer))
+
+
+async def scramble(pool: Pool, client: redis.Redis, dice: random.Random, names: list[str]) -> list[str]:
+    """A state that months of use might leave behind, and a chain to place in it."""
+    now = await now_ms(client)
+    for name in names:
+        pool.register(replica(name, state=dice.choice(["ready", "ready", "ready", "dead"])))
+        await client.hset(KEYS.active, name, dice.randint(0, 20))
+        await client.hset(KEYS.backlog_tokens, name, dice.randint(0, 4000))
+        await client.hset(KEYS.owned_tokens, name, dice.randint(0, 50_000))
+        await client.hdel(KEYS.breakers, name)
+        if dice.random() < 0.3:
+            await client.hset(KEYS.breakers, name, f"3 {now + dice.choice([-1000, 60_000])} {dice.choice('01')}")
+    await drained(pool)
+    keys = chain(dice.random(), *range(dice.randint(0, 25)))[1:]
+    for name in names:
+        for key in keys[: dice.randint(0, len(keys))]:
+            life = dice.choice(["life1", "life1", "life0"])
+            await own(client, key, name, life, hits=dice.choice([0, 8, 800]), last_use_ms=now - dice.randint(0, 20_000))
+    return keys
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_explain_writes_nothing_and_names_what_place_then_takes(
+    pool: Pool, client: redis.Redis, policy: str
+) -> None:
+    dice = random.Random(policy)
+    names = await register(pool, 5)
+    for case in range(10):
+        keys = await scramble(pool, client, dice, names)
+        asked = request(
+            f"id{case}",
+            keys,
+            knobs=PolicyKnobs(policy),
+            seed=dice.getrandbits(31),
+            tried=tuple(dice.sample(names, dice.randint(0, 2))),
+            order=tuple(dice.sample(names, 5)),
+            pinned=dice.choice(["", "", "", "r1"]),
+        )
+        before = await dump(client)
+        answer = await pool.explain(asked)
+        assert await dump(client) == before
+        placed = await pool.place(asked)
+        if placed is None:
+            assert answer is None
+            continue
+        assert answer is not None
+        told = json.loads(answer)
+        assert (told["replica"], told["incarnation"], told["why"], told["matched_tokens"]) == (
+            placed.replica,
+            placed.incarnation,
+            placed.why,
+            placed.matched_tokens,
+        )
+
+
+async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3, capacity_tokens=10_000)
+    keys = chain(*range(10))
+    for key in keys[:4]:
+        await own(client, key, "r1", hits=24)
+    await client.hset(KEYS.active, mapping={"r0": 1, "r1": 9, "r2": 2})
+    await client.hset(KEYS.backlog_tokens, mapping={"r1": 700})
+    told = await explain(pool, request("x", keys, tried=("r2",)))
+    listed = {one["replica"]: one for one in told["replicas"]}
+    assert set(listed) == {"r0", "r1"}
+    assert listed["r1"] == {
+        "replica": "r1",
+        "active": 9,
+        "backlog_tokens": 700,
+        "owned_tokens": 0,
+        "capacity_tokens": 10_000,
+        "matched_keys": 4,
+        "matched_tokens": 400,
+        "charged_tokens": 600,
+        "displaced_tokens": 0,
+        "load_tokens": 9 * 128,
+        "cost": listed["r1"]["cost"],
+        "guarded": True,
+    }
+    # r0 lacks 400 tokens that others share: charged at copy_weight times the part of its cache that they take.
+    assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (8 * 400 / 10_000))
+    assert listed["r1"]["cost"] >= 600 + 700 + 9 * 128
+    assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")
+    assert told["prompt_tokens"] == 1000
+
+
+async def test_the_replica_with_the_least_cost_is_the_one_named(pool: Pool, client: redis.Redis) -> None:
+    dice = random.Random(7)
+    names = await register(pool, 5, capacity_tokens=60_000)
+    for case in range(10):
+        keys = await scramble(pool, client, dice, names)
+        told = await explain(pool, request(f"id{case}", keys, seed=case))
+        below = [one for one in told["replicas"] if not one["guarded"]] or told["replicas"]
+        chosen = next(one for one in told["replicas"] if one["replica"] == told["replica"])
+        assert chosen["cost"] == min(one["cost"] for one in below)
+
+
+async def test_explain_of_a_pool_that_nobody_serves_says_so(pool: Pool) -> None:
+    assert await pool.explain(request("x", chain(1))) is None
+
+
+async def test_explain_needs_no_lease(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await client.delete(KEYS.gateways)
+    assert (await explain(pool, request("x", chain(1))))["replica"] == "r0"

@@ -1,0 +1,256 @@
+"""Which replica a placement chooses, and what it says of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import PolicyKnobs
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    drained,
+    hash_of,
+    joined,
+    numbers,
+    own,
+    owners,
+    place,
+    register,
+    replica,
+)
+from tests.redis_server import RedisServer
+
+KNOBS = PolicyKnobs()
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def test_on_an_idle_cluster_a_deepest_owner_is_always_chosen(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 6)
+    keys = chain(*range(12))
+    for depth, name in ((3, "r1"), (8, "r2"), (8, "r4"), (5, "r5")):
+        for key in keys[:depth]:
+            await own(client, key, name)
+    for seed in range(25):
+        placed = await place(pool, "a", keys, seed=seed)
+        assert placed.replica in {"r2", "r4"}
+        assert (placed.why, placed.matched_keys, placed.matched_tokens) == ("hit", 8, 800)
+        assert placed.backlog_tokens == 400
+        await restore(pool, client, placed.replica, keys[8:])
+
+
+async def restore(pool: Pool, client: redis.Redis, name: str, claimed: list[str]) -> None:
+    """Undo what a placement changed, for the next to see the same state."""
+    pool.done("a")
+    for key in claimed:
+        await client.hdel(KEYS.own_prefix + key, name)
+    await client.hdel(KEYS.owned_tokens, name)
+    await drained(pool)
+
+
+async def test_a_shared_prefix_is_not_enough_to_leave_its_owner_while_everybody_is_idle(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 4, capacity_tokens=1_000_000)
+    keys = chain("system", "question")
+    await own(client, keys[0], "r3", hits=10_000)
+    assert (await place(pool, "a", keys)).replica == "r3"
+
+
+async def test_a_cold_prompt_goes_where_it_displaces_least(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3, capacity_tokens=1000)
+    await client.hset(KEYS.owned_tokens, mapping={"r0": 950, "r1": 600, "r2": 990})
+    placed = await place(pool, "a", chain(*range(5)))
+    assert (placed.replica, placed.why) == ("r1", "cold")
+
+
+async def test_a_cold_prompt_goes_to_the_fewest_owned_tokens_where_every_cache_has_room(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 3, capacity_tokens=100_000)
+    await client.hset(KEYS.owned_tokens, mapping={"r0": 950, "r1": 990, "r2": 600})
+    assert (await place(pool, "a", chain(1))).replica == "r2"
+
+
+async def test_ties_fall_to_chance_on_every_replica(pool: Pool) -> None:
+    names = await register(pool, 4)
+    chosen = set()
+    for seed in range(60):
+        chosen.add((await place(pool, "a", [], seed=seed * 7919, prompt_tokens=100)).replica)
+        pool.done("a")
+        await drained(pool)
+    assert chosen == set(names)
+
+
+async def test_the_reply_names_the_url_and_the_incarnation(pool: Pool) -> None:
+    pool.register(replica("r0", "life7"))
+    placed = await place(pool, "a", chain(1))
+    assert (placed.replica, placed.incarnation, placed.url) == ("r0", "life7", "http://r0.test:8000")
+
+
+async def test_placing_reserves_load_under_the_reservations_id(pool: Pool, client: redis.Redis) -> None:
+    pool.register(replica("r0"))
+    await place(pool, "a", chain(1, 2))
+    await place(pool, "b", chain(1, 2, 3))
+    since = (await hash_of(client, KEYS.replicas))["r0"].split(" ")[3]
+    assert await numbers(client, KEYS.active) == {"r0": 2}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 300}
+    assert await hash_of(client, KEYS.flight("gw0")) == {
+        "a": f"r0 life1 {since} 200 {chain(1, 2)[-1]}",
+        "b": f"r0 life1 {since} 100 {chain(1, 2, 3)[-1]}",
+    }
+    assert pool.live["b"].backlog_tokens == 100
+
+
+async def test_a_request_without_a_chain_is_placed_by_load(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await client.hset(KEYS.backlog_tokens, "r0", 5000)
+    placed = await place(pool, "a", [], prompt_tokens=50)
+    assert (placed.replica, placed.why, placed.backlog_tokens) == ("r1", "cold", 50)
+    assert (await hash_of(client, KEYS.flight("gw0")))["a"].endswith(" 50 -")
+
+
+async def test_prefill_backlog_outweighs_a_small_match(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(*range(10))
+    await own(client, keys[0], "r0")
+    await client.hset(KEYS.backlog_tokens, "r0", 5000)
+    placed = await place(pool, "a", keys)
+    assert (placed.replica, placed.why, placed.matched_tokens) == ("r1", "rebalanced", 0)
+
+
+async def test_a_shallower_owner_is_a_partial_hit(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(*range(10))
+    for name, depth in (("r0", 9), ("r1", 7)):
+        for key in keys[:depth]:
+            await own(client, key, name)
+    await client.hset(KEYS.backlog_tokens, "r0", 5000)
+    placed = await place(pool, "a", keys)
+    assert (placed.replica, placed.why, placed.matched_keys) == ("r1", "partial_hit", 7)
+
+
+async def test_above_the_load_guard_nobody_is_chosen_while_another_is_below(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    keys = chain(*range(50))
+    for key in keys:
+        await own(client, key, "r0")
+    await client.hset(KEYS.active, mapping={"r0": 8, "r1": 2, "r2": 2})
+    assert (await place(pool, "a", keys)).replica in {"r1", "r2"}
+
+
+async def test_below_the_load_guard_a_busy_owner_still_is_worth_it(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    keys = chain(*range(50))
+    for key in keys:
+        await own(client, key, "r0")
+    await client.hset(KEYS.active, mapping={"r0": 7, "r1": 2, "r2": 2})
+    assert (await place(pool, "a", keys)).replica == "r0"
+
+
+async def test_the_load_guard_rises_with_the_mean(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    keys = chain(*range(50))
+    for key in keys:
+        await own(client, key, "r0")
+    await client.hset(KEYS.active, mapping={"r0": 29, "r1": 20, "r2": 20})
+    assert (await place(pool, "a", keys)).replica == "r0"
+
+
+async def test_where_all_are_above_the_guard_the_cheapest_is_chosen(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await client.hset(KEYS.active, mapping={"r0": 40, "r1": 39})
+    knobs = replace(KNOBS, max_active_requests=10)
+    assert (await place(pool, "a", chain(1), knobs=knobs)).replica == "r1"
+
+
+async def test_the_cap_on_active_requests_holds_while_another_is_below(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(*range(50))
+    for key in keys:
+        await own(client, key, "r0")
+    await client.hset(KEYS.active, "r0", 3)
+    assert (await place(pool, "a", keys, knobs=replace(KNOBS, max_active_requests=3))).replica == "r1"
+
+
+async def test_a_stale_incarnation_is_never_matched(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2, incarnation="life1")
+    keys = chain(*range(4))
+    for key in keys:
+        await own(client, key, "r0", "life0")
+    await own(client, keys[0], "r1", "life1")
+    placed = await place(pool, "a", keys)
+    assert (placed.replica, placed.matched_keys) == ("r1", 1)
+    assert [list(await owners(client, key)) for key in keys] == [["r1"]] * 4
+
+
+async def test_a_restarted_replica_inherits_nothing(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2, 3)
+    await place(pool, "a", keys)
+    pool.done("a")
+    pool.register(replica("r0", "life2"))
+    placed = await place(pool, "b", keys)
+    assert (placed.incarnation, placed.matched_keys, placed.why, placed.claimed_from) == ("life2", 0, "cold", 1)
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
+
+
+async def test_an_owner_that_nobody_registered_is_never_chosen(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1)
+    await own(client, keys[0], "ghost")
+    placed = await place(pool, "a", keys)
+    assert (placed.replica, placed.matched_keys) == ("r0", 0)
+    assert list(await owners(client, keys[0])) == ["r0"]
+
+
+async def test_a_hot_prefix_gains_owners_as_its_owner_fills(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 4, capacity_tokens=1_000_000)
+    system = [f"system{i}" for i in range(40)]
+    owned_by = []
+    for i in range(60):
+        await place(pool, f"id{i}", chain(*system, f"question {i}"), seed=i * 7919)
+        pool.first_token(f"id{i}")
+        owned_by.append(len(await owners(client, chain(*system)[-1])))
+    assert owned_by[0] == 1
+    assert owned_by == sorted(owned_by)
+    assert owned_by[-1] == 4
+    active = await numbers(client, KEYS.active)
+    assert sum(active.values()) == 60
+    assert max(active.values()) - min(active.values()) <= 8
+
+
+async def test_a_prefix_that_only_one_conversation_used_stays_with_its_owner_for_longer(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 2, capacity_tokens=1_000_000)
+    shared, private = chain("system", *range(30)), chain("private", *range(30))
+    for key in shared:
+        await own(client, key, "r0", hits=800)
+    for key in private:
+        await own(client, key, "r0")
+    await client.hset(KEYS.backlog_tokens, "r0", 1000)
+    assert (await place(pool, "a", [*shared, *chain("question 1")])).replica == "r1"
+    pool.done("a")
+    await drained(pool)
+    assert (await place(pool, "b", [*private, *chain("question 2")])).replica == "r0"
+
+
+async def test_a_placement_is_one_call(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    sent = []
+    wire = pool._wire
+    assert wire is not None
+    original = wire._enqueue
+    wire._enqueue = lambda call, command: (sent.append(command[0]), original(call, command))[1]  # type: ignore[method-assign, assignment, func-returns-value]
+    await place(pool, "a", chain(1))
+    assert sent == ["EVALSHA", "EVALSHA"]  # place, and hold written behind it

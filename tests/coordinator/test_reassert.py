@@ -1,0 +1,217 @@
+"""A gateway states what it holds: after a reconnect, an empty store, or a request placed without the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.errors import StoreDown
+from coordinator.pool import Pool, Reservation
+from tests.coordinator.stage import (
+    KEYS,
+    calls_of,
+    chain,
+    drained,
+    hash_of,
+    joined,
+    now_ms,
+    numbers,
+    place,
+    register,
+    replica,
+    request,
+)
+from tests.redis_server import RedisServer
+
+TIP = chain("tip")[0]
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def test_reasserting_an_unchanged_state_changes_only_epoch_and_lease(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    for i in range(5):
+        await place(pool, f"id{i}", chain(i))
+    pool.first_token("id0")
+    await drained(pool)
+    before = [await hash_of(client, key) for key in (KEYS.flight("gw0"), KEYS.active, KEYS.backlog_tokens)]
+    epoch = (await hash_of(client, KEYS.gateways))["gw0"].split(" ")[0]
+    await client.config_resetstat()
+    pool.reassert()
+    await drained(pool)
+    calls = await calls_of(client)
+    assert [await hash_of(client, key) for key in (KEYS.flight("gw0"), KEYS.active, KEYS.backlog_tokens)] == before
+    assert calls["hset"] == 1
+    assert calls.get("hincrby", 0) == 0
+    now_epoch, until_ms = (await hash_of(client, KEYS.gateways))["gw0"].split(" ")
+    assert int(now_epoch) == int(epoch) + 1
+    assert 2000 < int(until_ms) - await now_ms(client) <= 3000
+
+
+async def test_what_is_not_stated_is_dropped_and_given_back(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "kept", chain(1))
+    await place(pool, "lost", chain(2))
+    pool.live.pop("lost")
+    pool.reassert()
+    await drained(pool)
+    assert list(await hash_of(client, KEYS.flight("gw0"))) == ["kept"]
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
+
+
+async def test_what_the_store_lost_is_counted_again(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    await place(pool, "b", chain(2))
+    pool.first_token("b")
+    await drained(pool)
+    before = await hash_of(client, KEYS.flight("gw0"))
+    since = before["a"].split(" ")[2]
+    await client.delete(*[key async for key in client.scan_iter("*")])
+    pool.reassert()
+    await drained(pool)
+    new_since = (await hash_of(client, KEYS.replicas))["r0"].split(" ")[3]
+    restored = await hash_of(client, KEYS.flight("gw0"))
+    assert restored == {name: entry.replace(since, new_since) for name, entry in before.items()}
+    assert await numbers(client, KEYS.active) == {"r0": 2}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
+
+
+async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_its_outcome(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    pool._placing.add("a")
+    await place(pool, "a", chain(1))
+    pool.live.pop("a")
+    pool._placing.add("a")
+    pool.reassert()
+    await drained(pool)
+    assert list(await hash_of(client, KEYS.flight("gw0"))) == ["a"]
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+
+
+async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    asked = request("old", chain(1))
+    wire = pool._wire
+    assert wire is not None
+    old = asked.script_args("gw0", pool._epoch, "place")
+    pool.reassert()
+    reply = await wire.run(pool._script("place"), asked.script_keys(KEYS, "gw0"), old)
+    assert reply == [b"stale"]
+    assert await numbers(client, KEYS.active) == {}
+    assert await client.exists(KEYS.own_prefix + chain(1)[0]) == 0
+
+
+async def test_a_place_of_a_gateway_that_the_store_forgot_reasserts_and_is_placed(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 2)
+    await place(pool, "a", chain(1))
+    await client.delete(*[key async for key in client.scan_iter("*")])
+    placed = await place(pool, "b", chain(1))
+    assert placed.why == "cold"
+    assert sorted(await hash_of(client, KEYS.flight("gw0"))) == ["a", "b"]
+    assert sum((await numbers(client, KEYS.active)).values()) == 2
+
+
+async def test_a_gateway_whose_name_another_life_holds_under_a_newer_epoch_changes_nothing(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await client.hset(KEYS.gateways, "gw0", f"99 {await now_ms(client) + 3000}")
+    await client.hset(KEYS.flight("gw0"), "theirs", "r0 life1 1 100 -")
+    pool.reassert()
+    with pytest.raises(StoreDown):
+        await pool.place(request("mine", chain(1)))
+    assert list(await hash_of(client, KEYS.flight("gw0"))) == ["theirs"]
+
+
+async def test_a_reservation_on_an_incarnation_that_is_not_current_is_not_counted(
+    pool: Pool, client: redis.Redis
+) -> None:
+    """Otherwise, were that incarnation registered later, giving it back would take out what never was put in."""
+    await register(pool, 1, incarnation="life2")
+    pool.live["a"] = Reservation("a", "r0", "life1", 100, TIP)
+    pool.reassert()
+    pool.adopt(Reservation("b", "r0", "life1", 100, TIP))
+    pool.register(replica("r0", "life1"))
+    pool.done("a")
+    pool.done("b")
+    await drained(pool)
+    assert await hash_of(client, KEYS.active) == {"r0": "0"}
+    assert await hash_of(client, KEYS.backlog_tokens) == {"r0": "0"}
+
+
+async def test_a_request_placed_without_the_store_is_counted_and_settled_like_any_other(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 2)
+    await place(pool, "a", chain(1), pinned="r0")
+    pool.adopt(Reservation("b", "r1", "life1", 250, TIP))
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100, "r1": 250}
+    pool.first_token("b")
+    pool.done("b")
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+
+
+async def test_an_adopted_request_replaces_the_placement_that_came_too_late(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await place(pool, "a", chain(1), pinned="r0")
+    pool.adopt(Reservation("a", "r1", "life1", 300, TIP))
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {"r1": 1}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r1": 300}
+
+
+async def test_adopting_costs_the_same_however_many_requests_are_in_flight(pool: Pool, client: redis.Redis) -> None:
+    """A gateway adopts when the store is slow: that must not make it slower."""
+    await register(pool, 20)
+    for i in range(50):
+        pool.live[f"id{i}"] = Reservation(f"id{i}", f"r{i % 20}", "life1", 10, TIP)
+    pool.reassert()
+    await drained(pool)
+    await client.config_resetstat()
+    pool.adopt(Reservation("late", "r1", "life1", 10, TIP))
+    await drained(pool)
+    assert (await calls_of(client))["hset"] == 2
+    assert (await calls_of(client)).get("hgetall", 0) == 0
+    assert sum((await numbers(client, KEYS.active)).values()) == 51
+
+
+async def test_a_request_placed_while_there_was_no_connection_is_stated_on_the_next(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    pool = Pool("m", "gw0", 1.0)
+    pool.register(replica("r0"))
+    pool.adopt(Reservation("a", "r0", "life1", 70, TIP))
+    pool.adopt(Reservation("b", "r0", "life1", 70, TIP))
+    pool.first_token("b")
+    async with joined(redis_server.url) as connected:
+        assert connected._wire is not None
+        pool.attach(connected._wire, connected._allow_oom)
+        await drained(pool)
+        assert await numbers(client, KEYS.active) == {"r0": 2}
+        assert await numbers(client, KEYS.backlog_tokens) == {"r0": 70}
+
+
+async def test_a_returning_gateway_does_not_undo_what_it_missed(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    await register(pool, 1)
+    async with joined(redis_server.url, "gw1") as other:
+        await other.register(replica("r0", "life2"))
+    pool.reassert()
+    await drained(pool)
+    assert (await hash_of(client, KEYS.replicas))["r0"].split(" ")[0] == "life2"

@@ -1,0 +1,152 @@
+"""What is known of a replica, and the circuit breaker that all gateways share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import ReplicaRecord
+from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, numbers, place, register, replica
+from tests.redis_server import RedisServer
+
+OPEN_MS = 1000
+THRESHOLD = 3
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def record_of(client: redis.Redis, name: str) -> ReplicaRecord:
+    return ReplicaRecord.parse(name, (await hash_of(client, KEYS.replicas))[name])
+
+
+async def test_a_new_replica_starts_with_no_load_and_owns_nothing(pool: Pool, client: redis.Redis) -> None:
+    before = await now_ms(client)
+    assert await pool.register(replica("r0", capacity_tokens=500)) == b"new"
+    record = await record_of(client, "r0")
+    assert (record.incarnation, record.state, record.capacity_tokens) == ("life1", "ready", 500)
+    assert record.url == "http://r0.test:8000"
+    assert before <= record.since_ms <= await now_ms(client)
+    for key in (KEYS.active, KEYS.backlog_tokens, KEYS.owned_tokens):
+        assert await hash_of(client, key) == {"r0": "0"}
+
+
+async def test_registering_the_same_again_changes_nothing(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    record = await record_of(client, "r0")
+    assert await pool.register(replica("r0")) == b"same"
+    assert await record_of(client, "r0") == record
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+
+
+async def test_a_correction_keeps_life_load_and_ownership(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    since_ms = (await record_of(client, "r0")).since_ms
+    assert await pool.register(replica("r0", state="dead", capacity_tokens=900)) == b"changed"
+    record = await record_of(client, "r0")
+    assert (record.state, record.capacity_tokens, record.since_ms) == ("dead", 900, since_ms)
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+
+
+async def test_a_new_life_loses_load_ownership_and_breaker(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    for name in ("r0", "r1"):
+        await place(pool, name, chain(name), pinned=name)
+        await client.hset(KEYS.breakers, name, "3 99 0")
+    assert await pool.register(replica("r0", "life2")) == b"new"
+    for key in (KEYS.active, KEYS.backlog_tokens, KEYS.owned_tokens):
+        assert list(await numbers(client, key)) == ["r1"]
+    assert list(await hash_of(client, KEYS.breakers)) == ["r1"]
+
+
+async def test_only_if_absent_never_overwrites(pool: Pool, client: redis.Redis) -> None:
+    assert await pool.register(replica("r0"), only_if_absent=True) == b"new"
+    assert await pool.register(replica("r0", "life2"), only_if_absent=True) == b"same"
+    assert (await record_of(client, "r0")).incarnation == "life1"
+
+
+async def test_every_life_of_a_replica_begins_later_than_the_one_before(pool: Pool, client: redis.Redis) -> None:
+    begun = []
+    for i in range(20):
+        pool.register(replica("r0", f"life{i % 2}"))
+        await drained(pool)
+        begun.append((await record_of(client, "r0")).since_ms)
+    assert begun == sorted(set(begun))
+
+
+async def reported(pool: Pool, client: redis.Redis, outcome: str, incarnation: str = "life1") -> str | None:
+    pool.report("r0", incarnation, outcome, THRESHOLD, OPEN_MS)
+    await drained(pool)
+    return (await hash_of(client, KEYS.breakers)).get("r0")
+
+
+async def probe(pool: Pool, client: redis.Redis, reservation: str) -> None:
+    """Let the time for a probe come, and send it."""
+    failures = (await hash_of(client, KEYS.breakers))["r0"].split(" ")[0]
+    await client.hset(KEYS.breakers, "r0", f"{failures} {await now_ms(client) - 1} 0")
+    await place(pool, reservation, chain(reservation))
+
+
+async def test_a_breaker_opens_at_the_threshold(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    assert [await reported(pool, client, "failure") for _ in range(2)] == ["1 0 0", "2 0 0"]
+    before = await now_ms(client)
+    opened = await reported(pool, client, "failure")
+    assert opened is not None
+    failures, open_until_ms, probing = opened.split(" ")
+    assert (failures, probing) == ("3", "0")
+    assert before + OPEN_MS <= int(open_until_ms) <= await now_ms(client) + OPEN_MS
+
+
+async def test_a_success_closes_it(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for _ in range(THRESHOLD):
+        await reported(pool, client, "failure")
+    assert await reported(pool, client, "success") is None
+    assert await reported(pool, client, "failure") == "1 0 0"
+
+
+async def test_requests_that_were_under_way_when_it_opened_do_not_open_it_further(
+    pool: Pool, client: redis.Redis
+) -> None:
+    """A crash fails everything in flight at once: that is one event, not twenty failed probes."""
+    await register(pool, 1)
+    for _ in range(THRESHOLD):
+        opened = await reported(pool, client, "failure")
+    assert [await reported(pool, client, "failure") for _ in range(20)] == [opened] * 20
+
+
+async def test_each_failed_probe_doubles_the_time_it_stays_open_up_to_twelve_times(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    for _ in range(THRESHOLD):
+        await reported(pool, client, "failure")
+    open_for = []
+    for i in range(6):
+        await probe(pool, client, f"probe{i}")
+        before = await now_ms(client)
+        opened = await reported(pool, client, "failure")
+        assert opened is not None
+        open_for.append(int(opened.split(" ")[1]) - before)
+    assert [round(ms / OPEN_MS) for ms in open_for] == [2, 4, 8, 12, 12, 12]
+
+
+async def test_a_former_lifes_outcome_says_nothing_about_this_one(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1, incarnation="life2")
+    assert await reported(pool, client, "failure", "life1") is None
+    await reported(pool, client, "failure", "life2")
+    assert await reported(pool, client, "success", "life1") == "1 0 0"
+
+
+async def test_an_unknown_replicas_outcome_writes_nothing(pool: Pool, client: redis.Redis) -> None:
+    assert await reported(pool, client, "failure") is None

@@ -1,0 +1,238 @@
+"""Up and down: what a gateway sees of a store that hangs, dies, loses everything, or comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.errors import StoreDown, StoreError, StoreLate
+from coordinator.pool import Pool, Reservation
+from coordinator.store import Store, StoreSettings
+from tests.coordinator.stage import KEYS, chain, drained, eventually, hash_of, numbers, place, replica, request, running
+from tests.redis_server import RedisServer, available_servers, running_redis
+
+MISSES = 3
+
+
+@pytest.fixture(params=sorted(available_servers()))
+def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server that a test may kill."""
+    with running_redis(available_servers()[request.param]) as server:
+        yield server
+
+
+def store_at(server: RedisServer, gateway: str = "gw0", budget_s: float = 0.05) -> Store:
+    return Store(StoreSettings(server.url, budget_s, MISSES, overdue_s=0.5), gateway)
+
+
+@pytest.fixture
+async def store(own_server: RedisServer) -> AsyncIterator[Store]:
+    async with running(store_at(own_server)) as store:
+        yield store
+
+
+async def serving(store: Store) -> Pool:
+    pool = store.pool("m")
+    for name in ("r0", "r1"):
+        pool.register(replica(name))
+    await drained(pool)
+    return pool
+
+
+async def miss(store: Store, pool: Pool, reservation: str) -> None:
+    with pytest.raises(StoreLate) as caught:
+        await pool.place(request(reservation, chain(reservation)))
+    store.note(caught.value)
+
+
+async def test_a_store_that_serves_is_up(store: Store) -> None:
+    assert store.is_up()
+    assert store.reason == ""
+    assert (await place(await serving(store), "a", chain(1))).why == "cold"
+
+
+async def test_one_late_placement_concerns_that_request_only(store: Store, own_server: RedisServer) -> None:
+    pool = await serving(store)
+    own_server.pause()
+    await miss(store, pool, "late")
+    own_server.resume()
+    await drained(pool)
+    await place(pool, "next", chain(1))
+    store.note(None)
+    assert store.is_up()
+    assert store.reconnects == 1
+
+
+async def test_a_hung_store_makes_calls_fail_at_once_and_comes_back_by_itself(
+    store: Store, own_server: RedisServer
+) -> None:
+    changes: list[bool] = []
+    store.on_change = lambda up, _reason: changes.append(up)
+    pool = await serving(store)
+    live = await place(pool, "live", chain("live"))
+    own_server.pause()
+    for i in range(MISSES):
+        await miss(store, pool, f"late{i}")
+    assert not store.is_up()
+    assert "placements in a row" in store.reason
+    with pytest.raises(StoreDown):
+        pool.place(request("at once", chain(1))).send(None)
+    own_server.resume()
+    await eventually(store.is_up)
+    assert changes == [False, True]
+    await drained(pool)
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        assert list(await hash_of(client, KEYS.flight("gw0"))) == ["live"]
+        assert sum((await numbers(client, KEYS.active)).values()) == 1
+        assert sum((await numbers(client, KEYS.owned_tokens)).values()) == 100
+    assert (await place(pool, "after", chain("live"), pinned=live.replica)).matched_keys == 1
+
+
+async def test_a_hung_store_is_noticed_without_any_placement(store: Store, own_server: RedisServer) -> None:
+    await serving(store)
+    own_server.pause()
+    await eventually(lambda: not store.is_up())
+    assert "overdue" in store.reason
+    own_server.resume()
+    await eventually(store.is_up)
+
+
+async def test_a_store_that_restarts_empty_is_told_everything_again(store: Store, own_server: RedisServer) -> None:
+    pool = await serving(store)
+    await place(pool, "a", chain(1), pinned="r0")
+    await place(pool, "b", chain(2), pinned="r1")
+    pool.first_token("b")
+    await drained(pool)
+    own_server.restart_empty()
+    await eventually(lambda: store.reconnects == 2)
+    await drained(pool)
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        lives = {name: text.split(" ")[:2] for name, text in (await hash_of(client, KEYS.replicas)).items()}
+        assert lives == {"r0": ["life1", "ready"], "r1": ["life1", "ready"]}
+        assert list(await hash_of(client, KEYS.gateways)) == ["gw0"]
+        assert sorted(await hash_of(client, KEYS.flight("gw0"))) == ["a", "b"]
+        assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
+        assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
+    await eventually(lambda: pool.fleet is not None and pool.fleet.known)
+
+
+async def test_requests_placed_while_it_was_down_are_counted_when_it_is_up(
+    store: Store, own_server: RedisServer
+) -> None:
+    pool = await serving(store)
+    own_server.kill()
+    await eventually(lambda: not store.is_up())
+    pool.adopt(Reservation("fallback", "r1", "life1", 40, "-"))
+    pool.register(replica("r2"))
+    own_server.start()
+    await eventually(store.is_up)
+    await drained(pool)
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        assert await numbers(client, KEYS.backlog_tokens) == {"r1": 40}
+        assert sorted(await hash_of(client, KEYS.replicas)) == ["r0", "r1", "r2"]
+
+
+async def test_a_gateway_may_start_before_its_store(own_server: RedisServer) -> None:
+    own_server.kill()
+    async with running(store_at(own_server)) as store:
+        assert not store.is_up()
+        assert "cannot connect" in store.reason
+        pool = store.pool("m")
+        pool.register(replica("r0"))
+        own_server.start()
+        await eventually(store.is_up)
+        assert (await place(pool, "a", chain(1))).replica == "r0"
+
+
+async def test_a_pool_first_used_while_up_is_connected_at_once(store: Store) -> None:
+    pool = store.pool("another")
+    assert pool is store.pool("another")
+    pool.register(replica("r0"))
+    assert (await place(pool, "a", chain(1))).replica == "r0"
+
+
+async def test_two_pools_share_nothing_but_the_connection(store: Store) -> None:
+    one, two = await serving(store), store.pool("n")
+    two.register(replica("r0"))
+    await place(one, "a", chain(1), pinned="r0")
+    assert (await place(two, "a", chain(1))).why == "cold"
+
+
+async def test_heartbeats_keep_the_lease_and_give_a_dead_gateways_load_back(
+    store: Store, own_server: RedisServer
+) -> None:
+    pool = await serving(store)
+    async with running(store_at(own_server, "gw1")) as dying:
+        other = dying.pool("m")
+        other.register(replica("r0"))
+        await place(other, "theirs", chain(1))
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        assert sum((await numbers(client, KEYS.active)).values()) == 1
+        await client.hset(KEYS.gateways, "gw1", "1 1")
+        await eventually(lambda: pool.fleet is not None and "gw1" in pool.fleet.expired_gateways)
+        await drained(pool)
+        assert await numbers(client, KEYS.active) == {}
+
+
+async def test_leaving_gives_back_and_is_not_undone_by_the_next_heartbeat(
+    store: Store, own_server: RedisServer
+) -> None:
+    pool = await serving(store)
+    await place(pool, "a", chain(1))
+    await store.leave()
+    with pytest.raises(StoreError):
+        await pool.beat()
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        assert await hash_of(client, KEYS.gateways) == {}
+        assert await hash_of(client, KEYS.flight("gw0")) == {}
+        assert await numbers(client, KEYS.active) == {}
+
+
+async def test_leaving_a_store_that_is_down_is_no_error(own_server: RedisServer) -> None:
+    own_server.kill()
+    async with running(store_at(own_server)) as store:
+        store.pool("m")
+        await store.leave()
+
+
+@pytest.mark.parametrize("turns", [1, 3, 10, 30])
+async def test_it_can_be_stopped_while_it_connects(own_server: RedisServer, turns: int) -> None:
+    own_server.pause()
+    task = asyncio.ensure_future(store_at(own_server).run())
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    own_server.resume()
+
+
+async def test_what_an_operator_should_know_is_said(own_server: RedisServer) -> None:
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        await client.config_set("maxmemory-policy", "allkeys-lru")
+        version = int((await client.info("server"))["redis_version"].split(".")[0])
+    async with running(store_at(own_server)) as store:
+        said = " ".join(store.warnings)
+    assert "volatile-lru" in said
+    assert ("memory is full" in said) == (version < 7)
+
+
+async def test_coordination_goes_on_when_the_memory_is_full(own_server: RedisServer) -> None:
+    """LMCache's chunks may fill the memory. Scripts are flagged allow-oom where the server knows flags."""
+    async with running(store_at(own_server)) as store:
+        pool = await serving(store)
+        async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+            version = int((await client.info("server"))["redis_version"].split(".")[0])
+            await client.config_set("maxmemory", "100kb")
+            with pytest.raises(redis.ResponseError):
+                await client.set("chunk", "x")
+            if version >= 7:
+                assert (await place(pool, "a", chain(1))).why == "cold"
+            else:
+                with pytest.raises(StoreError):
+                    await pool.place(request("a", chain(1)))
+                assert await numbers(client, KEYS.active) == {}
+            await client.config_set("maxmemory", "0")

@@ -1,0 +1,213 @@
+"""One connection, many callers: everybody gets the reply to their own call, or a reason why not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+import uvloop
+
+from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.scripts import Script
+from coordinator.wire import Wire
+from tests.coordinator.stage import eventually
+from tests.redis_server import RedisServer
+
+ECHO = "for i = 1, tonumber(ARGV[2]) do math.sqrt(i) end return ARGV[1]"
+"""Returns its first argument, after as much work as the second says."""
+SLOW = 400_000
+FOREVER_S = 3600.0
+
+
+def script(text: str) -> Script:
+    return Script("test", text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@asynccontextmanager
+async def wired(url: str) -> AsyncIterator[tuple[Wire, list[StoreError]]]:
+    """A wire, and what was said when it broke."""
+    broken: list[StoreError] = []
+    wire = await Wire.open(url, 5.0, broken.append)
+    try:
+        yield wire, broken
+    finally:
+        await wire.close()
+
+
+def count_writes(wire: Wire) -> list[bytes]:
+    writes: list[bytes] = []
+    send = wire._connection.send_packed_command
+
+    async def counting(command: list[bytes], check_health: bool = True) -> None:
+        writes.extend(command)
+        await send(command, check_health)
+
+    wire._connection.send_packed_command = counting  # type: ignore[method-assign, assignment]
+    return writes
+
+
+async def test_replies_come_as_bytes_in_the_order_of_the_calls(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, _):
+        assert await asyncio.gather(*(wire.send("ECHO", i) for i in range(50))) == [b"%d" % i for i in range(50)]
+
+
+async def test_calls_of_one_turn_leave_in_one_write(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, _):
+        writes = count_writes(wire)
+        await asyncio.gather(*(wire.send("ECHO", i) for i in range(50)))
+        assert len(writes) == 1
+        await asyncio.gather(*(wire.run(script(ECHO), (), (i, 0)) for i in range(50)))
+        assert len(writes) <= 3  # the script was unknown to the server: the calls of one read are repeated together
+
+
+async def test_an_error_reply_concerns_only_its_own_caller(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, broken):
+        calls = [wire.send("ECHO", 1), wire.send("NONSENSE"), wire.send("ECHO", 2)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert results[::2] == [b"1", b"2"]
+        assert isinstance(results[1], StoreRefused)
+        assert broken == []
+
+
+async def test_replies_never_go_to_the_wrong_caller(redis_server: RedisServer, client: redis.Redis) -> None:
+    """Calls are cancelled and run late at random, while a slow script now and then lets replies pile up."""
+    dice = random.Random(5)
+    outcomes: dict[str, int] = dict.fromkeys(("answered", "late", "cancelled"), 0)
+    abandoned: dict[str, bytes] = {}
+
+    async def call(wire: Wire, name: str) -> None:
+        budget_s = dice.choice([FOREVER_S, 0.0001, 0.002])
+        work = SLOW if dice.random() < 0.02 else 0
+        reply = wire.run(script(ECHO), (), (name, work), budget_s, lambda late: abandoned.__setitem__(name, late))
+        if dice.random() < 0.3:
+            asyncio.get_running_loop().call_later(dice.random() * 0.004, reply.cancel)
+        try:
+            assert await reply == name.encode()
+            outcomes["answered"] += 1
+        except StoreLate:
+            outcomes["late"] += 1
+        except asyncio.CancelledError:
+            outcomes["cancelled"] += 1
+
+    async with wired(redis_server.url) as (wire, broken):
+        for turn in range(60):
+            await asyncio.gather(*(call(wire, f"{turn}.{i}") for i in range(10)))
+        assert await wire.send("ECHO", "end") == b"end"
+        assert broken == []
+    assert sum(outcomes.values()) == 600
+    assert min(outcomes.values()) > 10
+    assert len(abandoned) == outcomes["late"] + outcomes["cancelled"]
+    assert all(reply == name.encode() for name, reply in abandoned.items())
+
+
+async def test_a_late_caller_fails_at_its_budget_and_others_do_not(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with wired(redis_server.url) as (wire, broken):
+        redis_server.pause()
+        try:
+            late: list[Any] = []
+            hasty = wire.run(script(ECHO), (), ("hasty", 0), 0.01, late.append)
+            patient = wire.run(script(ECHO), (), ("patient", 0), FOREVER_S)
+            with pytest.raises(StoreLate):
+                await hasty
+            assert not patient.done()
+            assert wire.oldest_age_s() > 0
+        finally:
+            redis_server.resume()
+        assert await patient == b"patient"
+        assert late == [b"hasty"]
+        assert wire.oldest_age_s() == 0
+        assert broken == []
+
+
+async def test_a_refusal_reaches_a_caller_that_gave_up_as_well(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, _):
+        late: list[Any] = []
+        wire.run(script("return redis.error_reply('NO')"), (), (), FOREVER_S, late.append).cancel()
+        await wire.send("PING")
+        await eventually(lambda: late)
+        assert isinstance(late[0], Exception)
+
+
+async def test_when_the_server_goes_every_pending_call_fails(client: redis.Redis) -> None:
+    from tests.redis_server import running_redis
+
+    with running_redis() as server:
+        async with wired(server.url) as (wire, broken):
+            server.pause()
+            calls = [wire.send("ECHO", i) for i in range(5)]
+            await asyncio.sleep(0)
+            server.kill()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(result) for result in results} == {StoreDown}
+            assert len(broken) == 1
+            with pytest.raises(StoreDown):
+                await wire.send("PING")
+
+
+async def test_closing_fails_what_is_pending_and_does_not_wait_for_the_server(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with wired(redis_server.url) as (wire, _):
+        redis_server.pause()
+        try:
+            call = wire.send("PING")
+            await wire.close("had enough")
+            with pytest.raises(StoreDown, match="had enough"):
+                await call
+        finally:
+            redis_server.resume()
+
+
+async def test_closing_right_behind_a_write_ends(redis_server: RedisServer, client: redis.Redis) -> None:
+    """asyncio.wait_for (Python 3.11) swallows a cancellation that meets a finished write."""
+    for turns in range(6):
+        async with wired(redis_server.url + "?socket_timeout=5") as (wire, _):
+            wire.send("PING")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
+async def test_closing_twice_is_harmless(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, broken):
+        await wire.close()
+        await wire.close()
+        assert len(broken) == 1
+
+
+async def test_a_server_that_is_not_there_is_down() -> None:
+    with pytest.raises(StoreDown, match="cannot connect"):
+        await Wire.open("redis://127.0.0.1:1/0", 1.0, lambda _: None)
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_down_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreDown):
+        await Wire.open(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 0.1, lambda _: None)
+
+
+async def test_a_server_that_talks_nonsense_breaks_the_wire(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, broken):
+        wire._connection._reader.feed_data(b"+what nobody asked for\r\n")  # type: ignore[attr-defined]
+        await eventually(lambda: broken)
+        assert "nobody asked" in str(broken[0])
+
+
+def test_the_wire_works_on_uvloop(redis_server: RedisServer) -> None:
+    async def main() -> list[Any]:
+        async with wired(redis_server.url) as (wire, _):
+            late = wire.run(script(ECHO), (), ("late", SLOW), 0.0001)
+            replies = await asyncio.gather(late, *(wire.send("ECHO", i) for i in range(3)), return_exceptions=True)
+            return list(replies)
+
+    run: Callable[[Coroutine[Any, Any, list[Any]]], list[Any]] = uvloop.run
+    late, *others = run(main())
+    assert isinstance(late, StoreLate)
+    assert others == [b"0", b"1", b"2"]

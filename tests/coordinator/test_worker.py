@@ -1,0 +1,225 @@
+"""The chores: replicas are believed to hold no more than their caches can."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator import worker
+from coordinator.pool import Pool
+from coordinator.scripts import Fleet
+from coordinator.worker import CLAIM_TTL_MS, Worker, forget_older, trim
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    drained,
+    joined,
+    now_ms,
+    numbers,
+    owners,
+    place,
+    register,
+    replica,
+)
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        yield pool
+
+
+async def fill(pool: Pool, client: redis.Redis, prompts: int, keys_each: int, name: str = "r0") -> list[list[str]]:
+    """Prompts placed on a replica one after the other, 1 s apart as the store sees it."""
+    now, chains = await now_ms(client), [chain("prompt", i, *range(keys_each - 2)) for i in range(prompts)]
+    for i, keys in enumerate(chains):
+        await place(pool, f"fill{i}", keys[:], pinned=name)
+        pool.done(f"fill{i}")
+        await drained(pool)
+        scores = {key: now - 1000 * (prompts - i) + (keys_each - j) / 1000 for j, key in enumerate(keys)}
+        await client.zadd(KEYS.held(name), scores)
+    return chains
+
+
+async def trimmed(pool: Pool, name: str = "r0") -> int:
+    fleet: Fleet = await pool.beat()
+    return await trim(pool, fleet.replicas[name], fleet)
+
+
+async def start_of_life(client: redis.Redis, name: str, ago_ms: int) -> None:
+    """Let the replica have been up for a while."""
+    incarnation, state, capacity, since, url = (await client.hget(KEYS.replicas, name)).split(" ")
+    begun = int(since) - ago_ms
+    await client.hset(KEYS.replicas, name, f"{incarnation} {state} {capacity} {begun} {url}")
+
+
+async def test_dropping_forgets_owner_holding_and_tokens(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2, 3)
+    await place(pool, "a", keys)
+    assert await pool.drop("r0", await now_ms(client) + 1000, keys[1:]) == 2
+    assert [list(await owners(client, key)) for key in keys] == [["r0"], [], []]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+    assert await client.zrange(KEYS.held("r0"), 0, -1) == keys[:1]
+
+
+async def test_dropping_twice_changes_nothing_more(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2)
+    await place(pool, "a", keys)
+    later = await now_ms(client) + 1000
+    assert [await pool.drop("r0", later, keys), await pool.drop("r0", later, keys)] == [2, 0]
+    assert await numbers(client, KEYS.owned_tokens) == {}
+
+
+async def test_a_key_used_in_between_is_not_dropped(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    keys = chain(1, 2)
+    await place(pool, "a", keys)
+    await drained(pool)
+    assert await pool.drop("r0", await now_ms(client) - 60_000, keys) == 0
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+
+
+async def test_one_replicas_key_is_dropped_for_it_alone(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    keys = chain(1)
+    await place(pool, "a", keys, pinned="r0")
+    await place(pool, "b", keys, pinned="r1")
+    await pool.drop("r0", await now_ms(client) + 1000, keys)
+    assert list(await owners(client, keys[0])) == ["r1"]
+    assert await numbers(client, KEYS.owned_tokens) == {"r1": 100}
+
+
+async def test_what_fits_the_cache_is_left_alone(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1, capacity_tokens=10_000)
+    await start_of_life(client, "r0", 60_000)
+    await fill(pool, client, 5, 20)
+    assert await trimmed(pool) == 0
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 9_600}
+
+
+async def test_what_exceeds_the_cache_goes_least_recently_used_first_and_little_else(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1, capacity_tokens=300_000)
+    await start_of_life(client, "r0", 3_000_000)
+    chains = await fill(pool, client, 400, 10)
+    owned = (await numbers(client, KEYS.owned_tokens))["r0"]
+    assert owned > 300_000
+    dropped = await trimmed(pool)
+    left = (await numbers(client, KEYS.owned_tokens))["r0"]
+    assert owned - left == dropped * 100
+    assert 295_000 <= left <= 300_000
+    assert [list(await owners(client, key)) for key in chains[-1]] == [["r0"]] * 10
+    assert [list(await owners(client, key)) for key in chains[0][2:]] == [[]] * 8
+
+
+async def test_a_small_cache_is_not_emptied_for_a_small_excess(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1, capacity_tokens=9_500)
+    await start_of_life(client, "r0", 60_000)
+    await fill(pool, client, 5, 20)
+    dropped = await trimmed(pool)
+    assert 1 <= dropped <= 3
+    assert 9_300 <= (await numbers(client, KEYS.owned_tokens))["r0"] <= 9_500
+
+
+async def test_trimming_a_prompt_leaves_its_beginning(pool: Pool, client: redis.Redis) -> None:
+    """Whoever holds a prefix must hold everything before it: the search relies on it."""
+    await register(pool, 1, capacity_tokens=1_200)
+    keys = chain(*range(20))
+    await place(pool, "a", keys)
+    await drained(pool)
+    await start_of_life(client, "r0", 60_000)
+    await trimmed(pool)
+    owned = [bool(await owners(client, key)) for key in keys]
+    assert owned == [True] * 12 + [False] * 8
+
+
+async def test_where_the_capacity_is_unknown_the_number_of_keys_is_bounded(
+    pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MAX_KEYS", 30)
+    await register(pool, 1)
+    await start_of_life(client, "r0", 60_000)
+    await fill(pool, client, 5, 20)
+    await trimmed(pool)
+    assert await client.zcard(KEYS.held("r0")) == 30
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 3_000}
+
+
+async def test_claims_that_nobody_used_for_the_ttl_are_dropped(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await start_of_life(client, "r0", 2 * CLAIM_TTL_MS)
+    await place(pool, "old", chain("old", 1))
+    await place(pool, "new", chain("new", 1))
+    await drained(pool)
+    long_ago = await now_ms(client) - CLAIM_TTL_MS - 1000
+    await client.zadd(KEYS.held("r0"), dict.fromkeys(chain("old", 1), long_ago))
+    assert await trimmed(pool) == 2
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    assert sorted(await client.zrange(KEYS.held("r0"), 0, -1)) == sorted(chain("new", 1))
+
+
+async def test_what_an_older_incarnation_left_behind_is_dropped_and_not_subtracted(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    old, new = chain("old", *range(299)), chain("new", 1)
+    await place(pool, "a", old)
+    await drained(pool)
+    long_ago = await now_ms(client) - 5000
+    await client.zadd(KEYS.held("r0"), dict.fromkeys(old, long_ago))
+    await pool.register(replica("r0", "life2"))
+    await place(pool, "b", new)
+    assert await trimmed(pool) == 300
+    assert await client.exists(*(KEYS.own_prefix + key for key in old)) == 0
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+
+
+async def test_forgetting_older_keys_spares_what_was_used_since(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    chains = await fill(pool, client, 4, 10)
+    boundary = int(float(await client.zscore(KEYS.held("r0"), chains[2][-1])))
+    assert await forget_older(pool, "r0", boundary) == 18
+    left = set(await client.zrange(KEYS.held("r0"), 0, -1))
+    assert left == {*chains[2], *chains[3]}
+
+
+async def test_only_the_gateway_with_the_worker_lease_trims(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    await register(pool, 1, capacity_tokens=100)
+    await place(pool, "a", chain(1, 2))
+    await start_of_life(client, "r0", 60_000)
+    async with joined(redis_server.url, "gw1") as other:
+        await other.beat()
+        idle, busy = Worker(pool), Worker(other)
+        for _ in range(4):
+            await idle.tick()
+        assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+        for _ in range(4):
+            await busy.tick()
+        assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+
+
+async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
+    pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_TRIM_S", 0.05)
+    monkeypatch.setattr(worker, "_BATCH", 1)
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    await client.zadd(KEYS.held("r0"), {f"{i:032x}": i for i in range(20_000)})
+    chores = Worker(pool)
+    await chores.tick()
+    await chores.tick()
+    assert 0 < await client.zcard(KEYS.held("r0")) < 20_001
+
+
+async def test_a_tick_without_a_connection_is_no_error(pool: Pool) -> None:
+    pool.detach()
+    await Worker(pool).tick()

