@@ -22,8 +22,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
@@ -155,8 +156,27 @@ async def run(url: str, calls: int, console: Console) -> list[Row]:
     return rows
 
 
+async def redis_version(url: str) -> str:
+    wire = await connect(url)
+    try:
+        found = re.search(r"redis_version:(\S+)", (await wire.send("INFO", "server")).decode())
+        return found[1] if found else "unknown"
+    finally:
+        await wire.close()
+
+
+def commit() -> str:
+    """The commit that was measured; `unknown` outside a repository."""
+    asked = subprocess.run(
+        ("git", "rev-parse", "--short", "HEAD"), cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() if asked.returncode == 0 else "unknown"
+
+
 def table(rows: list[Row]) -> Table:
-    drawn = Table(title="One placement: one round trip, and this much of Redis' time")
+    drawn = Table(
+        title="One placement: one call to Redis, and this much of its time", caption="goals are for the script"
+    )
     for column in ("replicas", "keys", "case", "script", "goal", "round trip p50", "p99"):
         drawn.add_column(column, justify="right")
     for row in rows:
@@ -166,7 +186,7 @@ def table(rows: list[Row]) -> Table:
             str(row.keys),
             row.case,
             f"{row.script_us:.0f} us",
-            f"{goal} us" if goal else "",
+            "" if goal is None else f"{'met' if row.script_us <= goal else 'missed'}: {goal} us",
             f"{row.round_trip_p50_us:.0f} us",
             f"{row.round_trip_p99_us:.0f} us",
         )
@@ -180,15 +200,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     console = Console()
-    if options.redis_url:
-        rows = asyncio.run(run(options.redis_url, options.calls, console))
-    else:
-        with embedded_redis() as url:
-            rows = asyncio.run(run(url, options.calls, console))
+    with nullcontext(options.redis_url) if options.redis_url else embedded_redis() as url:
+        version = asyncio.run(redis_version(url))
+        rows = asyncio.run(run(url, options.calls, console))
     console.print(table(rows))
     if options.out:
-        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
-        options.out.write_text(json.dumps(machine | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        facts = {
+            "kvgate": metadata.version("kvgate"),
+            "commit": commit(),
+            "redis": version,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "calls": options.calls,
+        }
+        options.out.write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class PolicyKnobs:
     max_owners: int = 8
     max_active_requests: int = 0
     probe_ms: int = 5000
-    bind_ttl_ms: int = 60_000
+    bind_ttl_ms: int = 15_000
 
     def args(self) -> tuple[Any, ...]:
         """ARGV[12] to ARGV[19] of place."""

@@ -56,6 +56,7 @@ class Store:
         self._wire: Wire | None = None
         self._allow_oom = True
         self._misses = 0
+        self._missed_at = 0.0
         self._broken = asyncio.Event()
         self._first_attempt = asyncio.Event()
 
@@ -80,10 +81,15 @@ class Store:
         await self._first_attempt.wait()
 
     def note(self, error: StoreError | None) -> None:
-        """Count a placement's outcome: too many out of budget in a row and the connection is given up."""
+        """Count a placement's outcome: too many out of budget in a row and the connection is given up.
+
+        Those that miss together count once: a hiccup is one miss, however many were in flight.
+        """
+        now = asyncio.get_running_loop().time()
         if error is None:
             self._misses = 0
-        elif isinstance(error, StoreLate | StoreRefused):
+        elif isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
+            self._missed_at = now
             self._misses += 1
             if self._misses >= self._settings.breaker_misses:
                 self._give_up(f"{self._misses} placements in a row failed; the last: {error}")

@@ -183,15 +183,15 @@ local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. ARG
 local behind = matched_tokens
 for index = matched + 1, count do
   local key = KEYS[FIRST_OWN + index - 1]
-  local upto = tonumber(ARGV[FIRST_TOKENS + index - 1])
+  local span = tonumber(ARGV[FIRST_TOKENS + index - 1]) - behind
   if index > top or is_claimable(key) then
-    redis.call('HSET', key, replica, head .. upto - behind .. tail)
-    claimed_tokens = claimed_tokens + upto - behind
+    redis.call('HSET', key, replica, head .. span .. tail)
+    claimed_tokens = claimed_tokens + span
     if claimed_from == 0 then
       claimed_from = index
     end
   end
-  behind = upto
+  behind = behind + span
 end
 if claimed_tokens > 0 then
   redis.call('HINCRBY', KEYS[5], replica, claimed_tokens)

@@ -27,7 +27,7 @@ REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": BUDGET_S * 1000, "breaker_misses": BREAKER_MISSES, "overdue_ms": 1000},
     "timeouts": {"connect_s": 1, "first_byte_s": FIRST_BYTE_S, "request_s": 60},
-    "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_failures": BREAKER_FAILURES, "breaker_open_s": 1.5},
+    "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_failures": BREAKER_FAILURES, "breaker_open_s": 2},
     "policy": {"allow_header": True},
 }
 _SAMPLE = r"^%s(?:\{([^}]*)\})? (\S+)$"

@@ -57,11 +57,9 @@ async def test_a_plain_answer_that_breaks_off_half_way_is_retried_elsewhere(stag
 
 async def test_a_replica_that_refuses_connections_is_replaced_unnoticed(stage: Stage) -> None:
     text, owner = await stage.warm_prompt()
-    retries = await stage.metric_of_all("kvgate_retries_total", reason="refused")
     owner.kill()
     answers = [await ask(stage.http, url, text, stream=stream) for url in stage.urls for stream in (False, True)]
     assert all(is_complete(answer) and answer.headers["x-kvgate-replica"] != owner.id for answer in answers)
-    assert await stage.metric_of_all("kvgate_retries_total", reason="refused") > retries
 
 
 async def test_a_hung_replica_is_left_after_the_first_byte_timeout_and_its_request_aborted(stage: Stage) -> None:

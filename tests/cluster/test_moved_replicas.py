@@ -1,4 +1,4 @@
-"""What an earlier set of gateways left in the store about replicas that have moved or gone since."""
+"""Replicas that moved, went or restarted while no gateway was looking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from bench.cluster import Cluster
 from coordinator.keys import pool_slug
-from tests.cluster.clients import ask
+from tests.cluster.clients import ask, held_stream, last_event
 from tests.cluster.gateways import another_gateway
 from tests.cluster.ledger import Ledger
 from tests.cluster.servers import another_server
@@ -39,6 +39,31 @@ async def test_gateways_started_anew_find_moved_replicas_at_once_and_gone_ones_s
         await eventually(lambda: is_dead(ledger, "goes"))
         for n in range(4):
             assert (await ask(http, later.url, f"hello {n}")).headers["x-kvgate-replica"] == "moves"
+
+
+async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Nobody would look for 10 s: models and metrics are read again at every fifth check."""
+    async with (
+        another_server(http, tmp_path, "--model", MODEL) as server,
+        another_gateway(
+            cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}], health={"interval_s": 2}
+        ) as gateway,
+        redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
+    ):
+        ledger = Ledger(client, pool_slug(MODEL))
+        before = (await ledger.replicas())["restarts"].incarnation
+        await http.post(f"{server.url}/sim/fail", json={"mode": "hang", "after_tokens": 1})
+        async with held_stream(http, gateway.url, "hello") as stream:
+            server.kill()
+            server.start()
+            assert last_event(await stream.rest())["error"]["code"] == "stream_broken"
+        await eventually(lambda: is_another_life(ledger, before), within_s=5)
+
+
+async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
+    return (await ledger.replicas())["restarts"].incarnation != incarnation
 
 
 async def is_dead(ledger: Ledger, replica: str) -> bool:

@@ -66,6 +66,16 @@ async def test_a_shared_prefix_is_not_enough_to_leave_its_owner_while_everybody_
     assert (await place(pool, "a", keys)).replica == "r3"
 
 
+async def test_a_full_cache_does_not_drive_a_prompt_from_its_owner_while_everybody_is_idle(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 3, capacity_tokens=1000)
+    keys = chain("system", *range(8))
+    await own(client, keys[0], "r1", hits=10_000)
+    await client.hset(KEYS.owned_tokens, "r1", 1000)
+    assert (await place(pool, "a", keys)).replica == "r1"
+
+
 async def test_a_cold_prompt_goes_where_it_displaces_least(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 3, capacity_tokens=1000)
     await client.hset(KEYS.owned_tokens, mapping={"r0": 950, "r1": 600, "r2": 990})

@@ -37,12 +37,14 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
--- In tokens to compute before this request's first token, on every candidate:
---   backlog + what it lacks of the prompt + request_cost_tokens * active
--- What a replica lacks of a prefix that other requests share is charged at this request's share of it: computed
--- once, later requests hit it there too. But a copy takes cache: its share never falls below copy_weight times
--- the part of the cache it takes. A prefix nobody else has used is charged in full.
--- A prompt that nobody holds is also charged what it displaces where the cache is full.
+-- In tokens, on every candidate (why: docs/adr/0002-placing.md):
+--   backlog + 2 * charged + displaced + request_cost_tokens * active
+-- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
+-- request's share of it: computed once, later requests hit it there too. But a copy takes cache: its share never
+-- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full.
+-- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
+-- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
+-- idle, a deepest owner is always the cheapest.
 local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
   local cost, charged, displaced = {}, {}, {}
   for i = 1, fleet.count do
@@ -57,7 +59,8 @@ local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
     charged[i] = prompt_tokens - best_tokens + lacks * share
     displaced[i] = 0
     if capacity > 0 then
-      displaced[i] = math.min(charged[i], math.max(0, fleet.owned[i] + charged[i] - capacity))
+      local copied = best_tokens == 0 and prompt_tokens or lacks * share
+      displaced[i] = math.min(copied, math.max(0, fleet.owned[i] + copied - capacity))
     end
     cost[i] = fleet.backlog[i] + 2 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
   end
