@@ -105,6 +105,9 @@ class PlaceRequest:
     release: str = ""
     """The reservation of the attempt that just failed; given back in the same step."""
     pinned: str = ""
+    """The only replica allowed; empty for any."""
+    serving: Sequence[str] = ()
+    """The replicas that serve the model; empty for all of the pool."""
     order: Sequence[str] = field(default=())
     """The rendezvous order, for consistent_hash."""
 
@@ -143,6 +146,7 @@ class PlaceRequest:
             " ".join(self.order),
             self.prompt_tokens,
             *self.knobs.args(),
+            " ".join(self.serving),
             self.tip,
             *self.tokens,
         ]

@@ -65,7 +65,7 @@ class Served:
     pool: str
     root_model: str
     adapter: str | None
-    replicas: frozenset[str]
+    replicas: tuple[str, ...]
 
 
 class Fleet:
@@ -73,6 +73,7 @@ class Fleet:
 
     def __init__(self, settings: GatewaySettings, store: Store, upstream: Upstream) -> None:
         self.members = {r.id: Member(r.id, r.url, r.dp_rank) for r in settings.replicas}
+        self._configured = frozenset(self.members)
         self._health: HealthSettings = settings.health
         self._store = store
         self._upstream = upstream
@@ -106,7 +107,7 @@ class Fleet:
         return record is not None and record.state == "ready"
 
     def ready_replicas(self) -> list[str]:
-        return [name for name in self.members if self.is_ready(name)]
+        return [name for name in self._configured if self.is_ready(name)]
 
     def cards(self) -> list[dict[str, Any]]:
         """The union of the ready replicas' model cards, by id."""
@@ -118,7 +119,8 @@ class Fleet:
 
     def problems(self) -> dict[str, str]:
         """Why each replica that is not ready is not."""
-        return {m.id: m.problem or "marked dead" for m in self.members.values() if not self.is_ready(m.id)}
+        unready = (self.members[name] for name in sorted(self._configured) if not self.is_ready(name))
+        return {member.id: member.problem or "marked dead" for member in unready}
 
     async def first_round(self) -> None:
         """Wait until every configured replica was asked once."""
@@ -136,7 +138,8 @@ class Fleet:
             await asyncio.sleep(_SEARCH_S if searching else self._health.interval_s)
 
     def _adopt_registered(self) -> None:
-        """Replicas that other gateways registered are members here as well."""
+        """Replicas that other gateways registered are watched as well: one that left every configuration must still
+        be found dead. What this gateway is not configured with gets no request from it."""
         for pool_name in {served.pool for served in self._served.values()}:
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self.members:
@@ -229,20 +232,16 @@ class Fleet:
 
     def _index(self) -> None:
         names: dict[str, Served] = {}
-        for member in self.members.values():
+        for name in sorted(self._configured):
+            member = self.members[name]
             base = base_card(member.cards)
             for card in member.cards:
                 assert base is not None
                 adapter = card.id if card.parent is not None else None
                 known = names.get(card.id)
-                replicas = (known.replicas if known and known.pool == member.pool else frozenset()) | {member.id}
+                replicas = (*(known.replicas if known and known.pool == member.pool else ()), member.id)
                 names[card.id] = Served(member.pool, base.root, adapter, replicas)
         self._served = names
-
-
-def not_serving(pool: Pool, served: Served) -> list[str]:
-    """Replicas of the pool that do not serve this name (an adapter may be loaded on some only)."""
-    return [replica for replica in pool.records if replica not in served.replicas]
 
 
 def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:

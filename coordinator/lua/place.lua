@@ -10,12 +10,13 @@
 -- ARGV[11] prompt_tokens   ARGV[12] min_slack_requests   ARGV[13] load_factor   ARGV[14] request_cost_tokens
 -- ARGV[15] copy_weight   ARGV[16] max_owners   ARGV[17] max_active_requests (0: no cap)
 -- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms
--- ARGV[20] the tip (32 hex; "-" without a chain)   ARGV[21..] tokens behind each key, in the order of KEYS[10..]
+-- ARGV[20] the replicas that serve the model (space separated; "": all of the pool)
+-- ARGV[21] the tip (32 hex; "-" without a chain)   ARGV[22..] tokens behind each key, in the order of KEYS[10..]
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens},
 --         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
 
-local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE = 10, 21, 10000, 8
+local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE = 10, 22, 10000, 8
 
 -- include time
 -- include load
@@ -53,15 +54,20 @@ end
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
 local incarnations, capacities, record_of = {}, {}, {}
 local good, any = {}, {}
-local tried = {}
-for replica in string.gmatch(ARGV[7], '%S+') do
-  tried[replica] = true
+local function set_of(names)
+  local set = {}
+  for name in string.gmatch(names, '%S+') do
+    set[name] = true
+  end
+  return set
 end
+local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
 for i = 1, #records, 2 do
   local replica = records[i]
   local incarnation, state, capacity = string.match(records[i + 1], '^(%S+) (%S+) (%S+)')
   incarnations[replica], capacities[replica], record_of[replica] = incarnation, tonumber(capacity), records[i + 1]
-  if (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
+  local serves = ARGV[20] == '' or serving[replica]
+  if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
     any[#any + 1] = replica
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
     if state == 'ready' and open_until <= now then
@@ -229,7 +235,7 @@ if claimed_from > 0 then
 end
 
 local uncached = math.max(0, prompt_tokens - matched_tokens)
-redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since_text, uncached, ARGV[20] }, ' '))
+redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since_text, uncached, ARGV[21] }, ' '))
 redis.call('HINCRBY', KEYS[3], replica, 1)
 redis.call('HINCRBY', KEYS[4], replica, uncached)
 local failures, open_until = string.match(breakers[replica] or '0 0', '^(%d+) (%d+)')

@@ -14,7 +14,7 @@ from coordinator.errors import StoreError
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
-from gateway.fleet import not_serving, ready_records
+from gateway.fleet import ready_records
 from gateway.job import Job
 from gateway.metrics import Metrics
 from gateway.routing.rendezvous import first_usable, rendezvous_order
@@ -98,7 +98,6 @@ class Router:
 
     def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str) -> PlaceRequest:
         """What the store is asked."""
-        excluded = not_serving(pool, job.served)
         order: Sequence[str] = ()
         if job.policy == "consistent_hash":
             order = rendezvous_order(pool.records, _affinity(job))
@@ -109,7 +108,8 @@ class Router:
             prompt_tokens=job.prompt_tokens,
             knobs=self.knobs(job.policy),
             seed=random.getrandbits(31),
-            tried=[*tried, *excluded],
+            tried=tried,
+            serving=job.served.replicas,
             release=release,
             pinned=job.pinned,
             order=order,
@@ -122,7 +122,8 @@ class Router:
 
     def _fall_back(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """The rule without a store: rendezvous hashing over the last known replicas."""
-        records = {record.replica: record for record in ready_records(pool.records.values())}
+        serving = [record for record in pool.records.values() if record.replica in job.served.replicas]
+        records = {record.replica: record for record in ready_records(serving)}
         order = [job.pinned] if job.pinned in records else rendezvous_order(records, _affinity(job))
         replica = first_usable(order, self._avoided(pool), request.tried)
         if replica is None:

@@ -47,14 +47,11 @@ class Stage:
     # -- healing ---------------------------------------------------------------------------------------------
 
     def heal_processes(self) -> None:
-        """Whatever was stopped goes on, whatever was killed is started again."""
+        """Whatever was stopped goes on; a Redis that was killed is started again."""
         if self.redis.process.poll() is not None:
             self.redis.start()
         self.redis.resume()
         for replica in self.cluster.replicas:
-            assert replica.process is not None
-            if replica.process.poll() is not None:
-                replica.start()
             replica.signal(signal.SIGCONT)
         for index in range(len(self.cluster.gateways)):
             self.cluster.signal_gateway(index, signal.SIGCONT)
@@ -67,9 +64,16 @@ class Stage:
         await eventually(self._no_breaker_is_known)
 
     async def clear_faults(self, replica: SimReplica) -> None:
-        """End its failures, once it listens (it may have just been started)."""
-        await eventually(lambda: self.listens(replica.url), within_s=20)
+        """End its failures; where it has died of one, or was killed, start it again."""
+        await eventually(lambda: self._is_revived(replica), within_s=20)
         await self.http.post(f"{replica.url}/sim/fail", json={"mode": "none"})
+
+    async def _is_revived(self, replica: SimReplica) -> bool:
+        """Asked again and again, because one that crashes is gone a moment after its last words."""
+        assert replica.process is not None
+        if replica.process.poll() is not None:
+            replica.start()
+        return await self.listens(replica.url)
 
     async def listens(self, url: str) -> bool:
         """Whether a replica or gateway answers there."""

@@ -41,6 +41,22 @@ async def test_gateways_started_anew_find_moved_replicas_at_once_and_gone_ones_s
             assert (await ask(http, later.url, f"hello {n}")).headers["x-kvgate-replica"] == "moves"
 
 
+async def test_a_replica_that_left_the_configuration_gets_nothing_though_it_lives(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    async with (
+        another_server(http, tmp_path, "--model", MODEL) as stays,
+        another_server(http, tmp_path, "--model", MODEL) as leaves,
+    ):
+        both = [{"id": "stays", "url": stays.url}, {"id": "leaves", "url": leaves.url}]
+        async with another_gateway(cluster, "before", replicas=both) as before:
+            reached = {(await ask(http, before.url, f"{n}")).headers["x-kvgate-replica"] for n in range(12)}
+            assert reached == {"stays", "leaves"}
+        async with another_gateway(cluster, "after", replicas=both[:1]) as after:
+            for n in range(12):
+                assert (await ask(http, after.url, f"{n}")).headers["x-kvgate-replica"] == "stays"
+
+
 async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:

@@ -160,7 +160,7 @@ async def test_explain_tells_the_same_everywhere_and_places_nothing(
     answered = await ask(http, cluster.gateway_urls[0], text)
     explained = [(await http.post(f"{url}/v1/route/explain", json=chat(text))).json() for url in cluster.gateway_urls]
     assert {one["choice"]["replica"] for one in explained} == {replica_of(answered)}
-    assert len({one["replicas"][0]["matched_tokens"] for one in explained}) == 1
+    assert len({one["replicas"][0]["matched_keys"] for one in explained}) == 1
     await eventually(lambda: is_drained(ledger))
 
 

@@ -144,3 +144,13 @@ async def test_where_every_breaker_is_open_one_is_tried_all_the_same(pool: Pool,
     later = await now_ms(client) + 60_000
     await client.hset(KEYS.breakers, mapping={"r0": f"3 {later} 0", "r1": f"3 {later} 0"})
     assert (await place(pool, "a", chain(1))).why == "last_resort"
+
+
+async def test_only_replicas_that_serve_the_model_are_chosen(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 4)
+    keys = chain("adapter")
+    await own(client, keys[0], "r1")
+    for seed in range(12):
+        placed = await place(pool, f"id{seed}", keys, serving=("r0", "r3", "r99"), seed=seed)
+        assert placed.replica in {"r0", "r3"}
+    assert await pool.place(request("z", keys, serving=("r99",))) is None

@@ -95,7 +95,7 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     wire, pool = Recorder(), Pool("m", "gw0", 1.0)
     keys = chain(1, 2)
     knobs = PolicyKnobs("policy", 21, 22.5, 23, 24.5, 25, 26, 27, 28)
-    asked = PlaceRequest("res", keys, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", ("o1", "o2"))
+    asked = PlaceRequest("res", keys, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", ("s1",), ("o1", "o2"))
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11)
     pool.attach(wire, allow_oom=True)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
@@ -120,7 +120,7 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", "place", "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
-        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, chain(1, 2)[-1], 7, 9),
+        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", chain(1, 2)[-1], 7, 9),
     ],
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
