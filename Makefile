@@ -18,7 +18,8 @@ $(INSTALLED): pyproject.toml
 		{ echo "KVGate needs Python 3.11 or newer; name one with: make install PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || \
 		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing into .venv (about a minute, once)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(INSTALLED)
 
 up: install

@@ -12,6 +12,7 @@ from gateway.errors import ApiError
 from gateway.settings import LimitSettings, SecuritySettings
 
 _RETRY_AFTER = {"retry-after": "1"}
+_CHALLENGE = {"www-authenticate": "Bearer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,6 @@ class Keyring:
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
         self._share_cache = security.share_cache
 
-    @property
-    def has_keys(self) -> bool:
-        return bool(self._keys)
-
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller by `Authorization: Bearer` or `x-api-key`. Raises a 401 for a missing or unknown key."""
         if not self._keys:
@@ -46,14 +43,15 @@ class Keyring:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not presented:
-            raise ApiError(401, "missing_api_key", "Send your API key as `Authorization: Bearer <key>`.")
+            message = "Send your API key as `Authorization: Bearer <key>`."
+            raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
         found = None
         for known, key in self._keys:  # every key is compared, in constant time
             if hmac.compare_digest(known, digest):
                 found = key
         if found is None:
-            raise ApiError(401, "invalid_api_key", "This API key is not known here.")
+            raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
         return Caller(found.tenant, found.admin or self._expose)
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:

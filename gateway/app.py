@@ -49,7 +49,8 @@ class Gateway:
             StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000), self.id
         )
         self.store.on_change = self._store_changed
-        self.upstream = Upstream(settings.timeouts)
+        replica_key = settings.security.replica_api_key
+        self.upstream = Upstream(settings.timeouts, replica_key.get_secret_value() if replica_key else None)
         self.fleet = Fleet(settings, self.store, self.upstream)
         self.reader = Reader(settings, self.keyring, self.fleet)
         self.router = Router(settings, self.store, self.metrics)
@@ -94,7 +95,8 @@ class Gateway:
         await self.store.first_attempt()
         self.tasks.spawn(self.fleet.run(), "fleet")
         await self.fleet.first_round()
-        _log.info("gateway started", id=self.id, store=repr(self.store), fleet=repr(self.fleet))
+        log = _log.info if self.store.is_up() else _log.warning
+        log("gateway started", id=self.id, store=self.store.reason or "up", replicas=self.fleet.describe())
 
     async def stop(self) -> None:
         """Deregister: what is left in this gateway's name is given back at once."""

@@ -81,9 +81,9 @@ class Fleet:
         self._round = 0
         self._first_round = asyncio.Event()
 
-    def __repr__(self) -> str:
-        states = (f"{member.id}: {'alive' if member.alive else 'dead'}" for member in self.members.values())
-        return f"<Fleet {', '.join(states)}>"
+    def describe(self) -> dict[str, str]:
+        """Every replica's state in words: ready, or why it is not."""
+        return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}
 
     def resolve(self, model: str) -> Served | None:
         """What a client's model name stands for; None when no replica serves it."""

@@ -41,6 +41,7 @@ class Reader:
         self._keyring = keyring
         self._fleet = fleet
         self._policy = settings.policy
+        self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self._denied = tuple(folded(path) for path in security.denied_paths)
         self._removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
         self._limits = PromptLimits(settings.limits.max_image_pixels, tuple(security.image_hosts))
@@ -68,7 +69,7 @@ class Reader:
             body=without_fields(headers["content-type"], body, self._removed) if as_form else body,
             served=resolve_model(self._fleet, document, path),
             policy=self.policy(headers),
-            headers=upstream_headers(headers, request_id, pass_authorization=not self._keyring.has_keys),
+            headers=upstream_headers(headers, request_id, pass_authorization=self._pass_authorization),
         )
         if document and not as_form:
             self.fill(job, document)

@@ -42,7 +42,10 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((host, port))
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        raise OSError(error.errno, f"port {port}: {error.strerror}") from None
     sock.listen(_BACKLOG)
     sock.setblocking(False)
     return sock

@@ -1,7 +1,8 @@
 """Everything a gateway can be told, as one frozen object built once at start.
 
-Values come from a YAML file; three may come from the environment instead, so that secrets and per-container
-facts stay out of the file: KVGATE_REDIS_URL, KVGATE_CACHE_SALT_SECRET and KVGATE_ID. `configs/gateway.yaml`
+Values come from a YAML file; four may come from the environment instead, so that secrets and per-container
+facts stay out of the file: KVGATE_REDIS_URL, KVGATE_CACHE_SALT_SECRET,
+KVGATE_REPLICA_API_KEY and KVGATE_ID. `configs/gateway.yaml`
 shows every field with its unit and default. What is wrong with a file is worded in `config_check`.
 """
 
@@ -31,6 +32,7 @@ from gateway.config_check import explain, read_yaml
 OVERRIDES = {
     "KVGATE_REDIS_URL": ("redis", "url"),
     "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
+    "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
     "KVGATE_ID": ("id",),
 }
 
@@ -161,6 +163,7 @@ class ApiKey(Section):
 class SecuritySettings(Section):
     api_keys: list[ApiKey] = []
     cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
+    replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     share_cache: bool = False
     expose_decisions: bool = False
     allow_priority: bool = False

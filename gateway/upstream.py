@@ -83,12 +83,13 @@ class Answer:
 class Upstream:
     """Pooled connections to all replicas. Make it inside a running loop; `close` it at the end."""
 
-    def __init__(self, timeouts: TimeoutSettings) -> None:
+    def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             read_bufsize=_READ_AHEAD_BYTES,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
@@ -117,14 +118,18 @@ class Upstream:
         """GET a JSON document; anything but a 200 with JSON is an UpstreamError."""
         status, body = await self.fetch(url, timeout_s)
         if status != 200:
-            raise UpstreamError("protocol", f"status {status}")
+            raise UpstreamError("protocol", f"GET {url} answered {status}{_hint(status)}")
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            raise UpstreamError("protocol", "not JSON") from error
+            raise UpstreamError("protocol", f"GET {url} answered something else than JSON") from error
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _hint(status: int) -> str:
+    return ": it wants an API key, give it as KVGATE_REPLICA_API_KEY" if status in (401, 403) else ""
 
 
 def _translated(error: Exception) -> UpstreamError:

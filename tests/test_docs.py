@@ -32,3 +32,11 @@ def test_every_statement_of_behaviour_names_a_test_that_exists() -> None:
 def test_no_document_names_a_path_of_one_machine() -> None:
     for document in DOCUMENTS:
         assert not re.search(r"(?<![\w.])/(root|work|home)/", document.read_text()), document
+
+
+def test_every_module_that_a_document_runs_exists_and_no_placeholder_is_left() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for module in re.findall(r"python -m ([\w.]+)", text):
+            assert (ROOT / (module.replace(".", "/") + ".py")).exists(), f"{document.name} runs {module}"
+        assert not re.search(r"^\s*[A-Z_]{6,}\s*$", text, flags=re.MULTILINE), document

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from gateway.local.cluster import LocalCluster
-from gateway.local.demo import Exchange, exchanges, first_model
+from gateway.local.demo import Exchange, KeyWantedError, exchanges, first_model
 from gateway.local.plan import Plan
 from gateway.local.redis import without_password
 from gateway.local.state import Cluster
@@ -33,10 +35,13 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
         _show_layout(console, layout, plan)
         if plan.detach:
             return
-        model = await first_model(layout.url)
+        try:
+            model, key = await first_model(layout.url), None
+        except KeyWantedError:
+            model, key = None, "YOUR_KEY"
         if with_demo:
-            await _show_demo(console, layout, model)
-        _show_next_steps(console, layout, model or "MODEL", plan.state_dir)
+            await _show_demo(console, layout, model, key)
+        _show_next_steps(console, layout, model or "MODEL", key, plan.state_dir)
         async for process, code in cluster.exits():
             console.print(
                 f"{process.id} exited with code {code}; it is not restarted. Log: {process.log}", markup=False
@@ -81,16 +86,25 @@ def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
     logs = escape(str(plan.state_dir / "logs"))
     console.print(f"[bold green]ready[/]: {layout.url} is shared by all gateways; logs are in {logs}")
     if plan.detach:
-        console.print(f"stop it with: kvgate down --state-dir {plan.state_dir}", markup=False)
+        console.print(f"stop it with: {_shown(sys.argv[0])} down --state-dir {plan.state_dir}", markup=False)
 
 
-async def _show_demo(console: Console, layout: Cluster, model: str | None) -> None:
+async def _show_demo(console: Console, layout: Cluster, model: str | None, key: str | None) -> None:
+    if key is not None:
+        console.print("\n[yellow]this cluster asks for API keys, so no request was sent[/]")
+        return
     if model is None:
         console.print("\n[yellow]no replica lists a model, so no request was sent[/]")
         return
     console.print("\n[bold]Two requests, each sent to two gateways[/]")
     async for exchange in exchanges(layout, model):
         console.print(_line_of(exchange))
+
+
+def _shown(program: str) -> str:
+    """How to type a program's name here: its path from this folder, unless it is below another."""
+    path = Path(program)
+    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _line_of(exchange: Exchange) -> str:
@@ -101,15 +115,18 @@ def _line_of(exchange: Exchange) -> str:
     return f"{head} → [cyan]{escape(where)}[/]\n        {escape(exchange.answer)}"
 
 
-def _show_next_steps(console: Console, layout: Cluster, model: str, state_dir: Path) -> None:
+def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | None, state_dir: Path) -> None:
     option = f"--state-dir {state_dir}"
+    bearer = f" -H 'Authorization: Bearer {key}'" if key else ""
+    python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
+    sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     steps = f"""
 Try next
-  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json' -d '{curl_body}'
-  python -c 'import openai; c = openai.OpenAI(base_url="{layout.url}/v1", api_key="none"); print(c.models.list())'
-  kvgate status {option}
-  kvgate owners {option} --model {model} --text Hello
+  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} -d '{curl_body}'
+  {python} -c 'import openai; print({sdk}.models.list())'
+  {kvgate} status {option}
+  {kvgate} owners {option} --model {model} --text Hello
   redis-cli -u {without_password(layout.redis_url)} --scan --pattern 'kvgate:*'
 Ctrl-C stops everything.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from gateway.local.state import Cluster, Member
 
 _READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
 _POLL_S = 0.1
+_SAY_AFTER_S = 3.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL")
@@ -151,7 +153,8 @@ class LocalCluster:
         return process
 
     async def _until_ready(self, probes: dict[str, Probe]) -> None:
-        """Ask until all can serve; an exit is final, since nothing here restarts."""
+        """Ask until all can serve, saying now and then what is waited for; an exit is final: nothing here restarts."""
+        said, say_at = "", time.monotonic() + _SAY_AFTER_S
         while True:
             answers = await asyncio.gather(*(probe() for probe in probes.values()))
             named = zip(probes, answers, strict=True)
@@ -160,6 +163,10 @@ class LocalCluster:
                 raise ClusterError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
             if not self._not_ready:
                 return
+            waiting = "; ".join(sorted(set(self._not_ready.values())))
+            if waiting != said and time.monotonic() >= say_at:
+                self._say(f"waiting for {', '.join(self._not_ready)}: {waiting}")
+                said, say_at = waiting, time.monotonic() + _SAY_AFTER_S
             await asyncio.sleep(_POLL_S)
 
     def _why_not_ready(self) -> str:

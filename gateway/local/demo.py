@@ -41,12 +41,10 @@ class Exchange:
 async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[Exchange]:
     """Send each request through the first gateway and again through the last one."""
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
-        for what, content in (("text", _text()), ("image", _with_image())):
-            body = {
-                "model": model,
-                "max_tokens": _MAX_TOKENS,
-                "messages": [{"role": "system", "content": _CONTEXT * 4}, {"role": "user", "content": content}],
-            }
+        context = {"role": "system", "content": _CONTEXT * 4}
+        prompts = {"text": [context, _user(_text())], "image": [_user(_with_image())]}
+        for what, messages in prompts.items():
+            body = {"model": model, "max_tokens": _MAX_TOKENS, "messages": messages}
             for gateway in (cluster.gateways[0], cluster.gateways[-1]):
                 yield await _exchange(http, what, gateway.id, gateway.url, body)
 
@@ -63,14 +61,24 @@ async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, 
     return Exchange(what, gateway, str(answer).strip(), *headers)
 
 
+class KeyWantedError(Exception):
+    """The gateways are configured with API keys, and the demo has none."""
+
+
 async def first_model(url: str) -> str | None:
     """The first model that the gateways at `url` serve; None where the replicas list none."""
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
-            models = (await http.get(f"{url}/v1/models")).json()["data"]
-        return str(models[0]["id"])
+            answer = await http.get(f"{url}/v1/models")
+        if answer.status_code == 401:
+            raise KeyWantedError
+        return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
 
 
 def _text() -> str:

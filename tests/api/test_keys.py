@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.api.stage import Stage, bearer, chat_body, error_of, sdk, text, user
+from bench.cluster import Cluster
+from tests.api.stage import Stage, bearer, chat_body, error_of, running_gateway, sdk, text, user
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,13 @@ def test_a_clients_key_is_not_shown_to_replicas_where_keys_are_ours(guarded: Sta
     assert "Authorization" not in guarded.seen(answer)["headers"]
     theirs = stage.post("/v1/chat/completions", chat_body(text(50)), headers={"authorization": "Bearer the-replicas"})
     assert stage.seen(theirs)["headers"]["Authorization"] == "Bearer the-replicas"
+
+
+def test_replicas_get_a_key_of_their_own_instead_of_the_clients(
+    stage: Stage, open_cluster: Cluster, tmp_path: Path
+) -> None:
+    config = {"security": {"replica_api_key": "for-replicas"}}
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
+        headers = {"authorization": "Bearer mine"}
+        answer = stage.http.post(url + "/v1/chat/completions", json=chat_body("x"), headers=headers)
+        assert stage.seen(answer)["headers"]["Authorization"] == "Bearer for-replicas"

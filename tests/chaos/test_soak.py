@@ -20,7 +20,7 @@ from tests.cluster.clients import Load, held_stream, running_load
 from tests.cluster.gateways import GatewayProcess, another_gateway
 from tests.polling import eventually
 
-SOAK_S = 12.0
+SOAK_S = 10.0
 
 
 class Chaos:
