@@ -13,6 +13,19 @@ from gateway.local.status import MemberStatus
 
 # Wide enough for any row: a terminal wraps what it must, a program that reads the output needs whole lines.
 _WIDTH = 1000
+# What explain tells of each replica, and how the table heads it.
+_COST_TERMS = (
+    ("replica", "replica"),
+    ("cost", "cost"),
+    ("matched_tokens", "matched"),
+    ("charged_tokens", "charged"),
+    ("displaced_tokens", "displaced"),
+    ("backlog_tokens", "backlog"),
+    ("load_tokens", "load"),
+    ("active", "active requests"),
+    ("owned_tokens", "owned"),
+    ("guarded", "above the load guard"),
+)
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red"}
 
 
@@ -41,18 +54,24 @@ def print_owners(explanation: dict[str, Any]) -> None:
         owners = ", ".join(_owner(owner) for owner in key["owners"])
         table.add_row(key["key"], str(key["tokens"]), str(key["text_bytes"]), str(key["images"]), owners or "-")
     console.print(table)
-    console.print("\nwhere it would go now")
+    console.print("\nwhere it would go now (costs in tokens)")
+    terms = [
+        (name, label) for name, label in _COST_TERMS if any(name in replica for replica in explanation["replicas"])
+    ]
+    costs = Table(*(label for _, label in terms), box=None, pad_edge=False)
     for replica in explanation["replicas"]:
-        console.print(f"  {_terms(replica, ('replica', 'cost'))}", markup=False)
-    console.print(f"→ {_terms(explanation['choice'], ('replica', 'why'))}", markup=False)
+        costs.add_row(*(_cell(replica.get(name)) for name, _ in terms))
+    if terms:
+        console.print(costs)
+    choice = explanation["choice"]
+    where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
+    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}", markup=False)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else escape(str(value))
 
 
 def _owner(owner: dict[str, Any]) -> str:
     stale = ", of a past incarnation" if owner["stale"] else ""
     return escape(f"{owner['replica']} ({owner['kind']}, {owner['medium']}, {owner['hits']} hits{stale})")
-
-
-def _terms(row: dict[str, Any], first: tuple[str, ...]) -> str:
-    """A cost or choice as the gateway names its terms, those that tell most `first`, the others by name."""
-    names = [*(name for name in first if name in row), *sorted(row.keys() - first)]
-    return ", ".join(f"{name} {row[name]}" for name in names)
