@@ -10,6 +10,8 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
+from coordinator.pool import Pool
+from tests.coordinator.stage import joined
 from tests.redis_server import RedisServer, available_servers, running_redis
 
 README = Path(coordinator.__file__).with_name("README.md")
@@ -41,3 +43,10 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
     await client.aclose()
     assert not unknown, f"keys that coordinator/README.md does not list: {unknown}"
     assert not immortal, f"keys that should expire: {immortal}"
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    """A gateway's pool `m`, joined."""
+    async with joined(redis_server.url, "gw0") as pool:
+        yield pool

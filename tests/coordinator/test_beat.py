@@ -25,12 +25,6 @@ from tests.redis_server import RedisServer
 
 
 @pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url, "gw0") as pool:
-        yield pool
-
-
-@pytest.fixture
 async def other(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
     async with joined(redis_server.url, "gw1") as pool:
         yield pool

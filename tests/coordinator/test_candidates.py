@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
@@ -13,7 +10,6 @@ from tests.coordinator.stage import (
     KEYS,
     chain,
     hash_of,
-    joined,
     now_ms,
     numbers,
     own,
@@ -22,15 +18,8 @@ from tests.coordinator.stage import (
     replica,
     request,
 )
-from tests.redis_server import RedisServer
 
 KNOBS = PolicyKnobs()
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def test_replicas_that_were_tried_are_left_out_even_when_they_own_the_prompt(

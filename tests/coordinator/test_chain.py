@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
-from tests.coordinator.stage import KEYS, calls_of, chain, drained, joined, now_ms, register, request
-from tests.redis_server import RedisServer
+from tests.coordinator.stage import KEYS, calls_of, chain, drained, now_ms, register, request
 
 REPLICAS = 7
 Ownership = list[dict[str, str]]
 """For each key, shallow to deep: replica → the incarnation of its record."""
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 def prefix_closed(dice: random.Random, count: int) -> Ownership:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
@@ -16,7 +14,6 @@ from tests.coordinator.stage import (
     chain,
     drained,
     dump,
-    joined,
     now_ms,
     numbers,
     own,
@@ -26,15 +23,8 @@ from tests.coordinator.stage import (
     replica,
     request,
 )
-from tests.redis_server import RedisServer
 
 TOUCH_MS = 10_000
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def test_a_cold_prompt_is_claimed_from_root_to_tip(pool: Pool, client: redis.Redis) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,9 @@ import redis.asyncio as redis
 
 from coordinator.pool import PlaceRequest, Pool
 from coordinator.scripts import PolicyKnobs
-from tests.coordinator.stage import KEYS, chain, drained, dump, joined, now_ms, own, register, replica, request
-from tests.redis_server import RedisServer
+from tests.coordinator.stage import KEYS, chain, drained, dump, now_ms, own, register, replica, request
 
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def explain(pool: Pool, asked: PlaceRequest) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
@@ -15,7 +13,6 @@ from tests.coordinator.stage import (
     chain,
     drained,
     hash_of,
-    joined,
     numbers,
     own,
     owners,
@@ -23,15 +20,8 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
-from tests.redis_server import RedisServer
 
 KNOBS = PolicyKnobs()
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def test_on_an_idle_cluster_a_deepest_owner_is_always_chosen(pool: Pool, client: redis.Redis) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
 
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
@@ -14,12 +12,6 @@ from tests.coordinator.stage import KEYS, chain, drained, joined, own, place, re
 from tests.redis_server import RedisServer
 
 DRAWS = 200
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def draw(pool: Pool, policy: str, count: int = DRAWS) -> Counter[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import redis.asyncio as redis
 
@@ -26,12 +24,6 @@ from tests.coordinator.stage import (
 from tests.redis_server import RedisServer
 
 TIP = chain("tip")[0]
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def test_reasserting_an_unchanged_state_changes_only_epoch_and_lease(pool: Pool, client: redis.Redis) -> None:

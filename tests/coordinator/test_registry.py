@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
 from coordinator.scripts import ReplicaRecord
-from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, numbers, place, register, replica
-from tests.redis_server import RedisServer
+from tests.coordinator.stage import KEYS, chain, drained, hash_of, now_ms, numbers, place, register, replica
 
 OPEN_MS = 1000
 THRESHOLD = 3
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def record_of(client: redis.Redis, name: str) -> ReplicaRecord:

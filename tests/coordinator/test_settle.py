@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, hash_of, joined, numbers, place, register, replica
 from tests.redis_server import RedisServer
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def test_the_first_token_gives_the_backlog_back_and_the_end_the_request(pool: Pool, client: redis.Redis) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import redis.asyncio as redis
 
@@ -24,12 +22,6 @@ from tests.coordinator.stage import (
     replica,
 )
 from tests.redis_server import RedisServer
-
-
-@pytest.fixture
-async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    async with joined(redis_server.url) as pool:
-        yield pool
 
 
 async def fill(pool: Pool, client: redis.Redis, prompts: int, keys_each: int, name: str = "r0") -> list[list[str]]:
