@@ -65,6 +65,15 @@ class PoolKeys:
     def flight(self, gateway: str) -> str:
         return f"{self._base}:flight:{gateway}"
 
+    def of_load(self, gateway: str) -> tuple[str, ...]:
+        """KEYS of reassert and adopt."""
+        return (self.gateways, self.flight(gateway), self.replicas, self.active, self.backlog_tokens)
+
+    @property
+    def of_register(self) -> tuple[str, ...]:
+        """KEYS of register."""
+        return (self.replicas, self.active, self.backlog_tokens, self.owned_tokens, self.breakers)
+
     def held(self, replica: str) -> str:
         return f"{self._base}:held:{replica}"
 

@@ -91,18 +91,16 @@ class Pool:
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
         for record in self._records.values():
-            self.register(record, only_if_absent=True)
+            self._state("register", self.keys.of_register, record.script_args(only_if_absent=True))
         self._epoch += 1
         states: list[Any] = [self.gateway, self._epoch, LEASE_MS, len(self._placing), *self._placing]
         for one in self._live.values():
             states += one.script_args()
-        self._state("reassert", states)
+        self._state("reassert", self.keys.of_load(self.gateway), states)
 
-    def _state(self, name: str, args: Sequence[Any]) -> None:
-        """Sent with its text: after a NOSCRIPT it would run again, behind settlements that it must come before."""
+    def _state(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> None:
+        """Sent with its text: after a NOSCRIPT it would run again, behind calls that it must come before."""
         if self._wire is not None:
-            k = self.keys
-            keys = (k.gateways, k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens)
             self._wire.send("EVAL", self._script(name).text, len(keys), *keys, *args)
 
     def _script(self, name: str) -> Script:
@@ -137,8 +135,9 @@ class Pool:
                 self._placing.discard(request.reservation)
             if placement == "none":
                 self._live.pop(request.release, None)
-                return None
-            if last_try:
+                if last_try or not any(request.admits(record) for record in self._records.values()):
+                    return None  # else the store has lost what this gateway knows: state it again
+            elif last_try:
                 break
             if epoch == self._epoch:
                 self.reassert()
@@ -146,7 +145,6 @@ class Pool:
 
     async def _ask(self, wire: Wire, request: PlaceRequest) -> Placement | str:
         """The reply to one place; one that the caller does not live to see is undone when it comes."""
-        self._ownership.expect(request)
         reply = wire.run(
             self._script("place"),
             request.script_keys(self.keys, self.gateway),
@@ -154,6 +152,7 @@ class Pool:
             self._budget_s,
             partial(self._undo, request),
         )
+        self._ownership.expect(request)
         try:
             placement = parse_placement(await reply)
         except asyncio.CancelledError:
@@ -203,7 +202,8 @@ class Pool:
         """Count a request that was placed without the store: now, or with the next reassertion."""
         self._live[reservation.id] = reservation
         self._epoch += 1
-        self._state("adopt", (self.gateway, self._epoch, *reservation.script_args()))
+        args = (self.gateway, self._epoch, *reservation.script_args())
+        self._state("adopt", self.keys.of_load(self.gateway), args)
 
     def first_token(self, reservation: str) -> None:
         """The prefill is over: give its backlog back."""
@@ -251,12 +251,7 @@ class Pool:
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self._records[record.replica] = record
-        k = self.keys
-        return self._run(
-            "register",
-            (k.replicas, k.active, k.backlog_tokens, k.owned_tokens, k.breakers),
-            record.script_args(only_if_absent),
-        )
+        return self._run("register", self.keys.of_register, record.script_args(only_if_absent))
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 

@@ -115,6 +115,15 @@ class PlaceRequest:
     def tip(self) -> str:
         return self.keys[-1] if self.keys else NO_TIP
 
+    def admits(self, record: ReplicaRecord) -> bool:
+        """Whether the replica is ready and this request may go there."""
+        return (
+            record.state == "ready"
+            and record.replica not in self.tried
+            and (not self.serving or record.replica in self.serving)
+            and self.pinned in ("", record.replica)
+        )
+
     def script_keys(self, keys: PoolKeys, gateway: str) -> list[str]:
         """KEYS of place."""
         own = keys.own_prefix

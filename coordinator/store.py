@@ -48,7 +48,6 @@ class Store:
         self.gateway = gateway
         self.reason = "not connected yet"
         """Why the store is down; empty while it is up."""
-        self.reconnects = 0
         self.warnings: list[str] = []
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
         self._settings = settings
@@ -162,7 +161,6 @@ class Store:
         for pool in self._pools.values():
             pool.attach(wire, self._allow_oom)
         self.reason = ""
-        self.reconnects += 1
         for warning in self.warnings:
             _log.warning("redis setting", problem=warning)
         _log.info("store up", pools=len(self._pools))

@@ -30,6 +30,22 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+def check_url(url: str) -> None:
+    """Raises StoreDown for a URL that no connection can be made of: an unknown option, a wrong type."""
+    _connection(url, 1.0)
+
+
+def _connection(url: str, connect_s: float) -> AbstractConnection:
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+        kind: type[AbstractConnection] = options.pop("connection_class", Connection)
+        options |= {"protocol": 2, "socket_connect_timeout": connect_s}
+        # Overdue replies are watched for by the store; redis-py's own timeout would cost a task for each write.
+        return kind(**{"socket_timeout": None, **options})
+    except (RedisError, TypeError, ValueError) as error:
+        raise StoreDown(f"no connection can be made of this URL: {error}") from error
+
+
 class _Call:
     __slots__ = ("future", "on_abandoned", "retry", "sent_at", "timer")
 
@@ -61,11 +77,7 @@ class Wire:
     @classmethod
     async def open(cls, url: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Wire:
         """Connect and authenticate within `connect_s` seconds, or raise StoreDown."""
-        options: dict[str, Any] = dict(parse_url(url))
-        connection_class: type[AbstractConnection] = options.pop("connection_class", Connection)
-        # Overdue replies are watched for by the store; redis-py's own timeout would cost a task for each write.
-        options.setdefault("socket_timeout", None)
-        connection = connection_class(**options, protocol=2, socket_connect_timeout=connect_s)
+        connection = _connection(url, connect_s)
         try:
             async with asyncio.timeout(connect_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -101,9 +113,9 @@ class Wire:
         tail = (len(keys), *keys, *args)
         call = self._call(("EVAL", script.text, *tail))
         call.on_abandoned = on_abandoned
+        self._enqueue(call, ("EVALSHA", script.sha, *tail))
         if budget_s is not None and not call.future.done():
             call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
-        self._enqueue(call, ("EVALSHA", script.sha, *tail))
         return call.future
 
     def _call(self, retry: tuple[Any, ...] | None) -> _Call:
@@ -116,8 +128,9 @@ class Wire:
     def _enqueue(self, call: _Call, command: tuple[Any, ...]) -> None:
         if self._broken is not None:
             return
+        packed = self._connection.pack_command(*command)  # first: it raises where an argument has no encoding
         self._pending.append(call)
-        self._outbox.extend(self._connection.pack_command(*command))
+        self._outbox.extend(packed)
         self._wake.set()
 
     def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from coordinator.errors import StoreError
 from coordinator.pool import Pool
 from coordinator.scripts import Fleet, ReplicaRecord
 
+_log = structlog.get_logger("kvgate.worker")
+
 CLAIM_TTL_MS = 3_600_000
 MAX_KEYS = 200_000
 _BATCH = 256
-_TRIM_EVERY = 1
 _TRIM_S = 0.4
 """At most, per round: the next heartbeat waits for it."""
 
@@ -26,19 +29,21 @@ class Worker:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._ticks = 0
 
     async def tick(self) -> None:
-        """One heartbeat, and every second one a round of chores. A store that fails is noticed elsewhere."""
+        """One heartbeat, and a round of chores where this gateway holds the lease. Never raises: a store that fails is
+        noticed elsewhere, anything else is logged.
+        """
         try:
             fleet = await self._pool.beat()
-            self._ticks += 1
-            if fleet.worker == self._pool.gateway and self._ticks % _TRIM_EVERY == 0:
+            if fleet.worker == self._pool.gateway:
                 async with asyncio.timeout(_TRIM_S):
                     for record in fleet.replicas.values():
                         await trim(self._pool, record, fleet)
         except (StoreError, TimeoutError):
             return
+        except Exception as error:  # nobody awaits a tick
+            _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
 
 
 async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:

@@ -45,7 +45,7 @@ class Keyring:
         if not presented:
             message = "Send your API key as `Authorization: Bearer <key>`."
             raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
-        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
+        digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
         found = None
         for known, key in self._keys:  # every key is compared, in constant time
             if hmac.compare_digest(known, digest):
@@ -95,14 +95,7 @@ class Admission:
 
     def hold(self, count: int, held_so_far: int) -> None:
         """Account for `count` more bytes of one body. Raises a 413 for a body too large, a 429 when all are."""
-        if held_so_far + count > self._limits.max_body_bytes:
-            raise ApiError(
-                413,
-                "request_too_large",
-                f"body: larger than this gateway's limit of {self._limits.max_body_bytes} bytes "
-                "(limits.max_body_bytes).",
-                headers={"connection": "close"},
-            )
+        self.refuse_larger(held_so_far + count)
         if self.held_bytes + count > self._limits.max_buffered_bytes:
             raise ApiError(
                 429,
@@ -111,6 +104,17 @@ class Admission:
                 headers={**_RETRY_AFTER, "connection": "close"},
             )
         self.held_bytes += count
+
+    def refuse_larger(self, size_bytes: int) -> None:
+        """Raises a 413 for a body of this size, received or only announced, if it is too large."""
+        if size_bytes > self._limits.max_body_bytes:
+            raise ApiError(
+                413,
+                "request_too_large",
+                f"body: larger than this gateway's limit of {self._limits.max_body_bytes} bytes "
+                "(limits.max_body_bytes).",
+                headers={"connection": "close"},
+            )
 
     def let_go(self, count: int) -> None:
         self.held_bytes -= count

@@ -50,18 +50,15 @@ class Body:
             )
         declared = headers.get("content-length", "")
         if declared.isdigit():
-            self._hold(int(declared))
+            self._admission.refuse_larger(int(declared))
         chunks: list[bytes] = []
-        received = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk = message.get("body", b"")
             if chunk:
-                received += len(chunk)
-                if received > self._held_bytes:
-                    self._hold(received - self._held_bytes)
+                self._hold(len(chunk))
                 chunks.append(chunk)
             if not message.get("more_body", False):
                 break

@@ -23,12 +23,15 @@ from gateway.upstream import Answer, Upstream, UpstreamError
 
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 _OVERLOADED = 429
-# How a complete stream ends, on the paths where that is defined.
+# The line with which a complete stream's last event begins, on the paths where that is defined.
+_DONE = (b"data: [DONE]", b"data:[DONE]")
 _END_MARKS = {
-    "/v1/chat/completions": (b"data: [DONE]",),
-    "/v1/completions": (b"data: [DONE]",),
-    "/v1/messages": (b"message_stop",),
-    "/v1/responses": (b"response.completed", b"response.failed", b"response.incomplete", b"response.cancelled"),
+    "/v1/chat/completions": _DONE,
+    "/v1/completions": _DONE,
+    "/v1/messages": (b"event: message_stop",),
+    "/v1/responses": tuple(
+        b"event: response." + state for state in (b"completed", b"failed", b"incomplete", b"cancelled")
+    ),
 }
 
 
@@ -88,13 +91,14 @@ class Attempts:
                 ticket = await self._router.place(job, tried, reservations[-1] if reservations else "")
                 if ticket is None:
                     break
+                if failure is not None:
+                    self._metrics.retries.labels(failure.reason).inc()
                 reservations.append(ticket.request.reservation)
                 reply.note(ticket, job.caller.sees_decisions)
                 failure = await self._attempt(job, ticket, reply)
                 if failure is None:
                     return
                 tried.append(ticket.replica)
-                self._metrics.retries.labels(failure.reason).inc()
         finally:
             for reservation in reservations:
                 pool.done(reservation)
@@ -218,4 +222,4 @@ def _broken_start(first: bytes) -> str:
     document = event_data(first)
     error = document.get("error") if document is not None else None
     code = error.get("code") if isinstance(error, dict) else None
-    return f"status_{code}" if isinstance(code, int) and code >= 500 else ""
+    return "error_event" if isinstance(code, int) and code >= 500 else ""

@@ -17,10 +17,12 @@ _MISS_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Prompt tokens of one answer; `cached_tokens` is None where the engine does not report it."""
+    """Prompt tokens of one answer; `cached_tokens` is None where the answer does not say."""
 
     prompt_tokens: int
     cached_tokens: int | None
+    omits_zero: bool = False
+    """Whether an engine that reports cached tokens leaves them out of such an answer when there were none."""
 
 
 def read_usage(usage: Any) -> Usage | None:
@@ -35,7 +37,17 @@ def read_usage(usage: Any) -> Usage | None:
         details = usage.get(name)
         if isinstance(details, dict):
             cached = details.get("cached_tokens")
-    return Usage(prompt, cached if isinstance(cached, int) else None)
+    # Chat and text completions do; messages and pooling answers never tell, responses always do.
+    omits_zero = "prompt_tokens" in usage and bool(usage.get("completion_tokens"))
+    return Usage(prompt, cached if isinstance(cached, int) else None, omits_zero)
+
+
+def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:
+    """What was cached; None where that cannot be told. vLLM leaves a zero out, as it leaves out what it is not asked
+    to report: only of a replica that is known to report does the absence mean a complete miss."""
+    if usage.cached_tokens is None and usage.omits_zero and replica_reports:
+        return 0
+    return usage.cached_tokens
 
 
 class Audit:
@@ -44,21 +56,26 @@ class Audit:
     def __init__(self, metrics: Metrics, tasks: Tasks) -> None:
         self._metrics = metrics
         self._tasks = tasks
+        self._reporting: dict[str, str] = {}
+        """The incarnation of each replica that reported cached tokens last, where one ever did."""
 
     def observe(self, ticket: Ticket, usage: Usage) -> None:
         """Count one answer; where the engine had evicted what the map promised, correct the map."""
         replica, predicted = ticket.replica, ticket.matched_tokens
         self._metrics.prompt_tokens.labels(replica).inc(usage.prompt_tokens)
-        if usage.cached_tokens is None:
+        if usage.cached_tokens is not None and usage.omits_zero:  # a response's usage has the field in any case
+            self._reporting[replica] = ticket.incarnation
+        cached = known_cached_tokens(usage, self._reporting.get(replica) == ticket.incarnation)
+        if cached is None:
             return
-        self._metrics.cached_tokens.labels(replica).inc(usage.cached_tokens)
+        self._metrics.cached_tokens.labels(replica).inc(cached)
         if ticket.placement is None:
             return
         self._metrics.predicted_tokens.labels(replica).inc(predicted)
-        error = predicted - usage.cached_tokens
+        error = predicted - cached
         direction = "over" if error > 0 else "under"
         self._metrics.prediction_error_tokens.labels(direction).observe(abs(error))
-        if is_eviction(predicted, usage.cached_tokens) and ticket.placement.touch:
+        if is_eviction(predicted, cached) and ticket.placement.touch:
             self._tasks.spawn(_forget(ticket), "forget evicted")
 
 

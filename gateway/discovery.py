@@ -77,7 +77,7 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
 def _hex_ms(text: str) -> str:

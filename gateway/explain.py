@@ -14,7 +14,6 @@ from gateway.fleet import Fleet
 from gateway.job import Job, parse_document, resolve_model
 from gateway.prompt import Prompt
 from gateway.reader import Reader
-from gateway.routing.rendezvous import rendezvous_order
 from gateway.routing.router import Router
 
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
@@ -82,7 +81,7 @@ class Explainer:
             decided = await pool.explain(request)
             owners = await read_owners(pool, job.prompt.keys)
         except StoreError as error:
-            order = rendezvous_order(pool.records, job.prompt.affinity)
+            order = self._router.fallback_order(job, pool)
             return answer | {
                 "store": "fallback",
                 "reason": str(error),

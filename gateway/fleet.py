@@ -65,7 +65,9 @@ class Served:
     pool: str
     root_model: str
     adapter: str | None
-    replicas: tuple[str, ...]
+    replicas: dict[str, str]
+    """Where the replicas that serve it are, as this gateway is configured: nobody who can write to the store can
+    send prompts elsewhere."""
 
 
 class Fleet:
@@ -73,7 +75,7 @@ class Fleet:
 
     def __init__(self, settings: GatewaySettings, store: Store, upstream: Upstream) -> None:
         self.members = {r.id: Member(r.id, r.url, r.dp_rank) for r in settings.replicas}
-        self._configured = frozenset(self.members)
+        self._configured = tuple(self.members)
         self._health: HealthSettings = settings.health
         self._store = store
         self._upstream = upstream
@@ -170,10 +172,11 @@ class Fleet:
     async def _check(self, member: Member) -> None:
         was_alive = member.alive
         try:
-            status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s)
+            is_ours = member.id in self._configured
+            status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
-            if self._may_have_restarted(member) or self._round % _DISCOVER_EVERY == 0:
+            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_EVERY == 0):
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
@@ -239,8 +242,8 @@ class Fleet:
                 assert base is not None
                 adapter = card.id if card.parent is not None else None
                 known = names.get(card.id)
-                replicas = (*(known.replicas if known and known.pool == member.pool else ()), member.id)
-                names[card.id] = Served(member.pool, base.root, adapter, replicas)
+                replicas = known.replicas if known and known.pool == member.pool else {}
+                names[card.id] = Served(member.pool, base.root, adapter, {**replicas, member.id: member.url})
         self._served = names
 
 

@@ -29,6 +29,7 @@ from gateway.settings import GatewaySettings
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
 
 
+_MAX_ID_CHARS = 256
 # Of a batch of conversations to embed, only the first is read.
 _READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings"}
 
@@ -44,6 +45,8 @@ class Reader:
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self._denied = tuple(folded(path) for path in security.denied_paths)
         self._removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
+        # A form gets no salt of its tenant's; then it shall have none at all.
+        self._removed_from_forms = (*self._removed, "cache_salt") if security.api_keys else self._removed
         self._limits = PromptLimits(settings.limits.max_image_pixels, tuple(security.image_hosts))
         self._estimators: dict[str, TokenEstimator] = {}
 
@@ -66,7 +69,7 @@ class Reader:
             path=path,
             target=upstream_target(path, scope["query_string"]),
             caller=caller,
-            body=without_fields(headers["content-type"], body, self._removed) if as_form else body,
+            body=without_fields(headers["content-type"], body, self._removed_from_forms) if as_form else body,
             served=resolve_model(self._fleet, document, path),
             policy=self.policy(headers),
             headers=upstream_headers(headers, request_id, pass_authorization=self._pass_authorization),
@@ -135,6 +138,8 @@ def _previous_response(document: Mapping[str, Any]) -> str:
     given = document.get("previous_response_id")
     if given is not None and not isinstance(given, str):
         raise bad_field("previous_response_id", "must be a string.", "invalid_type")
+    if given and len(given) > _MAX_ID_CHARS:
+        raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
     return given or ""
 
 

@@ -14,7 +14,6 @@ from gateway.upstream import Answer
 _NOT_PASSED = frozenset(
     {
         "connection",
-        "content-encoding",
         "content-length",
         "date",
         "keep-alive",

@@ -26,6 +26,8 @@ from pydantic import (
     model_validator,
 )
 
+from coordinator.errors import StoreDown
+from coordinator.wire import check_url
 from gateway.config_check import explain, read_yaml
 
 # Which field each variable of the environment overrides.
@@ -71,6 +73,10 @@ class RedisSettings(Section):
             raise ValueError("must start with redis://, rediss:// (TLS) or unix:// (a socket's path)")
         if not (parts.path if parts.scheme == "unix" else parts.hostname and _has_valid_port(parts)):
             raise ValueError("names no server; write for example redis://127.0.0.1:6379/0")
+        try:
+            check_url(url)
+        except StoreDown as error:
+            raise ValueError(f"{error}; see its options after the question mark") from None
         return url
 
     @model_validator(mode="after")
@@ -91,6 +97,10 @@ class ReplicaSettings(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(parts):
             raise ValueError("must be the server's base, like http://10.0.0.7:8000")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError("names no host that can be looked up") from None
         if parts.query or parts.fragment or parts.username:
             raise ValueError("must not hold credentials, a query or a fragment")
         if parts.path.rstrip("/").endswith("/v1"):

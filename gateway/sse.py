@@ -20,7 +20,7 @@ class EventRelay:
         """The last event that carried usage."""
         self.saw_end = not end_marks
         """Whether the stream has said that it is complete (always, where no mark is defined)."""
-        self._end_marks = end_marks
+        self._end_marks = end_marks  # of lines: no JSON string holds a line break, so no content can pass for one
         self._strip_usage = strip_usage
         self._tail = b""
 
@@ -43,7 +43,7 @@ class EventRelay:
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if not self.saw_end:
-            self.saw_end = any(mark in ready for mark in self._end_marks)
+            self.saw_end = any(ready.startswith(mark) or b"\n" + mark in ready for mark in self._end_marks)
         return ready
 
     def _take_usage(self, ready: bytes) -> bytes:

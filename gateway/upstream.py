@@ -8,8 +8,7 @@ open (5 s), so that a request is not sent into one that is being closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -29,15 +28,6 @@ class UpstreamError(Exception):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An answer by which the replica itself failed, kept to pass on should nobody do better."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Answer:
@@ -64,10 +54,6 @@ class Answer:
         except (aiohttp.ClientError, OSError) as error:
             raise _translated(error) from error
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        while chunk := await self.next_chunk():
-            yield chunk
-
     async def body(self) -> bytes:
         """The whole body."""
         try:
@@ -84,34 +70,36 @@ class Upstream:
     """Pooled connections to all replicas. Make it inside a running loop; `close` it at the end."""
 
     def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
+        self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
             read_bufsize=_READ_AHEAD_BYTES,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """Send one request and wait for the answer's headers; `url` goes out as it stands. Raises UpstreamError."""
-        target = URL(url, encoded=True)
         try:
-            response = await self._session.request(method, target, data=body, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientError, OSError) as error:
+            response = await self._session.request(
+                method, URL(url, encoded=True), data=body, headers={**headers, **self._key}, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _translated(error) from error
         return Answer(response)
 
-    async def fetch(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+    async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
         """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
+        headers = {"accept": "*/*", **(self._key if with_key else {})}
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session.get(url, allow_redirects=False, headers={"Accept": "*/*"}) as response,
+                self._session.get(url, allow_redirects=False, headers=headers) as response,
             ):
                 return response.status, await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise _translated(error) from error
 
     async def fetch_json(self, url: str, timeout_s: float) -> Any:

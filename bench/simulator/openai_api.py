@@ -145,8 +145,9 @@ def chat_answers(body: dict[str, Any], seeds: Sequence[bytes], max_tokens: int |
 
 
 def usage_body(replica: Replica, usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
-    details = {"cached_tokens": usage.cached_tokens} if replica.settings.prompt_tokens_details else None
+    """OpenAI's `usage`. Like vLLM, it has details only when some tokens were cached: a miss looks like no report."""
+    reported = replica.settings.prompt_tokens_details and usage.cached_tokens
+    details = {"cached_tokens": usage.cached_tokens} if reported else None
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.total_tokens,
@@ -209,7 +210,8 @@ class _Chunks:
     def tail(self, generation: Generation) -> bytes:
         usage = b""
         if self._include_usage:
-            body = orjson.dumps(usage_body(self._replica, generation.usage()))
+            fields_sent = usage_body(self._replica, generation.usage()).items()
+            body = orjson.dumps({name: value for name, value in fields_sent if value is not None})
             usage = self._envelope + b'],"usage":' + body + b"}\n\n"
         return usage + b"data: [DONE]\n\n"
 

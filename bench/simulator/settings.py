@@ -37,7 +37,8 @@ class SimSettings:
     keep_alive_s: float = 5.0
     """Idle connections are closed after it, as by vLLM's uvicorn."""
     prompt_tokens_details: bool = True
-    """Report `usage.prompt_tokens_details.cached_tokens` (vLLM's --enable-prompt-tokens-details)."""
+    """Report `usage.prompt_tokens_details.cached_tokens` where not 0
+    (vLLM's --enable-prompt-tokens-details)."""
 
     def __post_init__(self) -> None:
         positive = {

@@ -50,10 +50,11 @@ local function pairs_of(key)
   return map
 end
 
--- The candidates: ready and not broken; failing that, whatever was not tried yet (better a try than a refusal).
+-- The candidates: ready and not broken; failing that, ready with an open breaker; failing that, dead (better a try
+-- than a refusal). Never one that was tried.
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
 local incarnations, capacities, record_of = {}, {}, {}
-local good, any = {}, {}
+local good, broken, dead = {}, {}, {}
 local function set_of(names)
   local set = {}
   for name in string.gmatch(names, '%S+') do
@@ -68,15 +69,13 @@ for i = 1, #records, 2 do
   incarnations[replica], capacities[replica], record_of[replica] = incarnation, tonumber(capacity), records[i + 1]
   local serves = ARGV[20] == '' or serving[replica]
   if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
-    any[#any + 1] = replica
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
-    if state == 'ready' and open_until <= now then
-      good[#good + 1] = replica
-    end
+    local tier = state ~= 'ready' and dead or (open_until > now and broken or good)
+    tier[#tier + 1] = replica
   end
 end
 local desperate = #good == 0
-local names = desperate and any or good
+local names = desperate and (#broken > 0 and broken or dead) or good
 if #names == 0 then
   return { 'none' }
 end

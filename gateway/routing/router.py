@@ -83,7 +83,7 @@ class Router:
                     request,
                     placement.replica,
                     placement.incarnation,
-                    placement.url,
+                    job.served.replicas[placement.replica],
                     placement.why,
                     placement.matched_tokens,
                     placement,
@@ -109,7 +109,7 @@ class Router:
             knobs=self.knobs(job.policy),
             seed=random.getrandbits(31),
             tried=tried,
-            serving=job.served.replicas,
+            serving=tuple(job.served.replicas),
             release=release,
             pinned=job.pinned,
             order=order,
@@ -122,15 +122,19 @@ class Router:
 
     def _fall_back(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """The rule without a store: rendezvous hashing over the last known replicas."""
-        serving = [record for record in pool.records.values() if record.replica in job.served.replicas]
-        records = {record.replica: record for record in ready_records(serving)}
-        order = [job.pinned] if job.pinned in records else rendezvous_order(records, _affinity(job))
-        replica = first_usable(order, self._avoided(pool), request.tried)
+        replica = first_usable(self.fallback_order(job, pool), self._avoided(pool), request.tried)
         if replica is None:
             return None
-        record = records[replica]
-        pool.adopt(Reservation(request.reservation, replica, record.incarnation, request.prompt_tokens, request.tip))
-        return Ticket(pool, request, replica, record.incarnation, record.url, "fallback", 0, None)
+        incarnation = pool.records[replica].incarnation
+        pool.adopt(Reservation(request.reservation, replica, incarnation, request.prompt_tokens, request.tip))
+        return Ticket(pool, request, replica, incarnation, job.served.replicas[replica], "fallback", 0, None)
+
+    def fallback_order(self, job: Job, pool: Pool) -> list[str]:
+        """The replicas as all gateways would try them without a store: those ready, or, when none is, all."""
+        serving = [record for record in pool.records.values() if record.replica in job.served.replicas]
+        if job.pinned:
+            return [record.replica for record in serving if record.replica == job.pinned]
+        return rendezvous_order((record.replica for record in ready_records(serving)), _affinity(job))
 
     def _avoided(self, pool: Pool) -> list[str]:
         """Replicas that failed this gateway just now, or carry all that it may give them."""

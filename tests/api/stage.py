@@ -122,6 +122,12 @@ class Stage:
             self.http.post(f"{sim.url}/sim/fail", json=how).raise_for_status()
 
 
+def cached_tokens_of(body: Json) -> int:
+    """What a completion's answer says was cached; like vLLM, the simulator leaves a zero out."""
+    details = body["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens", 0))
+
+
 class Answer:
     """A successful completion's answer, and where it came from."""
 
@@ -139,7 +145,7 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int:
-        return int(self.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return cached_tokens_of(self.body)
 
     @property
     def prompt_tokens(self) -> int:

@@ -111,7 +111,9 @@ def test_bodies_are_limited_together(stage: Stage, open_cluster: Cluster, tmp_pa
 
         address = urlsplit(url)
         with socket.create_connection((address.hostname, address.port), timeout=10) as half_sent:
-            half_sent.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{")
+            half_sent.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n" + b"{" * 29_000
+            )
             refused = wait_until(lambda: posted(429))
         assert error_of(refused)["code"] == "gateway_overloaded"
         assert int(refused.headers["retry-after"]) >= 1

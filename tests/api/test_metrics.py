@@ -106,7 +106,7 @@ def test_retries_are_counted_by_reason(stage: Stage) -> None:
         sim.fail("error", status=500, count=1)
     answer = stage.post(CHAT, chat_body(text(50)))
     assert answer.status_code == 500  # each of the three failed once
-    assert stage.sample("kvgate_retries_total", reason="status_500") == before + 3
+    assert stage.sample("kvgate_retries_total", reason="status_500") == before + 2  # of three attempts
     assert stage.chat(text(50)).response.status_code == 200
 
 

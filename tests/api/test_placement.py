@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import redis
 
-from tests.api.stage import Stage, chat_body, error_of, text, user, wait_until
+from bench.cluster import Cluster
+from tests.api.stage import Stage, cached_tokens_of, chat_body, error_of, text, user, wait_until
 
 POLICIES = ["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"]
 
@@ -31,7 +33,7 @@ def test_a_conversation_stays_with_its_replica_turn_by_turn(stage: Stage) -> Non
             "/v1/chat/completions", {"model": "sim", "messages": messages, "max_tokens": 8}, gateway=turn % 2
         )
         replicas.add(answer.headers["x-kvgate-replica"])
-        cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        cached.append(cached_tokens_of(answer.json()))
         messages.append(answer.json()["choices"][0]["message"])
     assert len(replicas) == 1
     assert cached == sorted(cached)
@@ -114,3 +116,14 @@ def test_load_is_given_back_when_requests_end(stage: Stage) -> None:
         return [(one["active"], one["backlog_tokens"]) for one in replicas] == [(0, 0)] * 3
 
     wait_until(is_idle)
+
+
+def test_an_address_written_to_the_store_by_somebody_else_gets_no_request(stage: Stage, open_cluster: Cluster) -> None:
+    retries = stage.sample("kvgate_retries_total")
+    with redis.Redis.from_url(open_cluster.redis_url, decode_responses=True, protocol=2) as client:
+        key = f"kvgate:{{{open_cluster.pool}}}:replicas"
+        for _ in range(4):
+            for replica, record in client.hgetall(key).items():
+                client.hset(key, replica, record.rsplit(" ", 1)[0] + " http://127.0.0.1:1")
+            assert stage.chat(text(50)).response.status_code == 200
+    assert stage.sample("kvgate_retries_total") == retries

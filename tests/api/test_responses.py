@@ -103,3 +103,9 @@ def test_a_response_is_its_tenants_alone(guarded: Stage) -> None:
     assert guarded.post("/v1/responses", goes_on, headers=bearer("bob")).status_code == 404
     assert guarded.requests_seen() == seen
     assert guarded.post("/v1/responses", goes_on, headers=bearer("alice"), gateway=1).status_code == 200
+
+
+def test_an_id_of_any_length_is_not_looked_up(stage: Stage) -> None:
+    body = {"model": "sim", "input": "hi", "previous_response_id": "r" * 300}
+    refused = stage.post("/v1/responses", body)
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "previous_response_id")

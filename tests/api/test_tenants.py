@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.api.stage import Stage, bearer, chat_body, error_of, text, user
+from tests.api.stage import Stage, bearer, cached_tokens_of, chat_body, error_of, text, user
 
 
 def cached_tokens(stage: Stage, name: str, body: dict[str, Any], gateway: int = 0) -> int:
     """What the engine had of this request's prompt."""
     answer = stage.post("/v1/chat/completions", body, gateway, headers=bearer(name))
     assert answer.status_code == 200, answer.text
-    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    return cached_tokens_of(answer.json())
 
 
 def test_a_tenants_keys_share_what_is_cached(guarded: Stage) -> None:

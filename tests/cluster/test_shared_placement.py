@@ -33,8 +33,8 @@ def matched_tokens(answer: httpx.Response) -> int:
 
 
 def cached_tokens(answer: httpx.Response) -> int:
-    cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return cached
+    details = answer.json()["usage"]["prompt_tokens_details"] or {}  # a zero is left out
+    return int(details.get("cached_tokens", 0))
 
 
 def picture(color: tuple[int, int, int]) -> str:

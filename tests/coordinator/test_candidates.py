@@ -135,6 +135,20 @@ async def test_where_every_breaker_is_open_one_is_tried_all_the_same(pool: Pool,
     assert (await place(pool, "a", chain(1))).why == "last_resort"
 
 
+async def test_a_ready_replica_with_an_open_breaker_is_tried_before_a_dead_one(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 3)
+    pool.register(replica("r0", state="dead"))
+    pool.register(replica("r2", state="dead"))
+    keys = chain(1)
+    await own(client, keys[0], "r0")
+    await client.hset(KEYS.breakers, "r1", f"3 {await now_ms(client) + 60_000} 0")
+    for seed in range(5):
+        placed = await place(pool, f"id{seed}", keys, seed=seed)
+        assert (placed.replica, placed.why) == ("r1", "last_resort")
+    placed = await place(pool, "retry", keys, tried=("r1",))
+    assert (placed.replica, placed.why) == ("r0", "last_resort")
+
+
 async def test_only_replicas_that_serve_the_model_are_chosen(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 4)
     keys = chain("adapter")

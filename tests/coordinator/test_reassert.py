@@ -115,6 +115,36 @@ async def test_a_place_of_a_gateway_that_the_store_forgot_reasserts_and_is_place
     assert sum((await numbers(client, KEYS.active)).values()) == 2
 
 
+async def test_a_store_that_lost_data_and_scripts_counts_every_live_request_at_the_next_place(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 2)
+    for i in range(4):
+        await place(pool, f"id{i}", chain(i), pinned=f"r{i % 2}")
+    pool.first_token("id0")
+    await drained(pool)
+    await client.flushall()
+    await client.script_flush()
+    await place(pool, "next", chain(1), pinned="r0")
+    await drained(pool)
+    assert sorted(await hash_of(client, KEYS.flight("gw0"))) == sorted(pool.live)
+    assert await numbers(client, KEYS.active) == {"r0": 3, "r1": 2}
+    assert await numbers(client, KEYS.backlog_tokens) == {"r0": 200, "r1": 200}
+
+
+async def test_a_place_for_which_the_store_has_lost_the_replicas_states_them_again(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 2)
+    await client.delete(KEYS.replicas)
+    epoch = pool._epoch
+    assert await pool.place(request("a", chain(1), pinned="r2")) is None
+    assert await pool.place(request("b", chain(1), tried=("r0", "r1"))) is None
+    assert await pool.place(request("c", chain(1), serving=("r2",))) is None
+    assert pool._epoch == epoch
+    assert (await place(pool, "d", chain(1), serving=("r1", "r2"), tried=("r0",))).replica == "r1"
+
+
 async def test_a_gateway_whose_name_another_life_holds_under_a_newer_epoch_changes_nothing(
     pool: Pool, client: redis.Redis
 ) -> None:

@@ -76,6 +76,15 @@ async def test_an_error_reply_concerns_only_its_own_caller(redis_server: RedisSe
         assert broken == []
 
 
+async def test_a_command_that_cannot_be_packed_shifts_no_reply(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with wired(redis_server.url) as (wire, broken), asyncio.timeout(5.0):
+        with pytest.raises(UnicodeEncodeError):
+            wire.send("ECHO", "\ud800")
+        assert wire.oldest_age_s() == 0
+        assert await asyncio.gather(*(wire.send("ECHO", i) for i in range(3))) == [b"0", b"1", b"2"]
+        assert broken == []
+
+
 async def test_replies_never_go_to_the_wrong_caller(redis_server: RedisServer, client: redis.Redis) -> None:
     """Calls are cancelled and run late at random, while a slow script now and then lets replies pile up."""
     dice = random.Random(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis.asyncio as redis
+from structlog.testing import capture_logs
 
 from coordinator import worker
 from coordinator.pool import Pool
@@ -215,3 +216,10 @@ async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
 async def test_a_tick_without_a_connection_is_no_error(pool: Pool) -> None:
     pool.detach()
     await Worker(pool).tick()
+
+
+async def test_a_tick_that_fails_on_what_the_store_holds_is_logged(pool: Pool, client: redis.Redis) -> None:
+    await client.hset(KEYS.replicas, "r0", "malformed")
+    with capture_logs() as logs:
+        await Worker(pool).tick()
+    assert [(log["event"], log["pool"], log["error"]) for log in logs] == [("chores failed", "m", "ValueError")]

@@ -26,7 +26,15 @@ def test_two_engines_behind_one_address_are_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<html>not found</html>", "{}", "process_start_time_seconds soon", "vllm:cache_config_info 1"]
+    "text",
+    [
+        "",
+        "<html>not found</html>",
+        "{}",
+        "process_start_time_seconds soon",
+        "vllm:cache_config_info 1",
+        'vllm:x{block_size="²"} 1',
+    ],
 )
 def test_anything_else_tells_nothing(text: str) -> None:
     assert parse_metrics(text, None) == EngineFacts()

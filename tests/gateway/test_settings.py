@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -149,3 +150,18 @@ def test_strange_yaml_is_a_problem_and_not_a_crash(tmp_path: Path, text: str) ->
 def test_an_anchor_used_twice_is_no_duplicate(tmp_path: Path) -> None:
     text = "replicas:\n  - &r {id: r0, url: 'http://a:1', dp_rank: 0}\n  - {<<: *r, id: r1, dp_rank: 1}\n"
     assert [replica.id for replica in load_settings(write(tmp_path, text), {}).replicas] == ["r0", "r1"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"redis": {"url": "redis://127.0.0.1:6379/0?socket_timout=1"}},
+        {"redis": {"url": "redis://127.0.0.1:6379/0?db=abc"}},
+        {"replicas": [{"id": "r0", "url": "http://a..b:8000"}]},
+    ],
+)
+def test_an_address_that_no_connection_can_be_made_of_is_refused_at_start(data: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as refused:
+        build_settings(data, {})
+    assert len(refused.value.problems) == 1
+    assert "url" in refused.value.problems[0]

@@ -67,6 +67,16 @@ def test_a_last_event_without_its_blank_line_is_kept() -> None:
     assert relay.saw_end
 
 
+def test_an_end_mark_quoted_in_content_ends_nothing() -> None:
+    _, relay = relay_in_pieces([chunk("the last line is\ndata: [DONE]\n"), chunk("data: [DONE]")])
+    assert not relay.saw_end
+    quoted = EventRelay(False, (b"event: response.completed",))
+    quoted.feed(b'event: response.created\ndata: {"instructions":"say event: response.completed"}\n\n')
+    assert not quoted.saw_end
+    quoted.feed(b"event: response.completed\ndata: {}\n\n")
+    assert quoted.saw_end
+
+
 def test_where_no_end_is_defined_every_end_will_do() -> None:
     assert EventRelay(False, ()).saw_end
 

@@ -69,7 +69,10 @@ end
 
 local function power_of_two(fleet)
   local a = math.random(fleet.count)
-  local b = math.random(fleet.count)
+  if fleet.count == 1 then
+    return a
+  end
+  local b = (a + math.random(fleet.count - 1) - 1) % fleet.count + 1
   return fleet.active[b] < fleet.active[a] and b or a
 end
 

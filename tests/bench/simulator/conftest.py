@@ -39,7 +39,7 @@ class RunningReplica:
 
     async def cached_tokens(self, content: Any, **body: Any) -> int:
         answer = await self.chat(content, **body)
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return cached_tokens_of(answer)
 
     async def state(self) -> dict[str, Any]:
         state: dict[str, Any] = await self.get("/sim/state")
@@ -52,6 +52,12 @@ class RunningReplica:
                 return state
             await asyncio.sleep(0.005)
         raise AssertionError(f"did not come to pass: {state}")
+
+
+def cached_tokens_of(answer: dict[str, Any]) -> int:
+    """What an answer's usage says was cached; a zero is left out."""
+    details = answer["usage"]["prompt_tokens_details"]
+    return 0 if details is None else int(details["cached_tokens"])
 
 
 async def until_broken(response: aiohttp.ClientResponse) -> bytes:

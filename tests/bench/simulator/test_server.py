@@ -13,7 +13,7 @@ import pytest
 
 from bench.simulator.server import run
 from bench.simulator.settings import SimSettings
-from tests.bench.simulator.conftest import RunningReplica, StartReplica, until_broken
+from tests.bench.simulator.conftest import RunningReplica, StartReplica, cached_tokens_of, until_broken
 
 _METRICS = [
     "vllm:num_requests_running",
@@ -113,7 +113,7 @@ async def test_each_data_parallel_rank_has_a_cache_of_its_own(start_replica: Sta
 
     async def cached_tokens(rank: str) -> int:
         status, answer = await replica.post("/v1/chat/completions", body, **{"X-data-parallel-rank": rank})
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"]) if status == 200 else -status
+        return cached_tokens_of(answer) if status == 200 else -status
 
     assert [await cached_tokens(rank) for rank in ("0", "1")] == [0, 0]
     assert await cached_tokens("1") > 0

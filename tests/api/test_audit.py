@@ -1,0 +1,93 @@
+"""What the gateway learns from usage: what a replica has evicted, and how many tokens a prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from bench.cluster import Cluster
+from coordinator.keys import PoolKeys
+from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text, wait_until
+from tests.bench.simulator.pictures import image_part
+
+
+@pytest.fixture
+def alone(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
+    """One gateway and one replica, in a pool of their own."""
+    arguments = {"audited": ("--model", "org/audited", "--served-name", "sim")}
+    with (
+        running_sims(tmp_path, arguments) as sims,
+        running_gateway(tmp_path, open_cluster.redis_url, sims, {}) as url,
+    ):
+        yield Stage([url], sims, http)
+
+
+class Past:
+    """Moves what the store says of one replica into the past."""
+
+    def __init__(self, stage: Stage, redis_url: str) -> None:
+        self._stage = stage
+        self._client = redis.Redis.from_url(redis_url, decode_responses=True)
+        self._replica = stage.sims[0].id
+        self._keys = PoolKeys(stage.explain(chat_body("which pool?"))["pool"])
+
+    def register(self, age_s: int) -> None:
+        """The replica has been running for longer: no use of it is older than that."""
+        incarnation, state, capacity, since_ms, url = str(self._client.hget(self._keys.replicas, self._replica)).split(
+            " "
+        )
+        record = [incarnation, state, capacity, str(int(since_ms) - age_s * 1000), url]
+        self._client.hset(self._keys.replicas, self._replica, " ".join(record))
+
+    def use(self, prompt: str, age_s: int) -> None:
+        """The prompt was last used earlier."""
+        for link in self._stage.explain(chat_body(prompt))["chain"]:
+            own = self._keys.own_prefix + link["key"]
+            fields = str(self._client.hget(own, self._replica)).split(" ")
+            fields[5] = str(int(fields[5]) - age_s * 1000)
+            self._client.hset(own, self._replica, " ".join(fields))
+            self._client.zadd(self._keys.held(self._replica), {link["key"]: int(fields[5])})
+
+
+def is_owned(stage: Stage, prompt: str) -> bool:
+    return bool(stage.explain(chat_body(prompt))["chain"][-1]["owners"])
+
+
+def test_a_miss_drops_what_the_replica_used_before_the_missed_prefix(alone: Stage, open_cluster: Cluster) -> None:
+    past = Past(alone, open_cluster.redis_url)
+    past.register(age_s=600)
+    older, missed, newer = text(), text(), text()
+    for prompt in (older, missed, newer):
+        alone.chat(prompt)
+    assert alone.chat(missed).cached_tokens > 900  # the replica is one that reports
+    past.use(older, age_s=120)
+    past.use(missed, age_s=60)
+    assert is_owned(alone, older)
+
+    alone.http.post(f"{alone.sims[0].url}/sim/reset_cache").raise_for_status()
+    answer = alone.chat(missed)
+    assert (answer.matched_tokens > 900, answer.cached_tokens) == (True, 0)
+    wait_until(lambda: not is_owned(alone, older))
+    assert is_owned(alone, missed)
+    assert is_owned(alone, newer)
+
+
+def test_the_size_of_prompts_is_learned_from_what_the_engine_counted(stage: Stage) -> None:
+    size = (7, 5)  # by its pixels next to nothing, but the engine has a least number of tokens per image
+
+    def pictures(first_shade: int) -> list[object]:
+        return [image_part(first_shade + n, size=size) for n in range(20)]
+
+    guessed = stage.explain(chat_body(pictures(100)))["chain"][-1]["tokens"]
+    counted = stage.chat(pictures(120)).prompt_tokens
+    assert guessed < counted / 2
+
+    def has_learned() -> bool:
+        estimate = stage.explain(chat_body(pictures(140)))["chain"][-1]["tokens"]
+        return bool(estimate == pytest.approx(counted, rel=0.05))
+
+    wait_until(has_learned)

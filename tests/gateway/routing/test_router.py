@@ -1,0 +1,58 @@
+"""The rule without a store: where a gateway that is alone sends a request."""
+
+from __future__ import annotations
+
+from coordinator.scripts import ReplicaRecord
+from coordinator.store import Store, StoreSettings
+from gateway.admission import Caller
+from gateway.fleet import Served
+from gateway.job import Job
+from gateway.metrics import Metrics
+from gateway.prompt import Prompt
+from gateway.routing.router import Router, Ticket
+from gateway.settings import GatewaySettings
+
+REPLICAS = ("r0", "r1", "r2")
+
+
+def lonely_router() -> Router:
+    """A router whose store was never connected; its pool `m` has three replicas."""
+    store = Store(StoreSettings("redis://127.0.0.1:1"), "g0")
+    for replica in REPLICAS:
+        store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
+    return Router(GatewaySettings(), store, Metrics())
+
+
+def job(affinity: bytes) -> Job:
+    prompt = Prompt("m", ["0" * 32], [400], [0], [], affinity, False)
+    return Job(
+        id="job",
+        method="POST",
+        path="/v1/completions",
+        target="/v1/completions",
+        caller=Caller(None, True),
+        body=b"{}",
+        served=Served("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS}),
+        policy="prefix_kv_aware",
+        prompt=prompt,
+        tokens=[100],
+        prompt_tokens=100,
+    )
+
+
+async def place(router: Router, affinity: bytes) -> Ticket:
+    ticket = await router.place(job(affinity), (), "")
+    assert ticket is not None
+    assert ticket.why == "fallback"
+    return ticket
+
+
+async def test_a_replica_that_failed_is_avoided_until_it_answers_again() -> None:
+    router = lonely_router()
+    for affinity in (b"a" * 16, b"b" * 16, b"c" * 16):
+        first = await place(router, affinity)
+        assert (await place(router, affinity)).replica == first.replica
+        router.failed(first)
+        assert (await place(router, affinity)).replica != first.replica
+        router.succeeded(first)
+        assert (await place(router, affinity)).replica == first.replica
