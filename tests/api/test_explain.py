@@ -93,10 +93,15 @@ def test_it_writes_nothing_and_asks_no_replica(stage: Stage, open_cluster: Clust
     body = chat_body(context + " More?")
     seen = stage.requests_seen()
     with redis.Redis.from_url(open_cluster.redis_url) as store:
-        before = wait_until(lambda: _contents_at_rest(store))
-        for policy in ("prefix_kv_aware", "round_robin", "consistent_hash"):
-            stage.explain(body, headers={"x-kvgate-policy": policy})
-        assert _contents(store) == before
+
+        def explained_without_a_trace() -> bool:
+            before = wait_until(lambda: _contents_at_rest(store))
+            for policy in ("prefix_kv_aware", "round_robin", "consistent_hash"):
+                stage.explain(body, headers={"x-kvgate-policy": policy})
+            return _contents(store) == before
+
+        # What an earlier test's requests taught may be written meanwhile; what explain writes would be every time.
+        assert any(explained_without_a_trace() for _ in range(3))
     assert stage.requests_seen() == seen
 
 

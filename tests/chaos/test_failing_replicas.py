@@ -19,7 +19,7 @@ BEFORE_THE_FIRST_TOKEN: list[tuple[dict[str, Any], str]] = [
     ({"mode": "cut", "after_tokens": 0}, "reset"),
     ({"mode": "truncate", "after_tokens": 0}, "empty"),
     ({"mode": "crash", "after_tokens": 0}, "reset"),
-    ({"mode": "error", "status": 500, "after_tokens": 0}, "status_500"),
+    ({"mode": "error", "status": 500, "after_tokens": 0}, "error_event"),
     ({"mode": "hang"}, "timeout"),
     ({"mode": "hang", "after_tokens": 0}, "timeout"),
 ]
