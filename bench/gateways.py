@@ -86,8 +86,8 @@ def _row(name: str, gateways: int, policy: str, results: list[Result]) -> Row:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="Share of prompt tokens served from cache, by number of gateways")
-    for column in ("run", "cache share", "of pinned", "TTFT p50", "TTFT p95", "req/s", "failed", "busiest"):
+    table = Table(title="Share of prompt tokens served from cache, and TTFT, by number of gateways")
+    for column in ("run", "cached", "of pinned", "p50", "p95", "req/s", "failed", "busiest"):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     pinned = rows[0].cache_share
     for row in rows:
