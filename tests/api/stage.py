@@ -18,7 +18,8 @@ import openai
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cluster import SimReplica, free_ports
+from bench.cluster import SimReplica
+from gateway.local.ports import free_ports
 from tests.polling import eventually
 
 Json = dict[str, Any]

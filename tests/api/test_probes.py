@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench.cluster import Cluster, free_ports
+from bench.cluster import Cluster
 from gateway import __version__
+from gateway.local.ports import free_ports
 from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims, wait_until
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import yaml
 
-from bench.cluster import Cluster, free_ports
+from bench.cluster import Cluster
+from gateway.local.ports import free_ports
 from tests.polling import eventually
 
 _COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.cluster import SimReplica, free_ports
+from bench.cluster import SimReplica
+from gateway.local.ports import free_ports
 from tests.polling import eventually
 
 

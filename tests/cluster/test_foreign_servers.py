@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from bench.cluster import free_ports
+from gateway.local.ports import free_ports
 from tests.cluster.clients import ask, is_complete, prose
 
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")

@@ -12,7 +12,8 @@ import pytest
 from coordinator.errors import StoreError
 from coordinator.store import Store, StoreSettings
 from coordinator.wire import Wire
-from tests.redis_server import available_servers, free_port, running_redis
+from gateway.local.ports import free_ports
+from tests.redis_server import available_servers, running_redis
 
 pytestmark = pytest.mark.skipif("system" not in available_servers(), reason="the wheel's Redis is built without TLS")
 
@@ -30,7 +31,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: Path) -> Iterator[int]:
-    port = free_port()
+    port = free_ports(1)[0]
     options = (
         *("--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "open sesame"),
         *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))),
