@@ -1,17 +1,19 @@
 """A cluster for experiments and tests: simulated replicas of any size behind `kvgate up`, all real processes.
 
-The replicas are started here, so that each can be sized, killed and started again on its port; Redis and the
-gateways are those of `kvgate up --detach`.
+The replicas are started here, so that each can be sized, killed and started again on its port; Redis, the gateways
+and the agents are those of `kvgate up --detach`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +24,14 @@ import httpx
 import yaml
 
 from gateway.local.ports import free_ports
+from gateway.local.processes import Kind, Process
+from gateway.local.state import read_processes
 
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
+_REPLICA_SIM = (*_KVGATE, "replica-sim")
+_READY_S = 20.0
+_POLL_S = 0.05
+_GONE_S = 10.0
 
 
 @dataclass
@@ -35,13 +43,14 @@ class SimReplica:
     arguments: tuple[str, ...]
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    command: tuple[str, ...] = _REPLICA_SIM
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = (*_KVGATE, "replica-sim", "--id", self.id, "--port", str(self.port), *self.arguments)
+        command = (*self.command, "--id", self.id, "--port", str(self.port), *self.arguments)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
@@ -54,6 +63,19 @@ class SimReplica:
             self.process.kill()
             self.process.wait()
 
+    def wait_until_ready(self) -> None:
+        """Until it answers: `kvgate up` asks replicas once whether they publish events."""
+        deadline = time.monotonic() + _READY_S
+        while True:
+            try:
+                httpx.get(f"{self.url}/health").raise_for_status()
+            except httpx.HTTPError:
+                if time.monotonic() > deadline:
+                    raise
+                select.select([], [], [], _POLL_S)
+            else:
+                return
+
     def fail(self, mode: str, **details: Any) -> None:
         """Make it fail on demand; `fail("none")` ends it. See bench/simulator/faults.py."""
         httpx.post(f"{self.url}/sim/fail", json={"mode": mode, **details}).raise_for_status()
@@ -62,6 +84,62 @@ class SimReplica:
         """What the replica itself says: running, waiting, aborted, cached_tokens, recent requests."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/sim/state").raise_for_status().json()
         return answer
+
+
+class Daemon:
+    """A gateway or an agent that `kvgate up` started; `start` after `kill` or `stop` runs the same command again."""
+
+    def __init__(self, process: Process) -> None:
+        self.id = process.id
+        self.log = process.log
+        self.command = tuple(_strings_of(process.pid, "cmdline"))
+        self._environment = dict(pair.split("=", 1) for pair in _strings_of(process.pid, "environ"))
+        self._first = process
+        self._later: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._first.pid if self._later is None else self._later.pid
+
+    def is_alive(self) -> bool:
+        return self._first.is_alive() if self._later is None else self._later.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it is gone."""
+        self._end(signal.SIGTERM)
+
+    def start(self, *command: str) -> None:
+        """Run it again; with `command`, that instead."""
+        with self.log.open("ab") as output:
+            self._later = subprocess.Popen(
+                command or self.command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+
+    def _end(self, number: int) -> None:
+        if not self.is_alive():
+            return
+        gone = os.pidfd_open(self.pid)  # it may be no child of this process
+        try:
+            os.kill(self.pid, number)
+            if not select.select([gone], [], [], _GONE_S)[0]:
+                raise TimeoutError(f"{self.id} did not stop")
+        finally:
+            os.close(gone)
+        if self._later is not None:
+            self._later.wait()
+
+
+def _strings_of(pid: int, name: str) -> list[str]:
+    """The NUL-ended strings in a file of /proc."""
+    return Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1]
 
 
 @dataclass(frozen=True)
@@ -75,13 +153,20 @@ class Cluster:
     replicas: list[SimReplica]
     pool: str = field(default="kvgate-sim-vlm-63845a77")
     """The pool of the simulator's default model."""
+    gateway_processes: list[Daemon] = field(default_factory=list)
+    agents: list[Daemon] = field(default_factory=list)
+    """`agent-r0` and so on; none for a replica that publishes no events."""
 
     @property
     def gateway_urls(self) -> list[str]:
         return [gateway["url"] for gateway in self.gateways]
 
     def signal_gateway(self, index: int, number: signal.Signals) -> None:
-        os.kill(self.gateways[index]["pid"], number)
+        self.gateway_processes[index].signal(number)
+
+    def agent(self, replica: str) -> Daemon:
+        """The agent of a replica."""
+        return next(agent for agent in self.agents if agent.id == f"agent-{replica}")
 
 
 @contextmanager
@@ -90,30 +175,60 @@ def running_cluster(
     gateways: int = 2,
     replicas: int = 3,
     replica_arguments: Sequence[str] = ("--speed", "20"),
+    replica_command: Sequence[str] = _REPLICA_SIM,
+    events: bool = True,
     config: dict[str, Any] | None = None,
     policy: str | None = None,
     redis_url: str | None = None,
 ) -> Iterator[Cluster]:
-    """Start it, wait until every gateway is ready, and stop all of it at the end."""
+    """Start it, wait until every gateway is ready, and stop all of it at the end.
+
+    Without `events` the replicas publish none and have no agents. `replica_command` is run in place of
+    `kvgate replica-sim`, with its options.
+    """
+    arguments = (*replica_arguments, *([] if events else ["--no-events"]))
     with tempfile.TemporaryDirectory(prefix="kvgate-") as folder:
         state_dir = Path(folder)
-        sims = _start_replicas(state_dir, replicas, tuple(replica_arguments))
+        sims = _start_replicas(state_dir, replicas, tuple(replica_command), arguments)
+        daemons: list[Daemon] = []
         try:
             _up(state_dir, gateways, sims, config, policy, redis_url)
             described = json.loads((state_dir / "cluster.json").read_text())
-            yield Cluster(described["url"], described["redis_url"], state_dir, described["gateways"], sims)
+            cluster = Cluster(
+                described["url"],
+                described["redis_url"],
+                state_dir,
+                described["gateways"],
+                sims,
+                gateway_processes=_daemons(state_dir, "gateway"),
+                agents=_daemons(state_dir, "agent"),
+            )
+            daemons = [*cluster.gateway_processes, *cluster.agents]
+            yield cluster
         finally:
+            processes: list[Daemon | SimReplica] = [*daemons, *sims]
+            for each in processes:
+                each.signal(signal.SIGCONT)
             subprocess.run([*_KVGATE, "down", "--state-dir", folder], capture_output=True, check=False)
-            for sim in sims:
-                sim.signal(signal.SIGCONT)
-                sim.kill()
+            for each in processes:
+                each.kill()
 
 
-def _start_replicas(state_dir: Path, count: int, arguments: tuple[str, ...]) -> list[SimReplica]:
-    ports = free_ports(count)
-    sims = [SimReplica(f"r{i}", port, arguments, state_dir / f"r{i}.log") for i, port in enumerate(ports)]
+def _daemons(state_dir: Path, kind: Kind) -> list[Daemon]:
+    return [Daemon(process) for process in read_processes(state_dir) if process.kind == kind]
+
+
+def _start_replicas(
+    state_dir: Path, count: int, command: tuple[str, ...], arguments: tuple[str, ...]
+) -> list[SimReplica]:
+    sims = [
+        SimReplica(f"r{i}", port, arguments, state_dir / f"r{i}.log", command=command)
+        for i, port in enumerate(free_ports(count))
+    ]
     for sim in sims:
         sim.start()
+    for sim in sims:
+        sim.wait_until_ready()
     return sims
 
 

@@ -14,6 +14,9 @@ import orjson
 
 from bench.workloads import Request
 
+BLOCK_TOKENS = 16
+"""Of the simulated engines; vLLM's default."""
+
 
 @dataclass
 class Result:
@@ -26,6 +29,12 @@ class Result:
     ttft_s: list[float] = field(default_factory=list)
     by_replica: dict[str, int] = field(default_factory=dict)
     wall_s: float = 0.0
+    predicted: int = 0
+    """Answers whose gateway said what it predicted."""
+    over: int = 0
+    """Of these, the answers of which less was cached than the matched key less a block."""
+    under: int = 0
+    """Of these, the answers of which more was cached than the chain's next key and a block."""
 
     @property
     def cache_share(self) -> float:
@@ -80,14 +89,20 @@ async def _send(session: aiohttp.ClientSession, request: Request, url: str, resu
         if response.status != 200 or b"data: [DONE]" not in text:
             result.failed += 1
             return
-        replica = response.headers.get("x-kvgate-replica", url)
+        headers = response.headers
     usage = _usage(text)
+    replica = headers.get("x-kvgate-replica", url)
     result.requests += 1
     result.ttft_s.append(ttft_s)
     result.by_replica[replica] = result.by_replica.get(replica, 0) + 1
     result.prompt_tokens += usage["prompt_tokens"]
     details = usage.get("prompt_tokens_details") or {}
-    result.cached_tokens += details.get("cached_tokens") or 0
+    cached_tokens = details.get("cached_tokens") or 0
+    result.cached_tokens += cached_tokens
+    if "x-kvgate-next-boundary-tokens" in headers:
+        result.predicted += 1
+        result.over += cached_tokens < int(headers["x-kvgate-matched-tokens"]) - BLOCK_TOKENS
+        result.under += cached_tokens > int(headers["x-kvgate-next-boundary-tokens"]) + BLOCK_TOKENS
 
 
 def _usage(text: bytes) -> dict[str, Any]:

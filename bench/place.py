@@ -32,7 +32,8 @@ from rich.table import Table
 
 from coordinator.errors import StoreDown
 from coordinator.pool import Pool
-from coordinator.scripts import NAMES, PlaceRequest, PolicyKnobs, ReplicaRecord, load
+from coordinator.registry import ReplicaRecord
+from coordinator.scripts import NAMES, PlaceRequest, PolicyKnobs, load
 from coordinator.wire import Wire
 from gateway.local.ports import free_ports
 from gateway.local.redis import find_redis_server

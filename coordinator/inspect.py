@@ -19,15 +19,18 @@ async def read_owners(pool: Pool, keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _owner(pool: Pool, replica: bytes, record: bytes) -> dict[str, Any]:
-    incarnation, kind, medium, span_tokens, hits, last_use_ms, _ = record.decode().split(" ")
+    incarnation, kind, medium, span_tokens, hits, last_use_ms, by, *told = record.decode().split(" ")
     known = pool.records.get(replica.decode())
+    is_past = known is None or known.incarnation != incarnation
     return {
         "replica": replica.decode(),
         "incarnation": incarnation,
-        "stale": known is None or known.incarnation != incarnation,
+        "stale": is_past or (kind == "resident" and known is not None and int(by) < known.floor),
         "kind": kind,
         "medium": medium,
         "span_tokens": int(span_tokens),
         "hits": int(hits),
         "last_use_ms": int(last_use_ms),
+        **({"tokens": int(told[0])} if told else {}),
+        **({"block_hash": told[1]} if told[1:] else {}),
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 PREFIX = "kvgate"
+POOLS = f"{PREFIX}:pools"
 _SAFE = re.compile(r"[a-z0-9._-]{1,64}")
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
@@ -61,6 +62,36 @@ class PoolKeys:
     @property
     def leases(self) -> str:
         return f"{self._base}:leases"
+
+    @property
+    def agents(self) -> str:
+        return f"{self._base}:agents"
+
+    @property
+    def engines(self) -> str:
+        return f"{self._base}:engines"
+
+    @property
+    def asks(self) -> str:
+        return f"{self._base}:asks"
+
+    @property
+    def reports(self) -> str:
+        return f"{self._base}:reports"
+
+    @property
+    def entries(self) -> str:
+        return f"{self._base}:entries"
+
+    @property
+    def cursors(self) -> str:
+        return f"{self._base}:cursors"
+
+    def events(self, replica: str) -> str:
+        return f"{self._base}:events:{replica}"
+
+    def measured(self, replica: str) -> str:
+        return f"{self._base}:measured:{replica}"
 
     def flight(self, gateway: str) -> str:
         return f"{self._base}:flight:{gateway}"

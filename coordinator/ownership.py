@@ -16,6 +16,8 @@ from coordinator.keys import PoolKeys
 from coordinator.scripts import PlaceRequest
 
 _MAX_REMEMBERED = 4096
+CONFIRM_S = 2.0
+"""An engine's events tell of a prompt within this time of its first token, or not at all."""
 
 
 def failed(future: asyncio.Future[Any]) -> bool:
@@ -37,6 +39,7 @@ class Ownership:
         self._read = read
         self._unanswered: dict[str, PlaceRequest] = {}
         self._lost: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
+        self._unconfirmed: deque[tuple[float, str, PlaceRequest, int]] = deque()
         self._unheld: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
 
     def expect(self, request: PlaceRequest) -> None:
@@ -92,6 +95,30 @@ class Ownership:
         keys = request.keys[first:]
         withdrawn = self._run("withdraw", self._owner_keys(replica, keys), (replica, request.reservation, *keys))
         withdrawn.add_done_callback(check)
+
+    def await_events(self, replica: str, request: PlaceRequest, first: int) -> None:
+        """The claims that the request made lapse soon, unless its engine's events confirm them (see `lapse`)."""
+        due_s = asyncio.get_running_loop().time() + CONFIRM_S
+        self._unconfirmed.append((due_s, replica, request, first))
+
+    def lapse(self) -> None:
+        """Take back the claims whose time to be confirmed is over; what became resident is no claim any more."""
+        now_s = asyncio.get_running_loop().time()
+        while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
+            _, replica, request, first = self._unconfirmed.popleft()
+            tip = self._read("HGET", self._keys.own_prefix + request.tip, replica)
+            tip.add_done_callback(partial(self._lapse_unless_confirmed, replica, request, first))
+
+    def _lapse_unless_confirmed(
+        self, replica: str, request: PlaceRequest, first: int, tip: asyncio.Future[Any]
+    ) -> None:
+        """Nearly always the tip is resident by now, and with it all that lies before it: then nothing is left to do."""
+        if failed(tip):
+            self._lost.append(request)
+            return
+        fields = tip.result().decode().split(" ") if tip.result() else []
+        if not fields or (fields[1] == "claim" and fields[6] == request.reservation):
+            self.withdraw(replica, request, first)
 
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""

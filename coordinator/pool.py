@@ -16,17 +16,8 @@ from typing import Any
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
-from coordinator.scripts import (
-    Fleet,
-    Placement,
-    PlaceRequest,
-    ReplicaRecord,
-    Reservation,
-    Script,
-    load,
-    parse_fleet,
-    parse_placement,
-)
+from coordinator.registry import Fleet, ReplicaRecord, parse_fleet
+from coordinator.scripts import Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.wire import Wire
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
@@ -45,19 +36,20 @@ def _down() -> asyncio.Future[Any]:
 class Pool:
     """The store's client for one pool."""
 
-    def __init__(self, name: str, gateway: str, budget_s: float) -> None:
+    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True) -> None:
         self.name = name
         self.keys = PoolKeys(name)
         self.gateway = gateway
         self.fleet: Fleet | None = None
         """The last heartbeat's view; None before the first."""
         self._budget_s = budget_s
+        self._does_chores = does_chores
         self._epoch = 0
         self._wire: Wire | None = None
         self._allow_oom = True
         self._live: dict[str, Reservation] = {}
         self._placing: set[str] = set()
-        self._ownership = Ownership(self.keys, self._run, self.read)
+        self._ownership = Ownership(self.keys, self.run, self.read)
         self._records: dict[str, ReplicaRecord] = {}
         self._settled: list[str] = []
 
@@ -106,9 +98,10 @@ class Pool:
     def _script(self, name: str) -> Script:
         return load(name, self._allow_oom)
 
-    def _run(
+    def run(
         self, name: str, keys: Sequence[str], args: Sequence[Any], budget_s: float | None = None
     ) -> asyncio.Future[Any]:
+        """Run one of the scripts."""
         if self._wire is None:
             return _down()
         return self._wire.run(self._script(name), keys, args, budget_s)
@@ -167,7 +160,7 @@ class Pool:
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        reply = await self._run(
+        reply = await self.run(
             "place",
             request.script_keys(self.keys, self.gateway),
             request.script_args(self.gateway, self._epoch, "explain"),
@@ -228,12 +221,17 @@ class Pool:
         if self._settled:
             batch, self._settled = self._settled, []
             k = self.keys
-            self._run("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch)
+            self.run("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
         if placement.claimed_from:
             self._ownership.withdraw(placement.replica, request, placement.claimed_from - 1)
+
+    def confirm(self, request: PlaceRequest, placement: Placement) -> None:
+        """The replica has computed the prompt; where an agent tells what it holds, its events have to confirm that."""
+        if placement.is_exact and placement.claimed_from:
+            self._ownership.await_events(placement.replica, request, placement.claimed_from - 1)
 
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""
@@ -246,22 +244,22 @@ class Pool:
     def report(self, replica: str, incarnation: str, outcome: str, failures: int, open_ms: int) -> None:
         """Tell all gateways of a `failure` or `success` of a replica (its shared circuit breaker)."""
         k = self.keys
-        self._run("report", (k.replicas, k.breakers), (replica, incarnation, outcome, failures, open_ms))
+        self.run("report", (k.replicas, k.breakers), (replica, incarnation, outcome, failures, open_ms))
 
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self._records[record.replica] = record
-        return self._run("register", self.keys.of_register, record.script_args(only_if_absent))
+        return self.run("register", self.keys.of_register, record.script_args(only_if_absent))
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 
     async def beat(self, leaving: bool = False) -> Fleet:
         """Renew the lease, learn the fleet, give back what dead gateways held; reassert where the store forgot us."""
         k, epoch = self.keys, self._epoch
-        reply = await self._run(
+        reply = await self.run(
             "beat",
-            (k.gateways, k.leases, k.replicas, k.breakers, k.active),
-            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving)),
+            (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines),
+            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self._does_chores)),
         )
         fleet = parse_fleet(reply)
         if not fleet.known and epoch == self._epoch and not leaving:
@@ -269,6 +267,7 @@ class Pool:
         elif not leaving:
             self._records.update(fleet.replicas)
         self.fleet = fleet
+        self._ownership.lapse()
         for gateway in fleet.expired_gateways:
             await self._reap(gateway)
         return fleet
@@ -276,14 +275,14 @@ class Pool:
     async def _reap(self, gateway: str) -> None:
         """Give a dead gateway's load back, and see that the claims it made last are held by their replica."""
         k = self.keys
-        entries = await self._run(
+        entries = await self.run(
             "reap", (k.gateways, k.flight(gateway), k.replicas, k.active, k.backlog_tokens), (gateway,)
         )
         fields = [entry.decode().split(" ") for entry in entries[1::2]]
         bound = await asyncio.gather(*(self.read("GET", k.bind(tip)) for *_, tip in fields))
         for (replica, *_), bind in zip(fields, bound, strict=True):
             if bind is not None:
-                _, _, *chain = bind.decode().split(" ")
+                _, _, _, _, _, *chain = bind.decode().split(" ")
                 self.hold(replica, chain)
 
     def read(self, *command: Any) -> asyncio.Future[Any]:

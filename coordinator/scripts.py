@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from coordinator.keys import PoolKeys
+from coordinator.registry import ReplicaRecord
 
 SHEBANG = "#!lua flags=allow-oom\n"
 NO_TIP = "-"
@@ -32,6 +33,13 @@ NAMES = (
     "hold",
     "drop",
     "withdraw",
+    "attend",
+    "publish",
+    "lead",
+    "apply",
+    "sweep",
+    "credit",
+    "measure",
 )
 
 
@@ -75,7 +83,8 @@ class PolicyKnobs:
     max_owners: int = 8
     max_active_requests: int = 0
     probe_ms: int = 5000
-    bind_ttl_ms: int = 15_000
+    bind_ttl_ms: int = 60_000
+    cpu_credit: float = 0.8
 
     def args(self) -> tuple[Any, ...]:
         """ARGV[12] to ARGV[19] of place."""
@@ -110,6 +119,10 @@ class PlaceRequest:
     """The replicas that serve the model; empty for all of the pool."""
     order: Sequence[str] = field(default=())
     """The rendezvous order, for consistent_hash."""
+    may_report: bool = False
+    """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
+    shape: bytes = b"{}"
+    """What lies behind each key, for the agents: JSON without spaces (see coordinator/README.md)."""
 
     @property
     def tip(self) -> str:
@@ -137,6 +150,9 @@ class PlaceRequest:
             keys.flight(gateway),
             keys.turn,
             keys.bind(self.tip),
+            keys.agents,
+            keys.reports,
+            keys.leases,
             *[own + key for key in self.keys],
         ]
 
@@ -157,6 +173,9 @@ class PlaceRequest:
             *self.knobs.args(),
             " ".join(self.serving),
             self.tip,
+            self.knobs.cpu_credit,
+            self.shape,
+            int(self.may_report),
             *self.tokens,
         ]
 
@@ -165,7 +184,8 @@ class PlaceRequest:
 class Placement:
     """Where a request goes. `why` is hit, partial_hit, rebalanced, cold, pinned or last_resort.
 
-    `claimed_from` is the 1-based index of the first key claimed (0: none); `touch` says that the last use of the
+    `matched_tokens` is exact where the matched record is resident, else an estimate. `claimed_from` is the 1-based
+    index of the first key claimed (0: none); `touch` says that the last use of the
     matched keys is due to be written; `last_use_ms` is the matched key's (Redis time, 0 without a match).
     """
 
@@ -179,6 +199,21 @@ class Placement:
     touch: bool
     last_use_ms: int
     backlog_tokens: int
+    matched_kind: str
+    """Of the matched record: `resident`, `claim`, or empty without a match."""
+    matched_entry: str
+    """The entry of the replica's event stream that made it resident; empty for a claim."""
+    placed_ms: int
+    """Redis time."""
+    mode: str
+    """How the replica's agent learns which blocks a chain has: `session`, `token_ids`; empty without an agent."""
+    report: bool
+    """Whether the engine shall report the blocks that it reuses for this request: its agent is relearning."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether an agent tells what this replica holds."""
+        return self.mode != ""
 
 
 @dataclass(slots=True)
@@ -196,43 +231,6 @@ class Reservation:
         return (self.id, self.replica, self.incarnation, self.backlog_tokens, self.tip)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaRecord:
-    """One line of the registry: `<incarnation> <state> <capacity_tokens> <since_ms> <url>`."""
-
-    replica: str
-    incarnation: str
-    state: str
-    capacity_tokens: int
-    since_ms: int
-    url: str
-
-    @classmethod
-    def parse(cls, replica: str, text: str) -> ReplicaRecord:
-        incarnation, state, capacity, since, url = text.split(" ", 4)
-        return cls(replica, incarnation, state, int(capacity), int(since), url)
-
-    def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
-        """ARGV of register; since when it stands is Redis' to say."""
-        return (self.replica, self.incarnation, self.state, self.capacity_tokens, self.url, int(only_if_absent))
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """What a heartbeat brings back."""
-
-    known: bool
-    """Whether the store knows this gateway under its epoch; if not, it must reassert."""
-    expired_gateways: tuple[str, ...]
-    replicas: dict[str, ReplicaRecord]
-    open_until_ms: dict[str, int]
-    """Breakers that stand, by replica; 0 for one that counts failures and is still closed."""
-    worker: str
-    """The gateway that holds the lease on the pool's chores."""
-    now_ms: int
-    active: dict[str, int]
-
-
 def parse_placement(reply: Any) -> Placement | str:
     """A Placement, or the status `stale` or `none`."""
     if reply[0] != b"ok":
@@ -248,21 +246,9 @@ def parse_placement(reply: Any) -> Placement | str:
         touch=reply[8] == 1,
         last_use_ms=reply[9],
         backlog_tokens=reply[10],
-    )
-
-
-def _pairs(flat: list[bytes]) -> dict[str, str]:
-    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-
-
-def parse_fleet(reply: Any) -> Fleet:
-    status, expired, replicas, breakers, worker, now_ms, active = reply
-    return Fleet(
-        known=status == b"ok",
-        expired_gateways=tuple(name.decode() for name in expired),
-        replicas={name: ReplicaRecord.parse(name, text) for name, text in _pairs(replicas).items()},
-        open_until_ms={name: int(text.split(" ")[1]) for name, text in _pairs(breakers).items()},
-        worker=worker.decode(),
-        now_ms=now_ms,
-        active={name: int(text) for name, text in _pairs(active).items()},
+        matched_kind=reply[11].decode(),
+        matched_entry=reply[12].decode(),
+        placed_ms=reply[13],
+        mode=reply[14].decode(),
+        report=reply[15] == 1,
     )

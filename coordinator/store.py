@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.errors import StoreError, StoreLate, StoreRefused
+from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.pool import Pool
 from coordinator.scripts import NAMES, load
 from coordinator.wire import Wire
@@ -44,8 +44,9 @@ class StoreSettings:
 class Store:
     """Owns the connection; hands out one Pool per base model. Run `run()` as a task for as long as it is used."""
 
-    def __init__(self, settings: StoreSettings, gateway: str) -> None:
+    def __init__(self, settings: StoreSettings, gateway: str, does_chores: bool = True) -> None:
         self.gateway = gateway
+        self._does_chores = does_chores
         self.reason = "not connected yet"
         """Why the store is down; empty while it is up."""
         self.warnings: list[str] = []
@@ -70,10 +71,19 @@ class Store:
         """The client of one pool, made on first use."""
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = Pool(name, self.gateway, self._settings.budget_s)
+            pool = self._pools[name] = Pool(name, self.gateway, self._settings.budget_s, self._does_chores)
             if self._wire is not None:
                 pool.attach(self._wire, self._allow_oom)
         return pool
+
+    async def ask(self, *command: Any) -> Any:
+        """A plain command that belongs to no pool. Raises StoreError."""
+        if self._wire is None:
+            raise StoreDown("the store is not connected")
+        return await self._wire.send(*command)
+
+    def pool_names(self) -> list[str]:
+        return list(self._pools)
 
     async def first_attempt(self) -> None:
         """Wait until the first connection attempt has ended, either way."""
@@ -117,7 +127,7 @@ class Store:
         wire = await Wire.open(self._settings.url, CONNECT_S, lambda error: self._give_up(str(error)))
         try:
             async with asyncio.timeout(CONNECT_S):
-                self._allow_oom = await _load_scripts(wire)
+                self._allow_oom = await load_scripts(wire)
                 self.warnings = await _inspect(wire)
                 loop = asyncio.get_running_loop()
                 started = loop.time()
@@ -199,7 +209,7 @@ class Store:
             pool.detach()  # one more heartbeat would make this gateway known again
 
 
-async def _load_scripts(wire: Wire) -> bool:
+async def load_scripts(wire: Wire) -> bool:
     """Load every script; returns whether the server knows script flags (Redis >= 7)."""
     try:
         await wire.send("SCRIPT", "LOAD", load("hold", True).text)

@@ -1,23 +1,28 @@
 """The chores of a pool, done by the gateway that holds its worker lease: trimming what replicas are believed to hold.
 
-A replica's cache is bounded, so what it owns is as well. Its keys are dropped, least recently used first:
-what an older incarnation left behind, what no request used for CLAIM_TTL_MS, and what exceeds the capacity of its
-cache (the engine's own, from /metrics, or MAX_KEYS where that is unknown).
+A replica's cache is bounded, so what it owns is as well. Where no agent tells what it holds, its keys are dropped,
+least recently used first: what an older incarnation left behind, what no request used for CLAIM_TTL_MS, and what
+exceeds the capacity of its cache (the engine's own, from /metrics, or MAX_KEYS where that is unknown). Where one does,
+only what does not hold any more is swept out.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
 from coordinator.errors import StoreError
 from coordinator.pool import Pool
-from coordinator.scripts import Fleet, ReplicaRecord
+from coordinator.registry import Fleet, ReplicaRecord
 
 _log = structlog.get_logger("kvgate.worker")
 
 CLAIM_TTL_MS = 3_600_000
+LOST_CLAIM_MS = 600_000
+"""On a replica whose agent tells what it holds, a claim so old was left by a gateway that died."""
+SWEEP_EVERY_MS = 60_000
 MAX_KEYS = 200_000
 _BATCH = 256
 _TRIM_S = 0.4
@@ -29,6 +34,7 @@ class Worker:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._sweeps: dict[str, _Sweep] = {}
 
     async def tick(self) -> None:
         """One heartbeat, and a round of chores where this gateway holds the lease. Never raises: a store that fails is
@@ -39,11 +45,56 @@ class Worker:
             if fleet.worker == self._pool.gateway:
                 async with asyncio.timeout(_TRIM_S):
                     for record in fleet.replicas.values():
-                        await trim(self._pool, record, fleet)
+                        await self._tidy(record, fleet)
         except (StoreError, TimeoutError):
             return
         except Exception as error:  # nobody awaits a tick
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
+
+    async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
+        if not fleet.is_exact(record.replica):
+            await trim(self._pool, record, fleet)
+            return
+        await forget_older(self._pool, record.replica, record.since_ms)
+        life = (record.incarnation, record.floor)
+        sweep = self._sweeps.get(record.replica)
+        if sweep is None or sweep.life != life or (sweep.end == 0 and fleet.now_ms > sweep.began_ms + SWEEP_EVERY_MS):
+            sweep = self._sweeps[record.replica] = _Sweep(life, fleet.now_ms, await _held(self._pool, record.replica))
+        while sweep.end:  # a round that is cut off is gone on with in the next
+            sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, fleet.now_ms - LOST_CLAIM_MS)
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """One pass over a replica's keys, from the end: what is taken out moves only what was seen already."""
+
+    life: tuple[str, int]
+    began_ms: int
+    end: int
+    """How many keys are left to look at."""
+
+
+async def _held(pool: Pool, replica: str) -> int:
+    return int(await pool.read("ZCARD", pool.keys.held(replica)))
+
+
+async def _sweep_batch(pool: Pool, replica: str, end: int, claims_before_ms: int) -> tuple[int, int]:
+    """Look at the keys before `end`; returns how many are left to look at, and how many were taken out."""
+    k, start = pool.keys, max(0, end - _BATCH)
+    held = k.held(replica)
+    keys = [key.decode() for key in await pool.read("ZRANGE", held, start, end - 1)]
+    owned = [k.own_prefix + key for key in keys]
+    swept = await pool.run("sweep", [k.replicas, k.owned_tokens, held, *owned], [replica, claims_before_ms, *keys])
+    return start, int(swept)
+
+
+async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
+    """Take out every key of a replica that does not hold any more; returns how many."""
+    end, total = await _held(pool, replica), 0
+    while end:
+        end, swept = await _sweep_batch(pool, replica, end, claims_before_ms)
+        total += swept
+    return total
 
 
 async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:

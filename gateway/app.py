@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import structlog
 from starlette.types import ASGIApp
 
+from coordinator.applier import Applier
 from coordinator.store import Store, StoreSettings
 from gateway.admission import Admission, Keyring
 from gateway.asgi import Receive, Scope, Send, headers_of, request_id, with_request_id
@@ -53,7 +54,7 @@ class Gateway:
         self.upstream = Upstream(settings.timeouts, replica_key.get_secret_value() if replica_key else None)
         self.fleet = Fleet(settings, self.store, self.upstream)
         self.reader = Reader(settings, self.keyring, self.fleet)
-        self.router = Router(settings, self.store, self.metrics)
+        self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
         attempts = Attempts(
             settings,
@@ -62,9 +63,10 @@ class Gateway:
             self.upstream,
             self.reader,
             responses,
-            Audit(self.metrics, self.tasks),
+            Audit(self.metrics, self.tasks, self.fleet.block_tokens),
             self.metrics,
         )
+        self.applier = Applier(redis.url, self.id, self.store.pool_names, self.metrics.applied)
         self.status = Status(self.id, self.store, self.fleet, self.metrics)
         self.proxy = Proxy(
             self.keyring,
@@ -95,6 +97,8 @@ class Gateway:
         await self.store.first_attempt()
         self.tasks.spawn(self.fleet.run(), "fleet")
         await self.fleet.first_round()
+        if self.settings.coordinator.apply_events:
+            self.tasks.spawn(self.applier.run(), "applier")
         log = _log.info if self.store.is_up() else _log.warning
         log("gateway started", id=self.id, store=self.store.reason or "up", replicas=self.fleet.describe())
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from coordinator.truth import tell_measured
 from gateway.audit import Audit, read_usage
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
-from gateway.job import Job, no_replica
+from gateway.job import Job, no_replica, with_fields
 from gateway.metrics import Metrics
 from gateway.reader import Reader
 from gateway.reply import Reply, passed_headers
 from gateway.responses import Responses
 from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings
-from gateway.sse import EventRelay, event_data
+from gateway.sse import EventRelay, event_data, take_token_ids
 from gateway.upstream import Answer, Upstream, UpstreamError
 
 _RETRIED = frozenset({429, 500, 502, 503, 504})
 _OVERLOADED = 429
+# Where an answer's usage counts exactly the one prompt, and where vLLM returns token ids.
+_MEASURED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_COMPUTE_NOTHING = frozenset({"/tokenize"})
+_TOKEN_ID_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # The line with which a complete stream's last event begins, on the paths where that is defined.
 _DONE = (b"data: [DONE]", b"data:[DONE]")
 _END_MARKS = {
@@ -33,6 +39,10 @@ _END_MARKS = {
         b"event: response." + state for state in (b"completed", b"failed", b"incomplete", b"cancelled")
     ),
 }
+
+
+_EVENT_NAME = re.compile(rb"^event: ?(\S+)", re.MULTILINE)
+_PREFACE = frozenset({b"response.created", b"response.queued", b"response.in_progress"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,7 @@ class Attempts:
         try:
             async with asyncio.timeout(self._timeouts.first_byte_s if job.stream else None):
                 answer = await self._upstream.send(
-                    job.method, ticket.url + job.target, self._headers(job, ticket), job.body or None
+                    job.method, ticket.url + job.target, self._headers(job, ticket), _body(job, ticket) or None
                 )
                 if answer.status in _RETRIED:
                     return await self._declined(ticket, answer)
@@ -128,7 +138,7 @@ class Attempts:
                 first = await answer.next_chunk() if streamed else await answer.body()
             if streamed and (reason := _broken_start(first)):
                 return self._failed(ticket, reason)
-            ticket.computed = answer.status < 400
+            ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
             self._router.succeeded(ticket)
             if streamed:
                 await self._stream(job, ticket, reply, answer, first)
@@ -162,18 +172,31 @@ class Attempts:
         return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
     async def _whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, body: bytes) -> None:
+        if ticket.computed and ticket.placement is not None:
+            ticket.pool.confirm(ticket.request, ticket.placement)
         if ticket.computed and job.prompt is not None and job.prompt.keys:
-            self._learn(job, ticket, _json_object(body))
+            document = _json_object(body)
+            asked = _asks_token_ids(job, ticket)
+            self._learn(job, ticket, document, take_token_ids(document) if asked else [])
+            body = orjson.dumps(document) if asked and document and not job.wants_token_ids else body
         await reply.whole(answer.status, passed_headers(answer), body)
 
     async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
         """Relay events as they come. Raises ApiError when the stream breaks off."""
-        ticket.pool.first_token(ticket.request.reservation)
-        relay = EventRelay(job.strip_usage, _END_MARKS.get(job.path, ()))
+        has_begun = False
+        relay = EventRelay(
+            job.strip_usage,
+            _END_MARKS.get(job.path, ()),
+            reads_token_ids=_asks_token_ids(job, ticket),
+            strip_token_ids=not job.wants_token_ids,
+        )
         await reply.start_stream(answer)
         try:
             chunk = first
             while chunk:
+                if not has_begun and not _is_preface(job, chunk):
+                    has_begun = True
+                    self._begun(ticket)
                 ready = relay.feed(chunk)
                 if ready:
                     self._responses.notice(job, ticket, ready)
@@ -188,20 +211,59 @@ class Attempts:
         if rest:
             await reply.more(rest)
         await reply.end()
-        self._learn(job, ticket, relay.document)
+        self._learn(job, ticket, relay.document, relay.prompt_token_ids)
+
+    def _begun(self, ticket: Ticket) -> None:
+        """The first token is here: the prompt is computed."""
+        ticket.pool.first_token(ticket.request.reservation)
+        if ticket.placement is not None:
+            ticket.pool.confirm(ticket.request, ticket.placement)
 
     def _broken(self, reason: str) -> ApiError:
         self._metrics.broken_streams.inc()
         return ApiError(502, "stream_broken", f"The replica broke off this answer ({reason}); it is incomplete.")
 
-    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
+    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any], token_ids: list[int]) -> None:
         """What an answer teaches: the size of prompts, what was cached, where a stored response lives."""
         self._responses.notice_whole(job, ticket, document)
         usage = read_usage(document.get("usage"))
-        if usage is None or job.prompt is None:
+        if usage is None or job.prompt is None or job.is_batch:
             return
         self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)
-        self._audit.observe(ticket, usage)
+        if job.reads_cache:
+            self._audit.observe(ticket, usage)
+        placement = ticket.placement
+        if placement is not None and placement.claimed_from and job.path in _MEASURED_PATHS:
+            tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens, token_ids)
+
+
+def _body(job: Job, ticket: Ticket) -> bytes:
+    """The body for this replica: where its agent has to learn what an answer was computed from, asked to tell."""
+    if ticket.placement is None or job.is_batch:
+        return job.body
+    asked: dict[str, Any] = {}
+    if ticket.placement.report:
+        asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+    if _asks_token_ids(job, ticket):
+        asked["return_token_ids"] = True
+    return with_fields(job.body, asked) if asked else job.body
+
+
+def _is_preface(job: Job, chunk: bytes) -> bool:
+    """Whether a stream has only said that it will begin: responses are announced before their prompt is computed."""
+    events = _EVENT_NAME.findall(chunk) if job.path == "/v1/responses" else []
+    return bool(events) and all(event in _PREFACE for event in events)
+
+
+def _asks_token_ids(job: Job, ticket: Ticket) -> bool:
+    placement = ticket.placement
+    return (
+        placement is not None
+        and placement.mode == "token_ids"
+        and placement.claimed_from > 0
+        and job.path in _TOKEN_ID_PATHS
+        and not job.is_batch
+    )
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

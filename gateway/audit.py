@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from coordinator.errors import StoreError
+from coordinator.scripts import Placement
+from coordinator.truth import ask_reset, credit, is_unchanged
 from coordinator.worker import forget_older
 from gateway.metrics import Metrics
 from gateway.routing.router import Ticket
 from gateway.tasks import Tasks
 
+_log = structlog.get_logger("kvgate.audit")
+
 _MISS_TOKENS = 64
 """A shortfall below this is a block's rounding, or the estimate's error."""
+_IN_FLIGHT_MS = 10_000
+"""A claim made so recently may still have been waiting for its prefill."""
+_TOLD_S = 4.0
+"""Events tell of an eviction within this time, or never: who reads or applies them and stands still for longer has
+lost his lease."""
+_DOUBTS = 3
+_DOUBT_S = 60.0
+"""So many different keys that were not there within this time, and a replica's events are started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +67,39 @@ def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:
     return usage.cached_tokens
 
 
+def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_life: bool) -> str:
+    """Why a prediction was wrong; empty where it was right, that is within a block of what the map could know: no less
+    than the matched key, no more than the chain's next one."""
+    placement = ticket.placement
+    if placement is None or cached_tokens > ticket.boundary_tokens + block_tokens:
+        return "" if placement is None else "untold"
+    if cached_tokens >= ticket.matched_tokens - block_tokens:
+        return ""
+    if not is_current_life:
+        return "restarted"
+    if placement.matched_kind == "claim":
+        age_ms = placement.placed_ms - placement.last_use_ms
+        if age_ms < _IN_FLIGHT_MS:
+            return "in_flight"
+        if placement.is_exact:
+            return "never_computed"
+    return "evicted"
+
+
 class Audit:
     """Compares, counts, and corrects."""
 
-    def __init__(self, metrics: Metrics, tasks: Tasks) -> None:
+    def __init__(self, metrics: Metrics, tasks: Tasks, block_tokens: Callable[[str], int]) -> None:
         self._metrics = metrics
         self._tasks = tasks
+        self._block_tokens = block_tokens
         self._reporting: dict[str, str] = {}
         """The incarnation of each replica that reported cached tokens last, where one ever did."""
+        self._doubts: dict[str, dict[str, float]] = {}
+        """By replica: keys that were not there, and when that was seen."""
 
     def observe(self, ticket: Ticket, usage: Usage) -> None:
-        """Count one answer; where the engine had evicted what the map promised, correct the map."""
+        """Count one answer; where the engine had more or less than the map promised, correct the map."""
         replica, predicted = ticket.replica, ticket.matched_tokens
         self._metrics.prompt_tokens.labels(replica).inc(usage.prompt_tokens)
         if usage.cached_tokens is not None and usage.omits_zero:  # a response's usage has the field in any case
@@ -75,8 +114,41 @@ class Audit:
         error = predicted - cached
         direction = "over" if error > 0 else "under"
         self._metrics.prediction_error_tokens.labels(direction).observe(abs(error))
-        if is_eviction(predicted, cached) and ticket.placement.touch:
-            self._tasks.spawn(_forget(ticket), "forget evicted")
+        record = ticket.pool.records.get(replica)
+        is_current = record is None or record.incarnation == ticket.incarnation
+        cause = cause_of(ticket, cached, self._block_tokens(replica), is_current)
+        if cause:
+            self._metrics.wrong_predictions.labels(replica, cause).inc()
+            self._repair(ticket, ticket.placement, cause, cached)
+
+    def _repair(self, ticket: Ticket, placement: Placement, cause: str, cached: int) -> None:
+        if cause == "untold" and placement.is_exact:
+            credit(ticket.pool, ticket.request, placement, cached)
+        elif cause == "evicted" and is_eviction(ticket.matched_tokens, cached):
+            if placement.matched_kind == "resident" and placement.is_exact:
+                self._tasks.spawn(self._doubt(ticket, placement), "doubt residency")
+            elif placement.touch:
+                self._tasks.spawn(_forget(ticket), "forget evicted")
+
+    async def _doubt(self, ticket: Ticket, placement: Placement) -> None:
+        """An eviction may have been on its way; if no event tells of one, the events cannot be trusted any more."""
+        await asyncio.sleep(_TOLD_S)
+        key = ticket.request.keys[placement.matched_keys - 1]
+        try:
+            if not await is_unchanged(ticket.pool, ticket.replica, key, placement.matched_entry):
+                return
+        except StoreError:
+            return
+        now = time.monotonic()
+        doubts = self._doubts.setdefault(ticket.replica, {})
+        doubts[key] = now
+        for old in [key for key, since in doubts.items() if since < now - _DOUBT_S]:
+            del doubts[old]
+        _log.warning("residency was not true", replica=ticket.replica, key=key)
+        self._metrics.doubts.labels(ticket.replica).inc()
+        if len(doubts) >= _DOUBTS:  # one may be a request of a kind that reads no cache
+            doubts.clear()
+            ask_reset(ticket.pool, ticket.replica)
 
 
 def is_eviction(predicted_tokens: int, cached_tokens: int) -> bool:

@@ -46,6 +46,7 @@ class Status:
             "gateway": self.gateway,
             "store": "up" if store_up else "fallback",
             "replicas": ready,
+            "exact": [name for name in ready if self._fleet.is_exact(name)],
             "reasons": reasons,
         }
         return not reasons, body if store_up else body | {"store_problem": self._store.reason}
@@ -61,6 +62,10 @@ class Status:
                 is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
                 metrics.breaker_open.labels(member.id).set(is_open)
                 metrics.replica_active.labels(member.id).set(fleet.active.get(member.id, 0))
+                metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
+                for name, figure in fleet.engines.get(member.id, {}).items():
+                    if name in metrics.engine:
+                        metrics.engine[name].labels(member.id).set(figure)
 
 
 def build_control(

@@ -7,11 +7,21 @@ server that is not vLLM may have neither root nor metrics: then nothing is assum
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+_FIGURES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
+    "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +42,12 @@ class EngineFacts:
     capacity_tokens: int = 0
     started: str = ""
     """The engine process' start time in hex milliseconds: the same for every gateway that asks."""
+    block_size: int = 0
+    """Tokens in one block of its cache."""
     engines: int = 1
     """Data-parallel ranks behind this one address."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens: what it says of its work."""
 
 
 def parse_models(document: Any) -> list[ModelCard]:
@@ -62,7 +76,8 @@ def base_card(cards: list[ModelCard]) -> ModelCard | None:
 def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
     """The facts in a Prometheus exposition; of data-parallel ranks those of `dp_rank`. Anything else gives none."""
     engines: set[str] = set()
-    capacity, started = 0, ""
+    figures: dict[str, float] = {}
+    capacity, started, block_size = 0, "", 0
     for sample in _SAMPLE.finditer(text):
         name = sample["name"]
         if name == "process_start_time_seconds":
@@ -72,12 +87,23 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
             if "engine" in labels:
                 engines.add(labels["engine"])
             if name == "vllm:cache_config_info" and labels.get("engine", "0") == str(dp_rank or 0):
-                capacity = _whole(labels.get("block_size")) * _whole(labels.get("num_gpu_blocks"))
-    return EngineFacts(capacity, started, max(1, len(engines)))
+                block_size = _whole(labels.get("block_size"))
+                capacity = block_size * _whole(labels.get("num_gpu_blocks"))
+            elif name in _FIGURES and labels.get("engine", "0") == str(dp_rank or 0):
+                figures[_FIGURES[name]] = _number(sample["value"])
+    return EngineFacts(capacity, started, block_size, max(1, len(engines)), figures)
 
 
 def _whole(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if isfinite(value) else 0.0
 
 
 def _hex_ms(text: str) -> str:

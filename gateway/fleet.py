@@ -15,7 +15,7 @@ import structlog
 
 from coordinator.keys import pool_slug
 from coordinator.pool import Pool
-from coordinator.scripts import ReplicaRecord
+from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.discovery import EngineFacts, ModelCard, base_card, parse_metrics, parse_models
 from gateway.settings import GatewaySettings, HealthSettings
@@ -100,6 +100,11 @@ class Fleet:
         pools = {served.pool: served for served in self._served.values() if served.adapter is None}
         return next(iter(pools.values())) if len(pools) == 1 else None
 
+    def block_tokens(self, replica: str) -> int:
+        """Tokens in one block of the replica's cache; vLLM's default where it does not tell."""
+        member = self.members.get(replica)
+        return (member.facts.block_size if member is not None else 0) or 16
+
     def is_ready(self, replica: str) -> bool:
         """Alive and usable, as the pool's checker (or, without a store, this gateway) last saw it."""
         member = self.members.get(replica)
@@ -107,6 +112,12 @@ class Fleet:
             return False
         record = self._store.pool(member.pool).records.get(replica)
         return record is not None and record.state == "ready"
+
+    def is_exact(self, replica: str) -> bool:
+        """Whether an agent tells what the replica holds, as the last heartbeat had it."""
+        member = self.members.get(replica)
+        fleet = self._store.pool(member.pool).fleet if member is not None and member.pool else None
+        return fleet is not None and self._store.is_up() and fleet.is_exact(replica)
 
     def ready_replicas(self) -> list[str]:
         return [name for name in self._configured if self.is_ready(name)]

@@ -62,6 +62,12 @@ class Job:
     headers: dict[str, str] = field(default_factory=dict)
     stream: bool = False
     strip_usage: bool = False
+    is_batch: bool = False
+    """Several prompts in one request: what the engine says of it is a sum."""
+    reads_cache: bool = True
+    """Whether the engine looks for the prompt in its cache: not where it has to tell every prompt token's logprob."""
+    wants_token_ids: bool = False
+    """Whether the client asked for token ids itself."""
     pinned: str = ""
     """The only replica that can serve it; empty for any."""
     previous_response_id: str = ""
@@ -135,10 +141,13 @@ def upstream_body(
             return orjson.dumps(kept)
         except (TypeError, orjson.JSONEncodeError) as error:
             raise ApiError(400, "invalid_json", f"body: cannot be passed on: {error}", "body") from None
-    if not added:
-        return body
+    return with_fields(body, added, is_empty=not document) if added else body
+
+
+def with_fields(body: bytes, added: Mapping[str, Any], is_empty: bool = False) -> bytes:
+    """A JSON object's text with fields appended: the last duplicate wins."""
     head = body.rstrip()[:-1].rstrip()
-    return head + (b"," if document else b"") + orjson.dumps(dict(added))[1:]
+    return head + (b"" if is_empty else b",") + orjson.dumps(dict(added))[1:]
 
 
 def usage_request(path: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

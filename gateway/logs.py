@@ -10,8 +10,8 @@ import structlog
 from gateway.settings import LogSettings
 
 
-def configure(settings: LogSettings, gateway: str) -> None:
-    """Set structlog and the standard library's logging up, once, for the whole process."""
+def configure(settings: LogSettings, **who: str) -> None:
+    """Set structlog and the standard library's logging up, once, for the whole process; `who` is on every line."""
     level = getattr(logging, settings.level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
@@ -30,5 +30,5 @@ def configure(settings: LogSettings, gateway: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stdout),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(gateway=gateway)
+    structlog.contextvars.bind_contextvars(**who)
     logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from coordinator.applier import Applied
 from gateway.job import PROMPT_PATHS
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PLACEMENT_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_ENGINE = {
+    "running": ("running_requests", "Requests that the engine runs, as its agent reads its metrics."),
+    "waiting": ("waiting_requests", "Requests that wait in the engine's queue."),
+    "kv_usage": ("kv_cache_usage_ratio", "The share of the engine's KV cache that running requests hold."),
+    "prefix_queries_tokens": ("prefix_cache_queries_tokens", "Tokens that the engine looked up in its prefix cache."),
+    "prefix_hits_tokens": ("prefix_cache_hits_tokens", "Tokens that it found there."),
+}
+_LAG_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 
@@ -44,6 +53,7 @@ class Metrics:
             "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry=registry
         )
         self._add_tokens(registry)
+        self._add_events(registry)
         self._add_trouble(registry)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
@@ -66,6 +76,44 @@ class Metrics:
             buckets=_TOKENS,
             registry=registry,
         )
+
+        self.wrong_predictions = Counter(
+            "kvgate_wrong_predictions",
+            "Answers whose cached tokens lie outside of what the map promised, by cause.",
+            ("replica", "cause"),
+            registry=registry,
+        )
+        self.doubts = Counter(
+            "kvgate_residency_doubts",
+            "Prefixes that a replica's events had promised, that it did not hold, and of which no event told.",
+            ("replica",),
+            registry=registry,
+        )
+
+    def _add_events(self, registry: CollectorRegistry) -> None:
+        self.event_lag_s = Histogram(
+            "kvgate_event_lag_seconds",
+            "From an engine's KV event to the map, of the streams that this process applies.",
+            ("replica",),
+            buckets=_LAG_S,
+            registry=registry,
+        )
+        self.transitions = Counter(
+            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry=registry
+        )
+        self.stream_gaps = Counter(
+            "kvgate_event_stream_gaps",
+            "Times a stream's cap cut off what was not applied.",
+            ("replica",),
+            registry=registry,
+        )
+        self.replica_exact = Gauge(
+            "kvgate_replica_exact", "1 while an agent tells what a replica holds.", ("replica",), registry=registry
+        )
+        self.engine = {
+            figure: Gauge(f"kvgate_engine_{name}", text, ("replica",), registry=registry)
+            for figure, (name, text) in _ENGINE.items()
+        }
 
     def _add_trouble(self, registry: CollectorRegistry) -> None:
         self.retries = Counter("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry=registry)
@@ -91,6 +139,13 @@ class Metrics:
             ("replica",),
             registry=registry,
         )
+
+    def applied(self, applied: Applied) -> None:
+        """Count one entry of an event stream."""
+        self.event_lag_s.labels(applied.replica).observe(max(0, applied.lag_ms) / 1000)
+        self.transitions.labels(applied.replica).inc(applied.transitions)
+        if applied.entries_missing:
+            self.stream_gaps.labels(applied.replica).inc()
 
     def path_label(self, path: str) -> str:
         """A bounded set of labels: clients choose paths."""

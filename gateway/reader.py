@@ -85,6 +85,9 @@ class Reader:
         if salt is not None and salt != document.get("cache_salt"):
             added["cache_salt"] = salt
         job.stream = document.get("stream") is True
+        job.wants_token_ids = bool(document.get("return_token_ids"))
+        tells_logprobs = document.get("echo") and document.get("logprobs") is not None
+        job.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
         if job.path == "/v1/responses":
             job.previous_response_id = _previous_response(document)
         had_media_ids = job.path not in _READ_IN_FULL and guard_media(document, self._limits)
@@ -92,7 +95,9 @@ class Reader:
         if job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
-            job.headers["x-session-id"] = job.prompt.keys[-1]
+            job.is_batch = _is_batch(job.path, document)
+            if not job.is_batch:  # the engine's events name it, which tells this prompt's blocks
+                job.headers["x-session-id"] = job.prompt.keys[-1]
         job.body = upstream_body(job.body, document, self._removed, added, job.prompt.body_changed or had_media_ids)
 
     def prompt(self, path: str, document: dict[str, Any], served: Served, salt: str | None) -> Prompt:
@@ -141,6 +146,11 @@ def _previous_response(document: Mapping[str, Any]) -> str:
     if given and len(given) > _MAX_ID_CHARS:
         raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
     return given or ""
+
+
+def _is_batch(path: str, document: Mapping[str, Any]) -> bool:
+    prompt = document.get("prompt")
+    return path == "/v1/completions" and isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
 def _is_form(path: str, headers: Mapping[str, str]) -> bool:

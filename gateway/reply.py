@@ -52,6 +52,7 @@ class Reply:
             self.receipt = [
                 (b"x-kvgate-replica", ticket.replica.encode()),
                 (b"x-kvgate-matched-tokens", str(ticket.matched_tokens).encode()),
+                (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),
                 (b"x-kvgate-decision", ticket.decision.encode()),
             ]
 

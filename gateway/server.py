@@ -53,7 +53,7 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
 
 def serve(settings: GatewaySettings) -> None:
     """Run one gateway until it is told to stop. Raises OSError when a port is taken."""
-    configure(settings.log, settings.id)
+    configure(settings.log, gateway=settings.id)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
         sockets.append(listen(settings.host, settings.shared_port, shared=True))

@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -29,6 +27,7 @@ from pydantic import (
 from coordinator.errors import StoreDown
 from coordinator.wire import check_url
 from gateway.config_check import explain, read_yaml
+from gateway.section import Count, Milliseconds, Port, Seconds, Section, Slug
 
 # Which field each variable of the environment overrides.
 OVERRIDES = {
@@ -38,12 +37,6 @@ OVERRIDES = {
     "KVGATE_ID": ("id",),
 }
 
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-
 
 class SettingsError(Exception):
     """A configuration that cannot be used: `problems` has one line per mistake, each naming its field."""
@@ -51,12 +44,6 @@ class SettingsError(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-
-
-class Section(BaseModel):
-    """Frozen, without coercion (`port: "8080"` is a mistake, not a port) and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 class RedisSettings(Section):
@@ -124,6 +111,7 @@ class PolicySettings(Section):
     copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
     max_owners: Count = 8
     max_active_requests: Count | None = None
+    cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
 
 
 class LimitSettings(Section):
@@ -171,17 +159,16 @@ class ApiKey(Section):
 
 
 class SecuritySettings(Section):
-    api_keys: list[ApiKey] = []
+    api_keys: list[ApiKey] = Field(default=[])
     cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
     replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
     share_cache: bool = False
     expose_decisions: bool = False
     allow_priority: bool = False
-    image_hosts: list[Annotated[str, Field(pattern=r"^[^/:\s]+$")]] = []
-    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = [
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-    ]
+    image_hosts: list[Annotated[str, Field(pattern=r"^[^/:\s]+$")]] = Field(default=[])
+    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(
+        default=["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+    )
 
     @model_validator(mode="after")
     def _tenants_are_kept_apart(self) -> Self:
@@ -200,6 +187,10 @@ class SecuritySettings(Section):
         return keys
 
 
+class CoordinatorSettings(Section):
+    apply_events: bool = True
+
+
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
@@ -216,13 +207,14 @@ class GatewaySettings(Section):
     port: Port = 8080
     shared_port: Port | None = None
     redis: RedisSettings = RedisSettings()
-    replicas: list[ReplicaSettings] = []
+    replicas: list[ReplicaSettings] = Field(default=[])
     policy: PolicySettings = PolicySettings()
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
     log: LogSettings = LogSettings()
 
     @field_validator("replicas")

@@ -2,11 +2,12 @@
 
 Whole events are passed on as they arrived, in the same write; only the unfinished end of one is held back, which no
 client could use yet. That is what makes it possible to end a broken stream with a well-formed error event, and to
-take out the usage chunk that the gateway asked for and the client did not.
+take out what the gateway asked for and the client did not: the usage chunk, token ids.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -15,13 +16,24 @@ import orjson
 class EventRelay:
     """Feeds on a replica's bytes; yields what the client gets. One per stream."""
 
-    def __init__(self, strip_usage: bool, end_marks: tuple[bytes, ...]) -> None:
+    def __init__(
+        self,
+        strip_usage: bool,
+        end_marks: tuple[bytes, ...],
+        *,
+        reads_token_ids: bool = False,
+        strip_token_ids: bool = False,
+    ) -> None:
         self.document: dict[str, Any] = {}
         """The last event that carried usage."""
         self.saw_end = not end_marks
         """Whether the stream has said that it is complete (always, where no mark is defined)."""
         self._end_marks = end_marks  # of lines: no JSON string holds a line break, so no content can pass for one
+        self.prompt_token_ids: list[int] = []
+        """Of the first prompt, where they are read."""
         self._strip_usage = strip_usage
+        self._reads_token_ids = reads_token_ids
+        self._strip_token_ids = strip_token_ids
         self._tail = b""
 
     def feed(self, chunk: bytes) -> bytes:
@@ -40,11 +52,21 @@ class EventRelay:
         return self._passed(rest) if rest else b""
 
     def _passed(self, ready: bytes) -> bytes:
+        if self._reads_token_ids and b"token_ids" in ready:
+            ready = b"".join(self._token_ids_read(event) for event in _split_events(ready))
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if not self.saw_end:
             self.saw_end = any(ready.startswith(mark) or b"\n" + mark in ready for mark in self._end_marks)
         return ready
+
+    def _token_ids_read(self, event: bytes) -> bytes:
+        document = event_data(event) if b"token_ids" in event else None
+        if document is None:
+            return event
+        found = take_token_ids(document)
+        self.prompt_token_ids = self.prompt_token_ids or found
+        return _with_data(event, document) if self._strip_token_ids else event
 
     def _take_usage(self, ready: bytes) -> bytes:
         kept = []
@@ -75,6 +97,24 @@ def event_data(event: bytes) -> dict[str, Any] | None:
         if "usage" not in document and isinstance(inner, dict) and "usage" in inner:
             return {**document, "usage": inner["usage"]}
     return document
+
+
+def _with_data(event: bytes, document: dict[str, Any]) -> bytes:
+    """The event with another object in its data line; what stands above that stays."""
+    lines = event.splitlines(keepends=True)
+    above = takewhile(lambda line: not line.startswith(b"data:"), lines)
+    return b"".join(above) + b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+def take_token_ids(document: dict[str, Any]) -> list[int]:
+    """Remove the token ids from an answer, or from a chunk of one; returns the first prompt's (empty: not in it)."""
+    choices = [choice for choice in document.get("choices") or () if isinstance(choice, dict)]
+    found = document.pop("prompt_token_ids", None)
+    for choice in choices:
+        choice.pop("token_ids", None)
+        of_choice = choice.pop("prompt_token_ids", None)  # where text completions have them
+        found = found or of_choice
+    return found if isinstance(found, list) else []
 
 
 def error_event(body: bytes) -> bytes:

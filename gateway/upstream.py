@@ -112,6 +112,24 @@ class Upstream:
         except orjson.JSONDecodeError as error:
             raise UpstreamError("protocol", f"GET {url} answered something else than JSON") from error
 
+    async def post_json(self, url: str, document: Any, timeout_s: float) -> Any:
+        """POST a JSON document for control purposes; anything but a 200 with JSON is an UpstreamError."""
+        headers = {"content-type": "application/json", **self._key}
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(
+                    url, data=orjson.dumps(document), allow_redirects=False, headers=headers
+                ) as response,
+            ):
+                if response.status != 200:
+                    raise UpstreamError("protocol", f"POST {url} answered {response.status}{_hint(response.status)}")
+                return orjson.loads(await response.read())
+        except orjson.JSONDecodeError as error:
+            raise UpstreamError("protocol", f"POST {url} answered something else than JSON") from error
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            raise _translated(error) from error
+
     async def close(self) -> None:
         await self._session.close()
 

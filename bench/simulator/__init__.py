@@ -1,4 +1,4 @@
-"""The simulated replica: an HTTP server that behaves like vLLM 0.32 as far as anyone outside can see.
+"""The simulated replica: a server that behaves like vLLM 0.32 as far as anyone outside can see.
 
 It computes nothing, but it keeps a real block-hashed prefix cache, schedules prefill and decode in (scalable)
 time, and answers every prompt with words drawn from the prompt's digest, so that equal prompts get equal
@@ -6,9 +6,11 @@ answers on every replica. Where to look:
 
     settings       what one replica is: its models, its cache, its speed, which is rough and documented there
     prompt         tokens, image placeholders and block hashes        chat_template  messages to a prompt
-    cache          blocks: hits, LRU eviction, reference counts       engine         the step loop over them
+    cache          blocks: hits, LRU eviction, reference counts       offload        the CPU tier below it
+    events         vLLM's KV events of what happens in both           publisher      ... over ZeroMQ, with replays
+    engine         the step loop over all of these                    faults         failures on demand
     generation     one request's sequences and the wait for them      answers        the words and tool calls
     replica        everything one server owns                         call           one HTTP request on it
-    faults         failures on demand (POST /sim/fail)                metrics        vLLM's metric names
-    *_api          the endpoints, one module per family               server         `build_app` and `run`
+    *_api          the endpoints, one module per family               openai_stream  the streams of two of them
+    metrics        vLLM's metric names                                server         `build_app` and `run`
 """

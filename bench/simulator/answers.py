@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
-from bench.simulator.prompt import TOKEN_BYTES
+from bench.simulator.prompt import TOKEN_BYTES, token_of
 
 DEFAULT_TOKENS = 16
 """The length of an answer to a request that names none."""
@@ -32,6 +32,10 @@ class Answer:
     pieces: Sequence[str]
     finish_reason: str
     tool: ToolCall | None = None
+
+    @property
+    def tokens(self) -> bytes:
+        return b"".join(token_of(piece) for piece in self.pieces)
 
     @property
     def engine_reason(self) -> str:

@@ -3,6 +3,7 @@
 A block is *held* while a running request refers to it. Free blocks wait in one queue, least recently used
 first, and keep their hash until they are handed out for something else: that is the eviction. A request gives
 its blocks back in reverse, so the deepest go first and a resident block practically implies its whole prefix.
+Its last block, if it did not get full, can serve nobody and is the first to be handed out again.
 Several physical blocks may carry one hash (a fully cached prompt recomputes its last block); each of them is
 stored and evicted on its own, as in vLLM, and a hit takes the oldest.
 """
@@ -10,7 +11,7 @@ stored and evicted on its own, as in vLLM, and a hit takes the oldest.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
 
@@ -98,6 +99,8 @@ class BlockCache:
             block.refs -= 1
             if block.refs == 0:
                 self._free[block.index] = block
+                if block.hash is None:
+                    self._free.move_to_end(block.index, last=False)
 
     def clear(self) -> bool:
         """Forget all hashes; refused (False) while any block is held, as in vLLM."""
@@ -108,6 +111,16 @@ class BlockCache:
         self._cached.clear()
         self._twins.clear()
         return True
+
+    def forget_idle(self) -> None:
+        """Forget the hashes of all free blocks; those of held blocks stay."""
+        for block in self._free.values():
+            if block.hash is not None:
+                self._forget(block)
+
+    def hashes(self) -> KeysView[int]:
+        """All that a request can hit."""
+        return self._cached.keys()
 
     def _forget(self, block: Block) -> None:
         block_hash, block.hash = block.hash, None

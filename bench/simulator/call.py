@@ -16,7 +16,7 @@ from bench.simulator import fields
 from bench.simulator.answers import Answer
 from bench.simulator.errors import Refused, bad_request
 from bench.simulator.faults import Fault, close_connection, crash, hang, reset_connection
-from bench.simulator.generation import Generation
+from bench.simulator.generation import EventTag, Generation
 from bench.simulator.prompt import Prompt
 from bench.simulator.replica import RecentRequest, Replica
 
@@ -49,16 +49,18 @@ class Call:
 
     def generate(self, prompts: Sequence[Prompt], answers: Sequence[Answer], stream: bool = False) -> Generation:
         """The generation of this call, remembered in /sim/state but not started."""
-        generation = self.replica.generation(prompts, answers, self.request.headers, stream)
         headers = self.request.headers
+        xargs = fields.mapping(self.body, "vllm_xargs")
+        tag = EventTag(self._session_id(), xargs.get("kv_cache_report_mode") == "full")
+        generation = self.replica.generation(prompts, answers, headers, stream, tag)
         self.replica.recent.append(
             RecentRequest(
                 self.request_id,
                 self.request.path,
-                self._session_id(),
+                tag.session_id,
                 {name: headers[name] for name in _REMEMBERED_HEADERS if name in headers},
                 list(self.body),
-                fields.mapping(self.body, "vllm_xargs"),
+                xargs,
                 generation,
             )
         )

@@ -10,9 +10,10 @@ from aiohttp import web
 from bench.simulator import fields
 from bench.simulator.call import read_json
 from bench.simulator.errors import Refused
+from bench.simulator.prompt import token_text
 from bench.simulator.replica import Replica
 
-_VLLM_VERSION = "0.32.0"
+_EVENT_SOURCES_SINCE = (0, 32)
 
 
 async def models(replica: Replica, _: web.Request) -> web.StreamResponse:
@@ -30,8 +31,15 @@ async def ping(replica: Replica, request: web.Request) -> web.StreamResponse:
     return await health(replica, request)
 
 
-async def version(_: Replica, __: web.Request) -> web.StreamResponse:
-    return web.json_response({"version": _VLLM_VERSION})
+async def version(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.json_response({"version": replica.settings.vllm_version})
+
+
+async def kv_event_sources(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """Each rank's publisher; empty where KV events are off."""
+    if replica.settings.version < _EVENT_SOURCES_SINCE:
+        return await not_found(replica, request)
+    return web.json_response({rank: publisher.config() for rank, publisher in enumerate(replica.publishers)})
 
 
 async def metrics(replica: Replica, _: web.Request) -> web.StreamResponse:
@@ -39,6 +47,13 @@ async def metrics(replica: Replica, _: web.Request) -> web.StreamResponse:
         body=replica.metrics.exposition(),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
+
+
+async def detokenize(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """Unlike a request for inference it never reaches the engine: no fault strikes it."""
+    body = await read_json(request)
+    replica.resolve_model(fields.text(body, "model"))
+    return web.json_response({"prompt": token_text(fields.sequence(body, "tokens"))})
 
 
 async def load_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
@@ -57,8 +72,9 @@ async def unload_lora_adapter(replica: Replica, request: web.Request) -> web.Str
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-async def reset_prefix_cache(replica: Replica, _: web.Request) -> web.StreamResponse:
-    return web.json_response({"reset": replica.clear_caches()})
+async def reset_prefix_cache(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """The CPU tier stays as it is unless asked for, as in vLLM."""
+    return web.json_response({"reset": replica.clear_caches(request.query.get("reset_external") == "true")})
 
 
 async def fail(replica: Replica, request: web.Request) -> web.StreamResponse:

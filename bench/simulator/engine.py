@@ -2,7 +2,8 @@
 
 Each step schedules first what is running (a chunk of prefill, or one token), then admits waiting requests in
 order, and lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when
-they are scheduled, so two equal prompts that arrive together share their prefix. Where running requests need
+they are scheduled, so two equal prompts that arrive together share their prefix; KV events of it leave with the
+end of the step. Where running requests need
 more blocks than there are, the youngest is preempted: it loses its blocks and waits first in line.
 """
 
@@ -14,11 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.simulator.cache import Block, BlockCache
+from bench.simulator.events import EventLog, Events
 from bench.simulator.generation import State, TokenSequence
+from bench.simulator.offload import CpuTier
 from bench.simulator.settings import SimSettings
 
 _FULL_SPEED_BURST_STEPS = 16
 """At speed 0 the loop is yielded to after this many steps: an answer of the default length is one write."""
+_LOAD_COST = 0.1
+"""Of the time to prefill a token, what it takes to load one from the CPU tier."""
 
 
 @dataclass(slots=True)
@@ -30,25 +35,33 @@ class EngineStats:
     generation_tokens: int = 0
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
+    external_queries_tokens: int = 0
+    external_hits_tokens: int = 0
     preemptions: int = 0
     blocks_stored: int = 0
     blocks_evicted: int = 0
 
 
 class Engine:
-    """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far."""
+    """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far;
+    `publish` is given the KV events of each step that has any."""
 
     def __init__(
         self,
         settings: SimSettings,
         on_first_token: Callable[[float], None],
         on_finish: Callable[[float], None],
+        publish: Callable[[Events], None] | None = None,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)
         self.waiting: deque[TokenSequence] = deque()
         self.running: list[TokenSequence] = []
         self.stats = EngineStats()
+        self._events = EventLog(settings, publish)
+        self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
+        self._loaded_tokens = 0
+        """From the CPU tier, in the step at hand."""
         self._settings = settings
         self._on_first_token = on_first_token
         self._on_finish = on_finish
@@ -77,6 +90,18 @@ class Engine:
         self.stats.requests["abort"] += 1
         self._work.set()
 
+    def clear_cache(self) -> bool:
+        """Reset the GPU's prefix cache; refused (False) while any block is in use."""
+        cleared = self.cache.clear()
+        if cleared:
+            self._events.cleared()
+        return cleared
+
+    def forget_idle(self) -> None:
+        """Lose all that no running request holds, on the GPU and in the CPU tier, without any event."""
+        self.cache.forget_idle()
+        self.cpu_tier.clear()
+
     async def run(self) -> None:
         """Step for ever; returns only by cancellation."""
         loop = asyncio.get_running_loop()
@@ -85,7 +110,7 @@ class Engine:
         burst = 0
         while True:
             batch, prefill_tokens = self.schedule()
-            if not batch:
+            if not batch and not self.cpu_tier.is_writing:
                 self._work.clear()
                 await self._work.wait()
                 clock_s, burst = loop.time(), 0
@@ -101,7 +126,7 @@ class Engine:
     def schedule(self) -> tuple[list[tuple[TokenSequence, int]], int]:
         """Choose what the next step computes: (sequence, tokens) each, and the prefill tokens among them."""
         batch: list[tuple[TokenSequence, int]] = []
-        prefill_tokens = 0
+        prefill_tokens = self._loaded_tokens = 0
         limit = self._settings.max_num_batched_tokens
         preempted = self.stats.preemptions
         for sequence in tuple(self.running):
@@ -126,7 +151,12 @@ class Engine:
         return batch, prefill_tokens
 
     def finish_step(self, batch: list[tuple[TokenSequence, int]]) -> None:
-        """Account for what was computed, and give every sequence that is through its prefill a token."""
+        """Account for what was computed, and give every sequence that is through its prefill a token.
+
+        As in vLLM, what the step did to the cache is told before its tokens are.
+        """
+        self.cpu_tier.end_step()
+        self._events.flush()
         for sequence, computed in batch:
             if sequence.state is not State.RUNNING:
                 continue  # aborted while the step ran
@@ -135,7 +165,8 @@ class Engine:
                 self._sample(sequence)
 
     def _step_s(self, prefill_tokens: int) -> float:
-        return max(self._settings.decode_s_per_token, prefill_tokens / self._settings.prefill_tokens_per_s)
+        tokens = prefill_tokens + self._loaded_tokens * _LOAD_COST
+        return max(self._settings.decode_s_per_token, tokens / self._settings.prefill_tokens_per_s)
 
     def _sample(self, sequence: TokenSequence) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -149,28 +180,36 @@ class Engine:
             sequence.state = State.FINISHED
             self.running.remove(sequence)
             self._release(sequence)
+            self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
             self._on_finish(now_s - sequence.arrived_s)
         sequence.generation.notify(sequence)
 
     def _admit(self, sequence: TokenSequence, limit_tokens: int) -> int | None:
-        """Start a waiting sequence on what the cache has of it; the tokens of its first step, or None."""
+        """Start a waiting sequence on what the caches have of it; the tokens of its first step, or None."""
         # At least one token must be computed to sample from, so the block that holds the last is recomputed.
         reusable = (sequence.num_tokens - 1) // self.block_size
         hits = self.cache.match(sequence.hashes[:reusable])
-        cached_tokens = len(hits) * self.block_size
-        want = min(sequence.num_tokens - cached_tokens, limit_tokens)
+        self._events.reused(sequence, len(hits))
+        loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable]) * self.block_size
         sequence.blocks = hits
-        sequence.computed = cached_tokens
-        if not self._grow(sequence, want, hits):
+        sequence.computed = len(hits) * self.block_size
+        want = min(sequence.num_tokens - sequence.computed - loaded, limit_tokens)
+        if not self._grow(sequence, want, hits, loaded):
             sequence.blocks = []
             return None
         sequence.state = State.RUNNING
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = cached_tokens
-            self.stats.prefix_queries_tokens += sequence.num_tokens
-            self.stats.prefix_hits_tokens += cached_tokens
+            self._count_hits(sequence, loaded)
+        sequence.computed += loaded
         return want
+
+    def _count_hits(self, sequence: TokenSequence, loaded_tokens: int) -> None:
+        sequence.cached_tokens = sequence.computed + loaded_tokens
+        self.stats.prefix_queries_tokens += sequence.num_tokens
+        self.stats.prefix_hits_tokens += sequence.computed
+        self.stats.external_queries_tokens += sequence.num_tokens - sequence.computed
+        self.stats.external_hits_tokens += loaded_tokens
 
     def _grow_or_preempt(self, sequence: TokenSequence, tokens: int) -> bool:
         while not self._grow(sequence, tokens):
@@ -183,12 +222,14 @@ class Engine:
                 return False
         return True
 
-    def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = ()) -> bool:
-        """Hold the blocks for `tokens` more of a sequence (and its `hits`) and store those that get full.
+    def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = (), loaded_tokens: int = 0) -> bool:
+        """Hold the blocks for `tokens` more of a sequence (and its `hits`, and what is loaded from the CPU tier
+        before them) and store those that get full.
 
         This is the one place where hashes enter and leave the cache.
         """
-        end = sequence.computed + tokens
+        loaded_end = sequence.computed + loaded_tokens
+        end = loaded_end + tokens
         missing = -(-end // self.block_size) - len(sequence.blocks)
         if missing or hits:
             taken = self.cache.take(hits, missing)
@@ -196,10 +237,16 @@ class Engine:
                 return False
             sequence.blocks += taken.blocks
             self.stats.blocks_evicted += len(taken.evicted)
-        first, last = sequence.computed // self.block_size, end // self.block_size
-        if last > first:
-            self.cache.store(sequence.blocks[first:last], sequence.hashes[first:last])
-            self.stats.blocks_stored += last - first
+            self._events.evicted(taken.evicted)
+        self._loaded_tokens += loaded_tokens
+        first = sequence.computed // self.block_size
+        for last in (loaded_end // self.block_size, end // self.block_size):
+            if last > first:
+                self.cache.store(sequence.blocks[first:last], sequence.hashes[first:last])
+                self.stats.blocks_stored += last - first
+                self._events.stored(sequence, first, last)
+            first = last
+        self.cpu_tier.store(sequence, end, self.block_size)
         return True
 
     def _release(self, sequence: TokenSequence) -> None:

@@ -8,10 +8,17 @@
     slow       the first token comes `seconds` (1) later
     unhealthy  /health answers 503
     crash      the process exits, at once or after a stream's K tokens, with status 3
+    amnesia    the cache forgets all idle blocks, at once and without any KV event
     none       clears them all
 
-`count` is the number of inference requests it strikes (for `unhealthy`: of health checks), 1 unless told;
--1 means until cleared. A mode set again replaces its former setting; of several modes the first set strikes.
+    drop_events       a batch of KV events is numbered and can be replayed, but is not sent live
+    lose_events       a batch is numbered and never seen again
+    duplicate_events  a batch is sent twice
+    delay_events      a batch is sent after its successor
+
+`count` is the number of inference requests it strikes (for `unhealthy`: of health checks; for *_events: of
+batches), 1 unless told; -1 means until cleared. A mode set again replaces its former setting; of several modes
+the first set strikes.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,7 +36,8 @@ from aiohttp import web
 from bench.simulator import fields
 from bench.simulator.errors import Refused, bad_request
 
-MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "unhealthy", "crash")
+EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
+MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "unhealthy", "crash", "amnesia", *EVENT_MODES)
 _CRASH_STATUS = 3
 _HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
@@ -60,13 +69,14 @@ class Fault:
 
 
 class Faults:
-    """What is to fail next."""
+    """What is to fail next; `forget_idle` is what amnesia does."""
 
-    def __init__(self) -> None:
+    def __init__(self, forget_idle: Callable[[], None]) -> None:
+        self._forget_idle = forget_idle
         self._by_mode: dict[str, Fault] = {}
 
     def set(self, body: dict[str, Any]) -> None:
-        """Apply the body of POST /sim/fail; a `crash` without after_tokens happens here."""
+        """Apply the body of POST /sim/fail; `amnesia`, and a `crash` without after_tokens, happen here."""
         mode = fields.required_text(body, "mode")
         if mode == "none":
             self._by_mode.clear()
@@ -84,6 +94,9 @@ class Faults:
             fields.integer(body, "after_tokens", minimum=0),
             fields.number(body, "seconds", default=1.0),
         )
+        if mode == "amnesia":
+            self._forget_idle()
+            return
         if mode == "crash" and fault.after_tokens is None:
             crash()
         self._by_mode[mode] = fault
@@ -91,7 +104,7 @@ class Faults:
     def take(self) -> Fault | None:
         """The fault that strikes the inference request at hand, if any; counts it."""
         for mode, fault in self._by_mode.items():
-            if mode != "unhealthy":
+            if mode != "unhealthy" and mode not in EVENT_MODES:
                 self._count(fault)
                 return fault
         return None
@@ -101,6 +114,14 @@ class Faults:
         if fault is not None:
             self._count(fault)
         return fault is not None
+
+    def take_event_fault(self) -> str | None:
+        """The mode that strikes the batch of KV events at hand, if any; counts it."""
+        for mode, fault in self._by_mode.items():
+            if mode in EVENT_MODES:
+                self._count(fault)
+                return mode
+        return None
 
     def active(self) -> list[str]:
         return list(self._by_mode)

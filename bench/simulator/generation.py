@@ -39,12 +39,24 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class EventTag:
+    """What a request wants of the KV events that it causes."""
+
+    session_id: str | None = None
+    full_report: bool = False
+    """Tell of the blocks that it reuses, too."""
+
+
+_UNTAGGED = EventTag()
+
+
 class TokenSequence:
     """A prompt and its planned answer on their way through an engine."""
 
     __slots__ = (
         "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "generation", "num_tokens",
-        "produced", "prompt", "state", "taken", "tokens",
+        "offered_blocks", "produced", "prompt", "state", "taken", "tokens",
     )  # fmt: skip
 
     def __init__(self, prompt: Prompt, answer: Answer, block_size: int, generation: Generation) -> None:
@@ -64,6 +76,8 @@ class TokenSequence:
         self.taken = 0
         """Generated tokens that the handler has taken."""
         self.blocks: list[Block] = []
+        self.offered_blocks = 0
+        """Of its prompt, those that the CPU tier has been offered."""
         self._hasher = BlockHasher(prompt, block_size)
         self._hasher.extend(prompt.tokens)
 
@@ -80,6 +94,10 @@ class TokenSequence:
     def is_complete(self) -> bool:
         return self.produced == len(self.answer.pieces)
 
+    def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
+        """What entered the hash of each block from `first` up to `last` beside its tokens."""
+        return self._hasher.extra_keys(first, last)
+
     def produce(self) -> None:
         """Sample the next token."""
         self.tokens += token_of(self.answer.pieces[self.produced])
@@ -95,10 +113,16 @@ class Generation:
     """
 
     def __init__(
-        self, engine: Engine, prompts: Sequence[Prompt], answers: Sequence[Answer], each_token: bool = False
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Answer],
+        each_token: bool = False,
+        tag: EventTag = _UNTAGGED,
     ) -> None:
         """`answers` holds the same number of answers for each prompt, in the prompts' order."""
         self.sequences: list[TokenSequence] = []
+        self.tag = tag
         self._engine = engine
         self._each_token = each_token
         self._ready = False

@@ -31,6 +31,8 @@ _GAUGES: dict[str, Callable[[Engine], float]] = {
 _COUNTERS: dict[str, Callable[[Engine], float]] = {
     "vllm:prefix_cache_queries": lambda engine: engine.stats.prefix_queries_tokens,
     "vllm:prefix_cache_hits": lambda engine: engine.stats.prefix_hits_tokens,
+    "vllm:external_prefix_cache_queries": lambda engine: engine.stats.external_queries_tokens,
+    "vllm:external_prefix_cache_hits": lambda engine: engine.stats.external_hits_tokens,
     "vllm:num_preemptions": lambda engine: engine.stats.preemptions,
     "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
     "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,

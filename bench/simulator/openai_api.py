@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions."""
+"""/v1/chat/completions and /v1/completions; their streams are in openai_stream.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from bench.simulator import fields
@@ -14,8 +13,8 @@ from bench.simulator.answers import DEFAULT_TOKENS, Answer, text_answer, tool_an
 from bench.simulator.call import Call
 from bench.simulator.chat_template import render_chat
 from bench.simulator.errors import bad_request
-from bench.simulator.generation import Generation, Usage
-from bench.simulator.prompt import Prompt, PromptBuilder
+from bench.simulator.openai_stream import ChatChunks, CompletionChunks, usage_body
+from bench.simulator.prompt import Prompt, PromptBuilder, token_ids
 from bench.simulator.replica import Replica
 
 _MAX_CHOICES = 64
@@ -31,7 +30,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
     stream, include_usage = _stream_options(call.body)
     generation = call.generate([prompt], answers, stream)
     if stream:
-        chunks = _ChatChunks(call, model, answers, include_usage)
+        chunks = ChatChunks(call, model, prompt, answers, include_usage)
         return await call.stream(generation, chunks)
     await call.complete(generation)
     choices = [
@@ -41,6 +40,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
             "logprobs": None,
             "finish_reason": answer.finish_reason,
             "stop_reason": None,
+            "token_ids": _ids_if_wanted(call, answer.tokens),
         }
         for index, answer in enumerate(answers)
     ]
@@ -55,6 +55,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
             "system_fingerprint": None,
             "usage": usage_body(call.replica, generation.usage()),
             "prompt_logprobs": None,
+            "prompt_token_ids": _ids_if_wanted(call, prompt.tokens),
             "kv_transfer_params": None,
         }
     )
@@ -69,8 +70,9 @@ async def completions(call: Call) -> web.StreamResponse:
     answers = [text_answer(seed, limit) for seed in _choice_seeds(call.body, prompts)]
     stream, include_usage = _stream_options(call.body)
     generation = call.generate(prompts, answers, stream)
+    prompt_of = [sequence.prompt for sequence in generation.sequences]
     if stream:
-        return await call.stream(generation, _CompletionChunks(call, model, include_usage))
+        return await call.stream(generation, CompletionChunks(call, model, prompt_of, include_usage))
     await call.complete(generation)
     choices = [
         {
@@ -79,7 +81,9 @@ async def completions(call: Call) -> web.StreamResponse:
             "logprobs": None,
             "finish_reason": answer.finish_reason,
             "stop_reason": None,
+            "token_ids": _ids_if_wanted(call, answer.tokens),
             "prompt_logprobs": None,
+            "prompt_token_ids": _ids_if_wanted(call, prompt_of[index].tokens),
         }
         for index, answer in enumerate(answers)
     ]
@@ -144,18 +148,6 @@ def chat_answers(body: dict[str, Any], seeds: Sequence[bytes], max_tokens: int |
     raise bad_request("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
 
 
-def usage_body(replica: Replica, usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`. Like vLLM, it has details only when some tokens were cached: a miss looks like no report."""
-    reported = replica.settings.prompt_tokens_details and usage.cached_tokens
-    details = {"cached_tokens": usage.cached_tokens} if reported else None
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.total_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "prompt_tokens_details": details,
-    }
-
-
 def _message(answer: Answer) -> dict[str, Any]:
     text = "".join(answer.pieces)
     calls = []
@@ -164,6 +156,10 @@ def _message(answer: Answer) -> dict[str, Any]:
         calls.append({"id": answer.tool.id, "type": "function", "function": function})
     content = None if answer.tool is not None else text
     return {"role": "assistant", "content": content, "refusal": None, "tool_calls": calls, "reasoning": None}
+
+
+def _ids_if_wanted(call: Call, tokens: bytes) -> list[int] | None:
+    return token_ids(tokens) if fields.flag(call.body, "return_token_ids") else None
 
 
 def _choice_seeds(body: dict[str, Any], prompts: Sequence[Prompt]) -> list[bytes]:
@@ -188,79 +184,3 @@ def _stream_options(body: dict[str, Any]) -> tuple[bool, bool]:
     if options and not stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
     return stream, fields.flag(options, "include_usage")
-
-
-class _Chunks:
-    """What the two APIs' streams share: a fixed envelope around each choice, a usage chunk, [DONE]."""
-
-    def __init__(self, call: Call, model: str, kind: str, id_prefix: str, include_usage: bool) -> None:
-        envelope = {
-            "id": f"{id_prefix}{call.request_id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._envelope = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
-        self._replica = call.replica
-        self._include_usage = include_usage
-
-    def head(self) -> bytes:
-        return b""
-
-    def tail(self, generation: Generation) -> bytes:
-        usage = b""
-        if self._include_usage:
-            fields_sent = usage_body(self._replica, generation.usage()).items()
-            body = orjson.dumps({name: value for name, value in fields_sent if value is not None})
-            usage = self._envelope + b'],"usage":' + body + b"}\n\n"
-        return usage + b"data: [DONE]\n\n"
-
-    def chunk(self, choice: bytes) -> bytes:
-        return self._envelope + choice + b"]}\n\n"
-
-
-class _ChatChunks(_Chunks):
-    def __init__(self, call: Call, model: str, answers: Sequence[Answer], include_usage: bool) -> None:
-        super().__init__(call, model, "chat.completion.chunk", "chatcmpl-", include_usage)
-        self._answers = answers
-        self._opened = False
-
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
-        opening = b"" if self._opened else b"".join(self._openings())
-        self._opened = True
-        if self._answers[choice].tool is None:
-            delta: dict[str, Any] = {"content": text}
-        else:
-            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
-        return opening + self._delta(choice, delta, finish_reason)
-
-    def _openings(self) -> list[bytes]:
-        opening: dict[str, Any] = {"role": "assistant", "content": ""}
-        chunks = [self._delta(choice, opening, None) for choice in range(len(self._answers))]
-        for choice, answer in enumerate(self._answers):
-            if answer.tool is not None:
-                function = {"name": answer.tool.name, "arguments": ""}
-                start = {"id": answer.tool.id, "type": "function", "index": 0, "function": function}
-                chunks.append(self._delta(choice, {"tool_calls": [start]}, None))
-        return chunks
-
-    def _delta(self, choice: int, delta: dict[str, Any], finish_reason: str | None) -> bytes:
-        body = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        if finish_reason is not None:
-            body["stop_reason"] = None
-        return self.chunk(orjson.dumps(body))
-
-
-class _CompletionChunks(_Chunks):
-    def __init__(self, call: Call, model: str, include_usage: bool) -> None:
-        super().__init__(call, model, "text_completion", "cmpl-", include_usage)
-
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
-        body = {
-            "index": choice,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": None,
-        }
-        return self.chunk(orjson.dumps(body))

@@ -90,11 +90,6 @@ async def tokenize(call: Call) -> web.StreamResponse:
     return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
 
-async def detokenize(call: Call) -> web.StreamResponse:
-    call.replica.resolve_model(fields.text(call.body, "model"))
-    return await call.respond({"prompt": token_text(fields.sequence(call.body, "tokens"))})
-
-
 async def _compute(call: Call, prompts: Sequence[Prompt]) -> Usage:
     if not prompts:
         raise bad_request("At least one input is required")

@@ -134,9 +134,15 @@ class BlockHasher:
         self.hashes: list[int] = []
         """64-bit hashes, shallow to deep."""
         self._block_size = block_size
-        self._lora = _packed((prompt.lora,) if prompt.lora else ())
-        self._extra = {block: _packed(keys) for block, keys in extra_keys(prompt, block_size).items()}
+        self._lora: tuple[object, ...] | None = (prompt.lora,) if prompt.lora else None
+        self._extra = extra_keys(prompt, block_size)
         self._parent = _ROOT
+
+    def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
+        """What entered the hash of each block from `first` up to `last` beside its tokens; None for nothing."""
+        if not self._extra:
+            return [self._lora] * (last - first)
+        return [self._extra.get(block, self._lora) for block in range(first, last)]
 
     def extend(self, tokens: bytes | bytearray) -> None:
         """Hash the blocks of the sequence's `tokens` (all of them so far) that have become full."""
@@ -144,10 +150,7 @@ class BlockHasher:
         parent, extra, lora = self._parent, self._extra, self._lora
         for block in range(len(self.hashes), len(tokens) // width):
             content = bytes(tokens[block * width : (block + 1) * width])
-            parent = blake3(parent + content + extra.get(block, lora)).digest(_HASH_BYTES)
+            keys = extra.get(block, lora)
+            parent = blake3(parent + content + (repr(keys).encode() if keys else b"")).digest(_HASH_BYTES)
             self.hashes.append(int.from_bytes(parent, "big"))
         self._parent = parent
-
-
-def _packed(keys: tuple[object, ...]) -> bytes:
-    return repr(keys).encode() if keys else b""

@@ -11,10 +11,11 @@ from bench.simulator.answers import Answer
 from bench.simulator.engine import Engine
 from bench.simulator.errors import Refused, bad_request
 from bench.simulator.faults import Faults
-from bench.simulator.generation import Generation
+from bench.simulator.generation import EventTag, Generation
 from bench.simulator.images import ImageReader
 from bench.simulator.metrics import Metrics
 from bench.simulator.prompt import Prompt
+from bench.simulator.publisher import EventPublisher
 from bench.simulator.settings import SimSettings
 from gateway.tasks import Tasks
 
@@ -63,9 +64,18 @@ class Replica:
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.images = ImageReader()
-        self.faults = Faults()
+        self.faults = Faults(self._forget_idle)
         self.metrics = Metrics(settings, self.images)
-        self.engines = [Engine(settings, *self.metrics.observers(rank)) for rank in range(settings.data_parallel)]
+        ranks = range(settings.data_parallel)
+        self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
+        self.engines = [
+            Engine(
+                settings,
+                *self.metrics.observers(rank),
+                publish=self.publishers[rank].publish if settings.events else None,
+            )
+            for rank in ranks
+        ]
         self.metrics.watch(self.engines)
         self.tasks = Tasks()
         self.adapters = list(settings.adapters)
@@ -75,11 +85,21 @@ class Replica:
         self.num_lora_calls = 0
 
     def start(self) -> None:
+        """Raises OSError where a port for KV events is taken."""
+        try:
+            for publisher in self.publishers:
+                publisher.bind()
+        except OSError:
+            self._unbind()
+            raise
+        for rank, publisher in enumerate(self.publishers):
+            self.tasks.spawn(publisher.serve_replays(), f"replays of rank {rank}")
         for rank, engine in enumerate(self.engines):
             self.tasks.spawn(engine.run(), f"engine {rank}")
 
     async def close(self) -> None:
         await self.tasks.close()
+        self._unbind()
 
     def resolve_model(self, name: str | None) -> tuple[str, str | None]:
         """The name to answer under and the LoRA adapter behind it; no name means the base model."""
@@ -97,21 +117,25 @@ class Replica:
         answers: Sequence[Answer],
         headers: Mapping[str, str],
         each_token: bool,
+        tag: EventTag,
     ) -> Generation:
         """Not started yet. Raises a 400 where a prompt and its answer would not fit into the cache."""
         per_prompt = len(answers) // len(prompts)
         for at, answer in enumerate(answers):
             self._check_length(prompts[at // per_prompt].num_tokens, len(answer.pieces))
-        return Generation(self._engine_for(headers), prompts, answers, each_token)
+        return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
 
     def remember_response(self, stored: StoredResponse) -> None:
         self.responses[stored.response["id"]] = stored
         if len(self.responses) > _STORED_RESPONSES:
             self.responses.popitem(last=False)
 
-    def clear_caches(self) -> bool:
+    def clear_caches(self, cpu_tier: bool = False) -> bool:
         """False where an engine had blocks in use; the others are cleared all the same."""
-        cleared = [engine.cache.clear() for engine in self.engines]
+        cleared = [engine.clear_cache() for engine in self.engines]
+        if cpu_tier:
+            for engine in self.engines:
+                engine.cpu_tier.clear()
         return all(cleared)
 
     def state(self) -> dict[str, Any]:
@@ -126,14 +150,24 @@ class Replica:
             "preempted": sum(each.preemptions for each in stats),
             "blocks_used": sum(engine.cache.num_held for engine in self.engines),
             "blocks_cached": sum(engine.cache.num_cached for engine in self.engines),
+            "block_hashes": len(set().union(*(engine.cache.hashes() for engine in self.engines))),
+            "cpu_blocks": sum(len(engine.cpu_tier) for engine in self.engines),
             "blocks_stored": sum(each.blocks_stored for each in stats),
             "blocks_evicted": sum(each.blocks_evicted for each in stats),
             "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
-            "cached_tokens": sum(each.prefix_hits_tokens for each in stats),
+            "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "recent": [request.as_dict() for request in self.recent],
         }
+
+    def _forget_idle(self) -> None:
+        for engine in self.engines:
+            engine.forget_idle()
+
+    def _unbind(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
 
     def _check_length(self, prompt_tokens: int, output_tokens: int) -> None:
         if prompt_tokens == 0:

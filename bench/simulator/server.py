@@ -36,7 +36,6 @@ _INFERENCE = {
     "/v1/rerank": pooling_api.rerank,
     "/rerank": pooling_api.rerank,
     "/tokenize": pooling_api.tokenize,
-    "/detokenize": pooling_api.detokenize,
 }
 _INFERENCE_ANTHROPIC = {
     "/v1/messages": messages_api.messages,
@@ -50,9 +49,11 @@ _CONTROL = (
     ("GET", "/ping", control_api.ping),
     ("POST", "/ping", control_api.ping),
     ("GET", "/version", control_api.version),
+    ("GET", "/kv_event_sources", control_api.kv_event_sources),
     ("GET", "/metrics", control_api.metrics),
     ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),
+    ("POST", "/detokenize", control_api.detokenize),
     ("POST", "/reset_prefix_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
@@ -87,8 +88,8 @@ async def serving(settings: SimSettings) -> AsyncIterator[int]:
         keepalive_timeout=settings.keep_alive_s,
         shutdown_timeout=_DRAIN_S,
     )
-    await runner.setup()
     try:
+        await runner.setup()
         await web.TCPSite(runner, settings.host, settings.port).start()
         yield runner.addresses[0][1]
     finally:

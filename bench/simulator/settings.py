@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,19 @@ class SimSettings:
     speed: float = 1.0
     """Every simulated time is divided by it; 0 means no delays at all."""
 
+    vllm_version: str = "0.32.0"
+    """The version it says it is; decides what KV events look like (bench/simulator/events.py)."""
+    events: bool = True
+    """Publish KV events."""
+    events_port: int = 0
+    """Of the first rank's publisher, the others' follow; 0 takes a free one for each."""
+    replay_port: int = 0
+    """Likewise, of the replay sockets."""
+    replay_steps: int = 10_000
+    """Batches kept for replays (vLLM's buffer_steps); 0 means no replay socket."""
+    cpu_blocks: int = 0
+    """Blocks of each engine's CPU tier; 0 means no offloading."""
+
     keep_alive_s: float = 5.0
     """Idle connections are closed after it, as by vLLM's uvicorn."""
     prompt_tokens_details: bool = True
@@ -53,6 +69,11 @@ class SimSettings:
         for name, value in positive.items():
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        for name, value in {"replay_steps": self.replay_steps, "cpu_blocks": self.cpu_blocks}.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if _VERSION.match(self.vllm_version) is None:
+            raise ValueError(f"vllm_version must begin with two numbers, like 0.32.0, got {self.vllm_version!r}")
         if self.speed < 0 or self.decode_s_per_token < 0:
             raise ValueError("speed and decode_s_per_token must not be negative")
         if not self.served_names:
@@ -61,6 +82,13 @@ class SimSettings:
     @property
     def model_root(self) -> str:
         return self.root or self.model
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Major and minor of `vllm_version`."""
+        found = _VERSION.match(self.vllm_version)
+        assert found is not None
+        return int(found[1]), int(found[2])
 
     @property
     def max_model_len(self) -> int:

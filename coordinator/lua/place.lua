@@ -3,7 +3,8 @@
 -- written, and every candidate's cost comes back with its terms.
 --
 -- KEYS[1] replicas   KEYS[2] breakers   KEYS[3] active   KEYS[4] backlog_tokens   KEYS[5] owned_tokens
--- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bind:<tip>   KEYS[10..] own:<key>, shallow to deep
+-- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bind:<tip>   KEYS[10] agents   KEYS[11] reports
+-- KEYS[12] leases   KEYS[13..] own:<key>, shallow to deep
 -- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] reservation id   ARGV[4] "place" | "explain"   ARGV[5] policy
 -- ARGV[6] seed   ARGV[7] replicas tried (space separated)   ARGV[8] id of the failed attempt to give back ("": none)
 -- ARGV[9] the only replica allowed ("": any)   ARGV[10] rendezvous order (space separated; consistent_hash only)
@@ -11,12 +12,16 @@
 -- ARGV[15] copy_weight   ARGV[16] max_owners   ARGV[17] max_active_requests (0: no cap)
 -- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms
 -- ARGV[20] the replicas that serve the model (space separated; "": all of the pool)
--- ARGV[21] the tip (32 hex; "-" without a chain)   ARGV[22..] tokens behind each key, in the order of KEYS[10..]
+-- ARGV[21] the tip (32 hex; "-" without a chain)   ARGV[22] cpu_credit: what a token in CPU memory is worth (0..1)
+-- ARGV[23] the chain's shape, for the agents: JSON   ARGV[24] "1": the engine can be asked to report reused blocks
+-- ARGV[25..] tokens behind each key, in the order of KEYS[13..]
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
---          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens},
+--          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens,
+--          the matched record's kind ("": none), its entry ("": a claim), now_ms,
+--          mode (how the replica's agent learns chains; "": no agent), report (1: ask the engine to report reused blocks)},
 --         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
 
-local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE = 10, 22, 10000, 8
+local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 13, 25, 10000, 8, 100, 32
 
 -- include time
 -- include load
@@ -53,7 +58,7 @@ end
 -- The candidates: ready and not broken; failing that, ready with an open breaker; failing that, dead (better a try
 -- than a refusal). Never one that was tried.
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
-local incarnations, capacities, record_of = {}, {}, {}
+local lives, capacities, record_of = {}, {}, {}
 local good, broken, dead = {}, {}, {}
 local function set_of(names)
   local set = {}
@@ -65,8 +70,9 @@ end
 local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
 for i = 1, #records, 2 do
   local replica = records[i]
-  local incarnation, state, capacity = string.match(records[i + 1], '^(%S+) (%S+) (%S+)')
-  incarnations[replica], capacities[replica], record_of[replica] = incarnation, tonumber(capacity), records[i + 1]
+  local incarnation, state, capacity, floor = string.match(records[i + 1], '^(%S+) (%S+) (%S+) %S+ (%S+)')
+  lives[replica], capacities[replica] = { incarnation, tonumber(floor) }, tonumber(capacity)
+  record_of[replica] = records[i + 1]
   local serves = ARGV[20] == '' or serving[replica]
   if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
@@ -86,10 +92,14 @@ local function tokens_at(index)
   return index > 0 and tonumber(ARGV[FIRST_TOKENS + index - 1]) or 0
 end
 
-local depth, top, top_owners = walk(count, incarnations, not explain)
+local start = 1
+while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
+  start = start + 1
+end
+local depth, held, top = walk(count, lives, not explain, start)
 
 local active, backlog, owned = pairs_of(KEYS[3]), pairs_of(KEYS[4]), pairs_of(KEYS[5])
-local fleet = { count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {} }
+local fleet = { count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {}, credit = {} }
 if ARGV[5] == 'round_robin' then
   table.sort(names)
 end
@@ -101,6 +111,8 @@ for i = 1, #names do
   fleet.owned[i] = tonumber(owned[replica] or 0)
   fleet.capacity[i] = capacities[replica]
   fleet.matched[i] = tokens_at(depth[replica] or 0)
+  local is_slow = held[replica] and string.match(held[replica], '^%S+ %S+ (%S+)') == 'cpu'
+  fleet.credit[i] = fleet.matched[i] * (is_slow and tonumber(ARGV[22]) or 1)
   if (depth[replica] or 0) > best_depth then
     best_depth = depth[replica]
   end
@@ -108,9 +120,8 @@ end
 
 -- Of a prefix, the hits that its best-used owner counts.
 local hits = 0
-if best_depth > 0 then
-  local owners = best_depth == top and top_owners or (owners_of(best_depth, incarnations))
-  for _, record in pairs(owners) do
+for replica, record in pairs(held) do
+  if best_depth > 0 and depth[replica] == best_depth then
     hits = math.max(hits, tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)')))
   end
 end
@@ -142,9 +153,15 @@ else
 end
 
 local replica = names[chosen]
-local incarnation = incarnations[replica]
+local incarnation = lives[replica][1]
 local matched = depth[replica] or 0
-local matched_tokens = fleet.matched[chosen]
+local matched_tokens, kind, entry = fleet.matched[chosen], '', ''
+if matched > 0 then
+  local by, exact
+  kind, by, exact = string.match(held[replica], '^%S+ (%S+) %S+ %S+ %S+ %S+ (%S+) ?(%d*)')
+  matched_tokens = tonumber(exact) or matched_tokens
+  entry = kind == 'resident' and by or ''
+end
 local why = 'cold'
 if desperate then
   why = 'last_resort'
@@ -160,7 +177,7 @@ if explain then
     listed[i] = {
       replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
       owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
-      matched_tokens = fleet.matched[i], charged_tokens = charged[i], displaced_tokens = displaced[i],
+      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = charged[i], displaced_tokens = displaced[i],
       load_tokens = knobs.request_cost_tokens * fleet.active[i], cost = cost[i],
       guarded = fleet.active[i] >= limit,
     }
@@ -173,19 +190,26 @@ end
 
 -- The claims: every key deeper than what the replica already owns. Above `top` no key exists, so the cap on
 -- owners is only asked below it. A copy of a full key is not recorded: its credit is lost, nothing else.
-local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) (%S+)')
+local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
 local claimed_from, claimed_tokens = 0, 0
 local function is_claimable(key)
   local mine = redis.call('HGET', key, replica)
-  if mine then
-    return string.match(mine, '^%S+') ~= incarnation
+  if mine and string.match(mine, '^%S+') == incarnation then
+    if holds(mine, lives[replica]) then
+      return false
+    end
+    local span, used = string.match(mine, '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
+    if tonumber(used) >= since_ms then -- it was counted, and is replaced
+      claimed_tokens = claimed_tokens - tonumber(span)
+    end
+    return true
   end
-  return redis.call('HLEN', key) < tonumber(ARGV[16])
+  return mine or redis.call('HLEN', key) < tonumber(ARGV[16])
 end
 local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. ARGV[3]
-local behind = matched_tokens
+local behind = fleet.matched[chosen]
 for index = matched + 1, count do
   local key = KEYS[FIRST_OWN + index - 1]
   local span = tonumber(ARGV[FIRST_TOKENS + index - 1]) - behind
@@ -198,7 +222,7 @@ for index = matched + 1, count do
   end
   behind = behind + span
 end
-if claimed_tokens > 0 then
+if claimed_tokens ~= 0 then
   redis.call('HINCRBY', KEYS[5], replica, claimed_tokens)
 end
 
@@ -206,9 +230,7 @@ end
 -- so that the steady state of a warm prompt writes nothing here.
 local touch, last_use = 0, 0
 if matched > 0 then
-  local key = KEYS[FIRST_OWN + matched - 1]
-  local record = matched == top and top_owners[replica] or redis.call('HGET', key, replica)
-  local head, uses, used, by = string.match(record, '^(%S+ %S+ %S+ %S+) (%d+) (%d+) (%S+)')
+  local head, uses, used, rest = string.match(held[replica], '^(%S+ %S+ %S+ %S+) (%d+) (%d+) (.+)')
   last_use = tonumber(used)
   local counted = matched < count and seed % HIT_SAMPLE == 0
   if now - last_use > TOUCH_MS then
@@ -221,16 +243,35 @@ if matched > 0 then
     uses = tonumber(uses) + HIT_SAMPLE
   end
   if counted or touch == 1 then
-    redis.call('HSET', key, replica, head .. ' ' .. uses .. ' ' .. used .. ' ' .. by)
+    redis.call('HSET', KEYS[FIRST_OWN + matched - 1], replica, head .. ' ' .. uses .. ' ' .. used .. ' ' .. rest)
   end
 end
 
-if claimed_from > 0 then
+-- The replica's agent, where a live one watches this life of it and somebody applies what it says. While it relearns,
+-- requests whose prefix it may never have been told of ask the engine to say it: not too many, and not while the
+-- engine has others waiting.
+local mode, report = '', 0
+local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
+  redis.call('HGET', KEYS[10], replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
+local applied_until = string.match(redis.call('HGET', KEYS[12], 'events:' .. replica) or '', '(%d+)$')
+local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
+if is_followed and tonumber(applied_until or 0) >= now then
+  mode = agent_mode
+  if ARGV[24] == '1' and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
+    if now - tonumber(redis.call('HGET', KEYS[11], replica) or 0) >= REPORT_MS then
+      report = 1
+      redis.call('HSET', KEYS[11], replica, now_text)
+    end
+  end
+end
+
+if claimed_from > 0 or report == 1 then
   local chain = {}
   for index = 1, count do
     chain[index] = string.sub(KEYS[FIRST_OWN + index - 1], -32)
   end
-  redis.call('SET', KEYS[9], replica .. ' ' .. incarnation .. ' ' .. table.concat(chain, ' '), 'PX', ARGV[19])
+  local head = { replica, incarnation, report, ARGV[11], ARGV[23] }
+  redis.call('SET', KEYS[9], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '), 'PX', ARGV[19])
 end
 
 local uncached = math.max(0, prompt_tokens - matched_tokens)
@@ -243,5 +284,6 @@ if open_until ~= '0' then
 end
 
 return {
-  'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached,
+  'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
+  now, mode, report,
 }

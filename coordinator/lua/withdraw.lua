@@ -12,7 +12,7 @@ local withdrawn, freed_tokens = 0, 0
 for i = 4, #KEYS do
   local record = redis.call('HGET', KEYS[i], ARGV[1])
   if record then
-    local owner, span, last_use, by = string.match(record, '^(%S+) %S+ %S+ (%S+) %S+ (%S+) (%S+)')
+    local owner, span, last_use, by = string.match(record, '^(%S+) claim %S+ (%S+) %S+ (%S+) (%S+)')
     if by == ARGV[2] then
       redis.call('HDEL', KEYS[i], ARGV[1])
       redis.call('ZREM', KEYS[3], ARGV[i - 1])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import cluster, config, owners, serve
+from gateway.cli import cluster, config, follow, owners, serve
 from gateway.cli.errors import CommandError
 from gateway.local.errors import ClusterError
 
@@ -26,6 +26,8 @@ app.command()(cluster.down)
 app.command()(cluster.status)
 app.command()(owners.owners)
 app.command()(serve.gateway)
+app.command()(follow.agent)
+app.command()(follow.coordinator)
 app.command()(serve.replica_sim)
 app.command()(config.check_config)
 app.command()(config.hash_key)

@@ -49,8 +49,8 @@ FrontedReplicas = Annotated[
     list[str] | None,
     typer.Option(
         metavar="id=…,url=…",
-        help="Front this server instead of simulated ones; repeatable. events=tcp://… and replay=tcp://… are "
-        "checked, but consumed only by `kvgate agent` (next release).",
+        help="Front this server instead of simulated ones; repeatable. Where vLLM (before 0.32) does not tell where "
+        "it publishes KV events, add events=tcp://host:port and replay=tcp://host:port.",
     ),
 ]
 
@@ -70,9 +70,10 @@ def up(
 ) -> None:
     """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
 
-    It waits until all can serve, sends a request of text and one with an
-    image, shows where they went and why, and runs until Ctrl-C. Then everything
-    is stopped within 5 seconds. What dies in between is reported, not restarted.
+    Each replica that publishes KV events gets an agent, which tells the map what
+    it holds. Once all can serve, a request of text and one with an image are sent
+    and it shows where they went and why. It runs until Ctrl-C; then everything is
+    stopped within 5 seconds. What dies in between is reported, not restarted.
 
     \b
     Examples:

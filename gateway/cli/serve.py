@@ -30,6 +30,12 @@ BatchedTokens = Annotated[int, typer.Option(min=1, help="Tokens of one step.")]
 DataParallel = Annotated[int, typer.Option(min=1, help="Engines in it, one per rank.")]
 PrefillRate = Annotated[float, typer.Option(help="Tokens it prefills in a second.")]
 DecodeTime = Annotated[float, typer.Option(help="Seconds of one decode step.")]
+VllmVersion = Annotated[str, typer.Option(help="The vLLM version it says it is; decides the shape of KV events.")]
+Events = Annotated[bool, typer.Option(help="Publish KV events over ZeroMQ.")]
+EventsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for KV events, plus the rank; 0: a free one.")]
+ReplayPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for replays, plus the rank; 0: a free one.")]
+ReplaySteps = Annotated[int, typer.Option(min=0, help="Event batches kept for replays; 0 means no replays.")]
+CpuBlocks = Annotated[int, typer.Option(min=0, help="Blocks of its CPU offload tier; 0 means it has none.")]
 Speed = Annotated[float, typer.Option(help="Divides every simulated time; 0 means no delays at all.")]
 
 
@@ -68,20 +74,25 @@ def replica_sim(
     prefill_tokens_per_s: PrefillRate = _SIM.prefill_tokens_per_s,
     decode_s_per_token: DecodeTime = _SIM.decode_s_per_token,
     speed: Speed = _SIM.speed,
+    vllm_version: VllmVersion = _SIM.vllm_version,
+    events: Events = _SIM.events,
+    events_port: EventsPort = _SIM.events_port,
+    replay_port: ReplayPort = _SIM.replay_port,
+    replay_steps: ReplaySteps = _SIM.replay_steps,
+    cpu_blocks: CpuBlocks = _SIM.cpu_blocks,
 ) -> None:
     """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
 
     It keeps a real block-hashed prefix cache and takes the time that prefill and
     decode would take. The defaults are rough figures for a 7-8B vision-language
-    model on an A40-like card.
+    model on an A40-like card. GET /kv_event_sources tells where its KV events are.
 
     \b
     Examples:
       kvgate replica-sim --port 8001
       kvgate replica-sim --id r1 --port 8002 --speed 10 --num-gpu-blocks 2048
+      kvgate replica-sim --port 8003 --events-port 5557 --replay-port 5558
     """
-    from bench.simulator.server import run
-
     try:
         settings = SimSettings(
             id=replica_id,
@@ -98,10 +109,23 @@ def replica_sim(
             prefill_tokens_per_s=prefill_tokens_per_s,
             decode_s_per_token=decode_s_per_token,
             speed=speed,
+            vllm_version=vllm_version,
+            events=events,
+            events_port=events_port,
+            replay_port=replay_port,
+            replay_steps=replay_steps,
+            cpu_blocks=cpu_blocks,
         )
     except ValueError as error:
         raise CommandError(str(error)) from None
+    _serve_replica(settings)
+
+
+def _serve_replica(settings: SimSettings) -> None:
+    from bench.simulator.server import run
+
+    host, port = settings.host, settings.port
     try:
-        run(settings, lambda bound: typer.echo(f"replica {replica_id} on http://{host}:{bound}"))
+        run(settings, lambda bound: typer.echo(f"replica {settings.id} on http://{host}:{bound}"))
     except OSError as error:
         raise CommandError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

@@ -1,7 +1,7 @@
 """Starts a cluster and knows when it can serve.
 
-Redis first, then the replicas, then the gateways: each kind is ready before the next one starts, so the first look
-of every gateway finds what it needs.
+Redis first, then the replicas, then an agent for each that publishes KV events, then the gateways: each kind is ready
+before the next one starts, so the first look of every gateway finds what it needs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import httpx
 
 from gateway.local import state
 from gateway.local.errors import ClusterError
-from gateway.local.plan import HOST, Fronted, Plan, base_config, gateway_config
+from gateway.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config
 from gateway.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
-from gateway.local.probes import Answer, ask_gateway, ask_replica, client
+from gateway.local.probes import Answer, ask_gateway, ask_replica, client, has_events
 from gateway.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
 from gateway.local.redis import find_redis_server, problem_with, without_password
 from gateway.local.state import Cluster, Member
@@ -27,6 +27,7 @@ from gateway.local.state import Cluster, Member
 _READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
 _POLL_S = 0.1
 _SAY_AFTER_S = 3.0
+_EVENTS_PATIENCE_S = 10.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL")
@@ -45,6 +46,7 @@ class LocalCluster:
         self._locks: list[Lock] = []
         self._children = Children(self._env, die_with_parent=not plan.detach)
         self._not_ready: dict[str, str] = {}
+        self._exact: set[str] = set()
 
     async def start(self) -> Cluster:
         """Start everything, wait until it can serve and write cluster.json; ClusterError says why it cannot."""
@@ -61,6 +63,7 @@ class LocalCluster:
             async with asyncio.timeout(_READY_TIMEOUT_S), client() as http:
                 await self._start_redis(redis_url, redis_port)
                 pids = await self._start_replicas(http, simulated if not plan.fronted else [], replica_ports)
+                await self._start_agents(http, replicas, redis_url)
                 gateways = await self._start_gateways(http, gateway_ports)
         except TimeoutError:
             raise ClusterError(self._why_not_ready()) from None
@@ -130,6 +133,33 @@ class LocalCluster:
         await self._until_ready({replica.id: partial(ask_replica, http, replica.url) for replica in replicas})
         return pids
 
+    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[Fronted], redis_url: str) -> None:
+        """An agent for each replica that publishes KV events; gateways are ready when they hear all of them. A replica
+        that does not answer yet gets one as well, but is not waited for."""
+        found = await asyncio.gather(*(self._publishes_events(http, replica) for replica in replicas))
+        for replica, publishes in zip(replicas, found, strict=True):
+            if publishes is False:
+                continue
+            command = [*_KVGATE, "agent", "--replica", replica.id, "--url", replica.url]
+            if replica.events:
+                command += ["--events", replica.events]
+            if replica.replay:
+                command += ["--replay", replica.replay]
+            self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
+            if publishes:
+                self._exact.add(replica.id)
+
+    async def _publishes_events(self, http: httpx.AsyncClient, replica: Fronted) -> bool | None:
+        """Whether the replica publishes KV events; None where it does not answer for a while."""
+        if replica.events:
+            return True
+        deadline = time.monotonic() + _EVENTS_PATIENCE_S
+        while True:
+            publishes = await has_events(http, replica.url)
+            if publishes is not None or time.monotonic() >= deadline:
+                return publishes
+            await asyncio.sleep(_POLL_S)
+
     async def _start_gateways(self, http: httpx.AsyncClient, ports: list[int]) -> list[Member]:
         gateways = []
         for n, port in enumerate(ports):
@@ -140,14 +170,16 @@ class LocalCluster:
             for lock in self._locks:
                 lock.describe_holder((gateway.pid for gateway in gateways), self._plan.state_dir)
         probes: dict[str, Probe] = {
-            gateway.id: partial(_ask_gateway_with_store, http, gateway.url) for gateway in gateways
+            gateway.id: partial(_ask_whole_gateway, http, gateway.url, self._exact) for gateway in gateways
         }
         shared = {"the shared port": partial(ask_gateway, http, f"http://{HOST}:{self._plan.port}")}
         await self._until_ready({**probes, **shared})
         return gateways
 
-    def _start(self, kind: Kind, name: str, command: tuple[str, ...] | list[str]) -> Process:
-        process = self._children.start(kind, name, command, self._plan.state_dir / "logs" / f"{name}.log")
+    def _start(
+        self, kind: Kind, name: str, command: tuple[str, ...] | list[str], secrets: Mapping[str, str] | None = None
+    ) -> Process:
+        process = self._children.start(kind, name, command, self._plan.state_dir / "logs" / f"{name}.log", secrets)
         parent = [] if self._plan.detach else [this_process()]
         state.write_processes(self._plan.state_dir, [*parent, *self._children.processes])
         return process
@@ -183,9 +215,12 @@ async def _ask_redis(url: str) -> Answer:
     return Answer(await problem_with(url))
 
 
-async def _ask_gateway_with_store(http: httpx.AsyncClient, url: str) -> Answer:
-    """A gateway serves without its store too, but here the store is known to answer: it is worth a moment's wait."""
+async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> Answer:
+    """A gateway serves without its store and without agents too, but here all of it is known to run: it is worth a
+    moment's wait."""
     answer = await ask_gateway(http, url)
     if answer.problem is None and str(answer.store).lower() == "fallback":
         return Answer("has not reached Redis yet", answer.store)
+    if answer.problem is None and not exact <= answer.exact:
+        return Answer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
     return answer

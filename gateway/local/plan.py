@@ -24,6 +24,8 @@ class Fronted:
 
     id: str
     url: str
+    events: str = ""
+    replay: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,7 @@ class Plan:
 def parse_fronted(text: str) -> Fronted:
     """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…]`.
 
-    `events` and `replay` are where the engine publishes its KV events: a gateway does not listen to them, so here
-    they are checked and no more.
+    `events` and `replay` are where the engine publishes its KV events, where it does not tell that itself.
     """
     fields: dict[str, str] = {}
     for part in text.split(","):
@@ -61,12 +62,15 @@ def parse_fronted(text: str) -> Fronted:
         if not fields.get(name):
             raise ClusterError(f"--replica {text}: {name}=… is missing; write id=r0,url=http://host:port")
     for name in ("events", "replay"):
-        if name in fields and not _is_tcp_endpoint(fields[name]):
+        if name in fields and not is_tcp_endpoint(fields[name]):
             raise ClusterError(f"--replica {text}: {name} must be tcp://host:port")
-    return Fronted(fields["id"], fields["url"])
+    if "replay" in fields and "events" not in fields:
+        raise ClusterError(f"--replica {text}: replay=… needs events=…")
+    return Fronted(fields["id"], fields["url"].rstrip("/"), fields.get("events", ""), fields.get("replay", ""))
 
 
-def _is_tcp_endpoint(url: str) -> bool:
+def is_tcp_endpoint(url: str) -> bool:
+    """Whether it is tcp://host:port, where ZeroMQ can connect."""
     try:
         parts = urlsplit(url)
         return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
@@ -116,3 +120,9 @@ def gateway_config(
     except SettingsError as error:
         raise ClusterError("; ".join(error.problems)) from None
     return yaml.safe_dump(merged, sort_keys=False)
+
+
+def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What an agent is told by its environment: the Redis URL may hold a password, and the replicas' key is one."""
+    key = env.get("KVGATE_REPLICA_API_KEY") or base.get("security", {}).get("replica_api_key") or ""
+    return {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}

@@ -11,10 +11,12 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store."""
+    """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store, and `exact`
+    are the replicas whose agents it hears."""
 
     problem: str | None = None
     store: str | None = None
+    exact: frozenset[str] = frozenset()
 
 
 def client() -> httpx.AsyncClient:
@@ -27,11 +29,12 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> Answer:
         response = await http.get(f"{url}/ready")
         body = response.json()
         store, reasons = body.get("store"), body.get("reasons") or [f"/ready answered {response.status_code}"]
+        exact = frozenset(body.get("exact") or ())
     except httpx.HTTPError as error:
         return Answer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
         return Answer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
-    return Answer(None if response.status_code == 200 else ", ".join(map(str, reasons)), store)
+    return Answer(None if response.status_code == 200 else ", ".join(map(str, reasons)), store, exact)
 
 
 async def ask_replica(http: httpx.AsyncClient, url: str) -> Answer:
@@ -50,6 +53,17 @@ async def ask_any_server(http: httpx.AsyncClient, url: str) -> Answer:
     except httpx.HTTPError as error:
         return Answer(f"no answer on {url} ({_cause(error)})")
     return Answer()
+
+
+async def has_events(http: httpx.AsyncClient, url: str) -> bool | None:
+    """Whether an engine tells where it publishes KV events (vLLM >= 0.32); None where it does not answer."""
+    try:
+        sources = (await http.get(f"{url}/kv_event_sources")).json()
+        return any(source.get("publisher") == "zmq" for source in sources.values())
+    except httpx.HTTPError:
+        return None
+    except (ValueError, AttributeError):
+        return False
 
 
 def _cause(error: httpx.HTTPError) -> str:

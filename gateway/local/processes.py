@@ -14,11 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["up", "gateway", "replica", "redis"]
+Kind = Literal["up", "gateway", "agent", "replica", "redis"]
 
-# Who is asked to stop first, and how long it may take before it is killed: gateways need the replicas to
-# finish their streams, and Redis to give their load back. `up` stops the others itself.
-_STOP_ORDER: tuple[tuple[Kind, float], ...] = (("up", 6.0), ("gateway", 3.0), ("replica", 0.7), ("redis", 0.5))
+# Who is asked to stop first, and how long it may take before it is killed: gateways need the replicas to finish their
+# streams, and Redis to give their load back, as agents do to let their replicas go. `up` stops the others itself.
+_STOP_ORDER: tuple[tuple[tuple[Kind, ...], float], ...] = (
+    (("up",), 6.0),
+    (("gateway",), 3.0),
+    (("agent", "replica"), 0.7),
+    (("redis",), 0.5),
+)
 _POLL_S = 0.05
 
 
@@ -75,8 +80,11 @@ class Children:
         """Keep `fds` open in every child started from now on."""
         self._inherited_fds = tuple(fds)
 
-    def start(self, kind: Kind, name: str, command: Sequence[str], log: Path) -> Process:
-        """Start `command` with its output in `log`, which starts empty."""
+    def start(
+        self, kind: Kind, name: str, command: Sequence[str], log: Path, secrets: Mapping[str, str] | None = None
+    ) -> Process:
+        """Start `command` with its output in `log`, which starts empty. `secrets` are added to its environment, where
+        other users do not see them."""
         if self.die_with_parent:
             command = [sys.executable, "-P", "-m", "gateway.local.bound", str(os.getpid()), *command]
         with log.open("wb") as output:
@@ -85,7 +93,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(self.environment),
+                env={**self.environment, **(secrets or {})},
                 pass_fds=self._inherited_fds,
                 start_new_session=True,
             )
@@ -120,8 +128,8 @@ async def stop(processes: Iterable[Process]) -> Stopped:
     """Stop what still runs, in order, within 5 s; an `up` among them is first given the time to do so itself."""
     processes = [process for process in processes if process.is_alive()]
     killed = []
-    for kind, patience_s in _STOP_ORDER:
-        group = [process for process in processes if process.kind == kind and process.is_alive()]
+    for kinds, patience_s in _STOP_ORDER:
+        group = [process for process in processes if process.kind in kinds and process.is_alive()]
         for process in group:
             process.signal(signal.SIGTERM)
         if not await wait_until(partial(_all_gone, group), patience_s):

@@ -41,6 +41,11 @@ class Cluster:
     replicas: list[Member]
 
 
+def agent_id(replica: str) -> str:
+    """The id of the process that follows `replica`."""
+    return f"agent-{replica}"
+
+
 def write_cluster(state_dir: Path, cluster: Cluster) -> None:
     write_private(state_dir / "cluster.json", json.dumps(asdict(cluster), indent=2) + "\n")
 

@@ -12,16 +12,17 @@ import httpx
 from gateway.local.probes import Answer, ask_any_server, ask_gateway, ask_replica, client
 from gateway.local.processes import Process, Stopped, stop
 from gateway.local.redis import problem_with, without_password
-from gateway.local.state import Cluster, Member, clear, read_cluster, read_processes
+from gateway.local.state import Cluster, Member, agent_id, clear, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of `kvgate status`; `detail` says what is wrong, or what a gateway says of its store."""
+    """One line of `kvgate status`; `detail` says what is wrong, or what a gateway says of its store. An agent serves
+    nothing itself: its `url` is its replica's."""
 
-    kind: Literal["gateway", "replica", "redis"]
+    kind: Literal["gateway", "agent", "replica", "redis"]
     id: str
     url: str
     pid: int | None
@@ -36,11 +37,26 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     redis = next((process for process in processes if process.kind == "redis"), None)
     by_pid: dict[int | None, Process] = {process.pid: process for process in processes}
     async with client() as http:
-        return await asyncio.gather(
+        asked = asyncio.gather(*(ask_gateway(http, member.url) for member in cluster.gateways))
+        others = asyncio.gather(
             _redis_status(cluster, redis),
             *(_replica_status(http, member, by_pid.get(member.pid)) for member in cluster.replicas),
-            *(_gateway_status(http, member, by_pid.get(member.pid)) for member in cluster.gateways),
         )
+        answers, statuses = await asked, await others
+    heard = frozenset().union(*(answer.exact for answer in answers))
+    agents = {process.id: process for process in processes if process.kind == "agent"}
+    return [
+        *statuses,
+        *(
+            _agent_status(member, agents[name], member.id in heard)
+            for member in cluster.replicas
+            if (name := agent_id(member.id)) in agents
+        ),
+        *(
+            _gateway_status(member, by_pid.get(member.pid), answer)
+            for member, answer in zip(cluster.gateways, answers, strict=True)
+        ),
+    ]
 
 
 async def _redis_status(cluster: Cluster, process: Process | None) -> MemberStatus:
@@ -56,8 +72,12 @@ async def _replica_status(http: httpx.AsyncClient, member: Member, process: Proc
     return MemberStatus("replica", member.id, member.url, member.pid, _state(process, problem), problem or "")
 
 
-async def _gateway_status(http: httpx.AsyncClient, member: Member, process: Process | None) -> MemberStatus:
-    answer: Answer = await ask_gateway(http, member.url)
+def _agent_status(replica: Member, process: Process, is_heard: bool) -> MemberStatus:
+    problem = None if is_heard else "no gateway hears it"
+    return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
+
+
+def _gateway_status(member: Member, process: Process | None, answer: Answer) -> MemberStatus:
     detail = answer.problem or (f"store: {answer.store}" if answer.store else "")
     return MemberStatus("gateway", member.id, member.url, member.pid, _state(process, answer.problem), detail)
 

@@ -106,5 +106,4 @@ def _write_medium(writer: PromptWriter, part: dict[str, Json], kind: str, field:
     else:
         identity = writer.image(payload, at)
         if identity.is_data and writer.pins_images:
-            part["uuid"] = identity.digest.hex()
-            writer.body_changed = True
+            writer.pin_image(part, identity)

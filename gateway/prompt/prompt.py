@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
+
 
 class ImageSize(NamedTuple):
     """An image's size in pixels, as its header declares it."""
@@ -45,3 +47,12 @@ class Prompt:
     """16 bytes for rendezvous hashing while the store is away: what is likely to be asked about again."""
     body_changed: bool
     """The body was edited (a media uuid set or dropped) and must be serialised again."""
+    image_ids: tuple[str, ...] = ()
+    """The uuids that the gateway gave to images, in prompt order: what the engine calls them."""
+
+    def shape(self) -> bytes:
+        """What lies behind each key, for the agents: see `bind` in coordinator/README.md."""
+        shape: dict[str, object] = {"text_bytes": self.text_bytes}
+        if self.images:
+            shape |= {"image_counts": self.image_counts, "image_ids": self.image_ids}
+        return orjson.dumps(shape)

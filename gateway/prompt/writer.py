@@ -37,6 +37,7 @@ class PromptWriter:
 
     __slots__ = (
         "_first_media",
+        "_image_ids",
         "_sample",
         "_samples",
         "_seed",
@@ -50,6 +51,7 @@ class PromptWriter:
         self.stream = PromptStream()
         self.limits = limits
         self.pins_images = False
+        self._image_ids: list[str] = []
         self.body_changed = False
         self._seed = b""
         self._first_media = b""
@@ -93,6 +95,12 @@ class PromptWriter:
         identity = identify_image(url, param, self.limits)
         self.identified_image(identity)
         return identity
+
+    def pin_image(self, part: dict[str, Json], identity: ImageIdentity) -> None:
+        """Give the image in `part` its digest as the engine's name for it."""
+        part["uuid"] = identity.digest.hex()
+        self._image_ids.append(identity.digest.hex())
+        self.body_changed = True
 
     def identified_image(self, identity: ImageIdentity) -> None:
         """An image of the message's content."""
@@ -162,6 +170,7 @@ class PromptWriter:
             images=stream.images,
             affinity=blake3(self._seed + content).digest(length=16),
             body_changed=self.body_changed,
+            image_ids=tuple(self._image_ids),
         )
 
     def _take_sample(self, data: bytes) -> None:

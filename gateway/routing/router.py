@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +23,10 @@ from gateway.settings import GatewaySettings
 _log = structlog.get_logger("kvgate.router")
 
 
+REPORT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""Where vLLM takes `vllm_xargs`, by which it is asked to report the blocks that it reuses."""
+
+
 @dataclass(slots=True)
 class Ticket:
     """One attempt of one request: where it goes, why, and the reservation that goes with it."""
@@ -34,6 +38,7 @@ class Ticket:
     url: str
     why: str
     matched_tokens: int
+    """How many tokens of the prompt its engine is predicted to have cached: whole blocks, where it told of them."""
     placement: Placement | None
     """None when the store did not decide."""
     computed: bool = False
@@ -41,8 +46,25 @@ class Ticket:
 
     @property
     def state(self) -> str:
-        """degraded: ownership is claims, not confirmed by the engine; fallback: the store did not decide."""
-        return "fallback" if self.placement is None else "degraded"
+        """exact: an agent tells what the replica holds; degraded: its ownership is claims, which nothing confirms;
+        fallback: the store did not decide."""
+        if self.placement is None:
+            return "fallback"
+        return "exact" if self.placement.is_exact else "degraded"
+
+    @property
+    def boundary_tokens(self) -> int:
+        """Where the chain's next key after the matched one ends, about: no more than that can be cached unknown. The
+        text there is taken to be like that before it, of which the engine may have told how many tokens it has."""
+        tokens, matched = self.request.tokens, self.placement.matched_keys if self.placement is not None else 0
+        if matched == 0:
+            return tokens[0] if tokens else 0
+        if matched >= len(tokens):
+            return max(self.matched_tokens, self.request.prompt_tokens)
+        assert self.placement is not None
+        behind, matched_tokens = tokens[matched - 1], self.placement.matched_tokens
+        density = max(1.0, matched_tokens / behind) if behind else 1.0
+        return matched_tokens + round(density * (tokens[matched] - behind))
 
     @property
     def decision(self) -> str:
@@ -53,9 +75,12 @@ class Ticket:
 class Router:
     """Places requests, and keeps what this gateway alone has seen of replicas that fail."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, metrics: Metrics, block_tokens: Callable[[str], int]
+    ) -> None:
         self._store = store
         self._metrics = metrics
+        self._block_tokens = block_tokens
         self._health = settings.health
         self._settings = settings
         self._knobs: dict[str, PolicyKnobs] = {}
@@ -85,13 +110,19 @@ class Router:
                     placement.incarnation,
                     job.served.replicas[placement.replica],
                     placement.why,
-                    placement.matched_tokens,
+                    self._predicted_tokens(placement),
                     placement,
                 )
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
             self._metrics.decisions.labels(request.knobs.name, ticket.why, ticket.state).inc()
         return ticket
+
+    def _predicted_tokens(self, placement: Placement) -> int:
+        """Engines serve whole blocks from cache."""
+        if placement.matched_kind != "resident":
+            return placement.matched_tokens
+        return placement.matched_tokens - placement.matched_tokens % self._block_tokens(placement.replica)
 
     def pool(self, job: Job) -> Pool:
         return self._store.pool(job.served.pool)
@@ -113,6 +144,8 @@ class Router:
             release=release,
             pinned=job.pinned,
             order=order,
+            may_report=job.path in REPORT_PATHS and not job.is_batch,
+            shape=job.prompt.shape() if job.prompt else b"{}",
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
@@ -186,6 +219,7 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
         copy_weight=chosen.copy_weight,
         max_owners=chosen.max_owners,
         max_active_requests=chosen.max_active_requests or 0,
+        cpu_credit=chosen.cpu_credit,
         probe_ms=int(settings.health.breaker_open_s * 1000),
     )
 

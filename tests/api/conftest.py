@@ -1,4 +1,7 @@
-"""Clusters of real processes, started once for all API tests: every test sends prompts that no other test sends."""
+"""Clusters of real processes, started once for all API tests: every test sends prompts that no other test sends.
+
+Replicas publish KV events and have an agent each, unless a fixture says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -85,6 +88,18 @@ def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.Te
     }
     with (
         running_sims(folder, models) as sims,
+        running_gateway(folder, open_cluster.redis_url, sims, {}) as url,
+    ):
+        yield Stage([url], sims, http)
+
+
+@pytest.fixture(scope="session")
+def unfollowed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Two replicas that publish no events, in a pool of their own, behind one gateway."""
+    folder = tmp_path_factory.mktemp("unfollowed")
+    arguments = ("--no-events", "--model", "org/unfollowed", "--served-name", "sim")
+    with (
+        running_sims(folder, {"u0": arguments, "u1": arguments}) as sims,
         running_gateway(folder, open_cluster.redis_url, sims, {}) as url,
     ):
         yield Stage([url], sims, http)

@@ -109,6 +109,29 @@ class Stage:
         samples = (sample for family in families for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
+    def exact(self, gateway: int = 0) -> list[str]:
+        """The replicas whose agents the gateway hears."""
+        found: list[str] = self.get("/ready", gateway).json()["exact"]
+        return found
+
+    def owners(self, body: Any, gateway: int = 0) -> list[Json]:
+        """Who owns the deepest key of a chat, as the gateway finds it."""
+        found: list[Json] = self.explain(body, gateway)["chain"][-1]["owners"]
+        return found
+
+    def until_resident(self, body: Any, gateway: int = 0, prompt_tokens: int = 0) -> Json:
+        """Wait until the engine's events have confirmed all of a chat's prompt; the owner's record. With the engine's
+        `prompt_tokens`, until the map knows them too: before that a prompt's end is estimated."""
+
+        def confirmed() -> Json | None:
+            owners = [owner for owner in self.owners(body, gateway) if owner["kind"] == "resident"]
+            if prompt_tokens:
+                owners = [owner for owner in owners if owner["tokens"] == prompt_tokens]
+            return owners[0] if owners else None
+
+        found: Json = wait_until(confirmed)
+        return found
+
     @contextmanager
     def failing(self, mode: str, **details: Any) -> Iterator[None]:
         """Every replica fails like this until the end."""
@@ -223,6 +246,19 @@ def running_gateway(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def running_agent(folder: Path, redis_url: str, sim: SimReplica, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent of a replica; `Stage.exact` tells when a gateway hears it."""
+    command = (sys.executable, "-P", "-m", "gateway.cli", "agent", "--replica", sim.id, "--url", sim.url)
+    with (folder / f"agent-{sim.id}.log").open("ab") as log:
+        process = subprocess.Popen((*command, "--redis-url", redis_url, *options), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:

@@ -11,14 +11,14 @@ import redis
 
 from bench.cluster import Cluster
 from coordinator.keys import PoolKeys
-from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text, wait_until
+from tests.api.stage import Stage, chat_body, running_agent, running_gateway, running_sims, text, wait_until
 from tests.bench.simulator.pictures import image_part
 
 
 @pytest.fixture
 def alone(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
-    """One gateway and one replica, in a pool of their own."""
-    arguments = {"audited": ("--model", "org/audited", "--served-name", "sim")}
+    """One gateway and one replica that publishes no events, in a pool of their own."""
+    arguments = {"audited": ("--model", "org/audited", "--served-name", "sim", "--no-events")}
     with (
         running_sims(tmp_path, arguments) as sims,
         running_gateway(tmp_path, open_cluster.redis_url, sims, {}) as url,
@@ -37,10 +37,8 @@ class Past:
 
     def register(self, age_s: int) -> None:
         """The replica has been running for longer: no use of it is older than that."""
-        incarnation, state, capacity, since_ms, url = str(self._client.hget(self._keys.replicas, self._replica)).split(
-            " "
-        )
-        record = [incarnation, state, capacity, str(int(since_ms) - age_s * 1000), url]
+        record = str(self._client.hget(self._keys.replicas, self._replica)).split(" ")
+        record[3] = str(int(record[3]) - age_s * 1000)
         self._client.hset(self._keys.replicas, self._replica, " ".join(record))
 
     def use(self, prompt: str, age_s: int) -> None:
@@ -51,6 +49,20 @@ class Past:
             fields[5] = str(int(fields[5]) - age_s * 1000)
             self._client.hset(own, self._replica, " ".join(fields))
             self._client.zadd(self._keys.held(self._replica), {link["key"]: int(fields[5])})
+
+
+@pytest.fixture
+def followed(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
+    """One gateway and one replica with its agent, in a pool of their own."""
+    arguments = {"doubted": ("--model", "org/doubted", "--served-name", "sim")}
+    with (
+        running_sims(tmp_path, arguments) as sims,
+        running_gateway(tmp_path, open_cluster.redis_url, sims, {}) as url,
+        running_agent(tmp_path, open_cluster.redis_url, sims[0]),
+    ):
+        stage = Stage([url], sims, http)
+        wait_until(lambda: stage.exact() == ["doubted"])
+        yield stage
 
 
 def is_owned(stage: Stage, prompt: str) -> bool:
@@ -74,6 +86,50 @@ def test_a_miss_drops_what_the_replica_used_before_the_missed_prefix(alone: Stag
     wait_until(lambda: not is_owned(alone, older))
     assert is_owned(alone, missed)
     assert is_owned(alone, newer)
+
+
+def test_a_miss_is_counted_with_its_cause(alone: Stage, open_cluster: Cluster) -> None:
+    past = Past(alone, open_cluster.redis_url)
+    past.register(age_s=600)
+    early, late = text(), text()
+    for prompt in (early, late):
+        alone.chat(prompt)
+        assert alone.chat(prompt).cached_tokens > 900
+    past.use(early, age_s=60)
+    alone.http.post(f"{alone.sims[0].url}/sim/reset_cache").raise_for_status()
+    assert [alone.chat(prompt).cached_tokens for prompt in (early, late)] == [0, 0]
+    for cause in ("evicted", "in_flight"):  # a claim so young may be of a prompt that is being computed
+        wait_until(lambda one=cause: alone.sample("kvgate_wrong_predictions_total", replica="audited", cause=one) == 1)
+
+
+def test_what_events_tell_of_is_dropped_without_a_miss(followed: Stage) -> None:
+    prompt = text()
+    followed.chat(prompt)
+    followed.until_resident(chat_body(prompt))
+    followed.http.post(f"{followed.sims[0].url}/reset_prefix_cache").raise_for_status()
+    followed.chat(text())  # vLLM tells of a reset with its next step
+    wait_until(lambda: not is_owned(followed, prompt))
+    answer = followed.chat(prompt)
+    assert (answer.matched_tokens, answer.cached_tokens) == (0, 0)
+    assert followed.sample("kvgate_wrong_predictions_total") == 0
+
+
+def test_an_engine_that_forgot_without_saying_so_is_found_out_and_believed_no_more(followed: Stage) -> None:
+    *forgotten, other = [text() for _ in range(4)]
+    for prompt in (*forgotten, other):
+        answer = followed.chat(prompt)
+        followed.until_resident(chat_body(prompt), prompt_tokens=answer.prompt_tokens)
+        assert followed.chat(prompt).cached_tokens > 900  # the replica is one that reports
+    followed.sims[0].fail("amnesia")
+    for prompt in forgotten:
+        assert is_owned(followed, other)
+        answer = followed.chat(prompt)
+        assert (answer.matched_tokens > 900, answer.cached_tokens) == (True, 0)
+    wait_until(lambda: not is_owned(followed, other))
+    assert followed.sample("kvgate_residency_doubts_total", replica="doubted") == 3
+    assert followed.sample("kvgate_wrong_predictions_total", replica="doubted", cause="evicted") == 3
+    followed.chat(other)
+    followed.until_resident(chat_body(other))
 
 
 def test_the_size_of_prompts_is_learned_from_what_the_engine_counted(stage: Stage) -> None:

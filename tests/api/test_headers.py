@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 
 from tests.api.stage import Stage, chat_body, error_of, fresh, text
@@ -51,12 +52,37 @@ def test_every_answer_carries_its_request_id(stage: Stage, method: str, path: st
 def test_an_answer_says_where_it_came_from_and_why(stage: Stage, stream: bool) -> None:
     body = chat_body(text(), stream=stream)
     cold = stage.post("/v1/chat/completions", body).headers
-    assert cold["x-kvgate-decision"] == "cold; policy=prefix_kv_aware; state=degraded"
+    assert cold["x-kvgate-decision"] == "cold; policy=prefix_kv_aware; state=exact"
     assert cold["x-kvgate-matched-tokens"] == "0"
     warm = stage.post("/v1/chat/completions", body, gateway=1).headers
-    assert warm["x-kvgate-decision"] == "hit; policy=prefix_kv_aware; state=degraded"
+    assert warm["x-kvgate-decision"] == "hit; policy=prefix_kv_aware; state=exact"
     assert int(warm["x-kvgate-matched-tokens"]) > 900
     assert warm["x-kvgate-replica"] == cold["x-kvgate-replica"]
+
+
+def test_an_answer_from_a_replica_without_events_says_that_nothing_confirms_its_prediction(unfollowed: Stage) -> None:
+    context = text()
+    assert unfollowed.chat(context).decision == "cold; policy=prefix_kv_aware; state=degraded"
+    warm = unfollowed.chat(context)
+    assert warm.decision == "hit; policy=prefix_kv_aware; state=degraded"
+    assert warm.matched_tokens > 900
+
+
+def test_an_answer_says_up_to_where_more_may_be_cached_than_is_known(stage: Stage) -> None:
+    def next_boundary(headers: httpx.Headers) -> int:
+        return int(headers["x-kvgate-next-boundary-tokens"])
+
+    context = text()
+    first_key = stage.explain(chat_body(context))["chain"][0]["tokens"]
+    cold = stage.chat(context)
+    assert next_boundary(cold.response.headers) == first_key
+    stage.until_resident(chat_body(context), prompt_tokens=cold.prompt_tokens)
+    longer = stage.chat(context + text())
+    assert longer.matched_tokens < next_boundary(longer.response.headers) < longer.prompt_tokens
+    # No key lies between the two, so this is all that is known of what the engine had.
+    assert longer.matched_tokens <= longer.cached_tokens <= next_boundary(longer.response.headers) + 16
+    again = stage.chat(context)
+    assert again.matched_tokens <= next_boundary(again.response.headers)
 
 
 def test_a_refusal_by_a_replica_says_which_one(stage: Stage) -> None:

@@ -29,7 +29,10 @@ def test_names_follow_the_conventions(stage: Stage) -> None:
     wanted = ["requests", "requests_in_flight", "time_to_first_token_seconds", "request_duration_seconds"]
     wanted += ["placement_seconds", "decisions", "prompt_tokens", "cached_tokens", "predicted_cached_tokens"]
     wanted += ["prediction_error_tokens", "retries", "broken_streams", "client_disconnects", "store_up"]
-    wanted += ["breaker_open", "replica_ready", "replica_active_requests"]
+    wanted += ["breaker_open", "replica_ready", "replica_active_requests", "replica_exact"]
+    wanted += [f"engine_{name}" for name in ("running_requests", "waiting_requests", "kv_cache_usage_ratio")]
+    wanted += ["engine_prefix_cache_queries_tokens", "engine_prefix_cache_hits_tokens"]
+    wanted += ["event_lag_seconds", "key_transitions", "event_stream_gaps", "wrong_predictions", "residency_doubts"]
     assert [name for name in wanted if f"kvgate_{name}" not in families] == []
 
 
@@ -65,16 +68,24 @@ def test_decisions_are_counted_by_policy_kind_and_state(stage: Stage) -> None:
     def count(**labels: str) -> float:
         return stage.sample("kvgate_decisions_total", **labels)
 
-    cold, hits = count(why="cold", policy="prefix_kv_aware"), count(why="hit", state="degraded")
+    cold, hits = count(why="cold", policy="prefix_kv_aware"), count(why="hit", state="exact")
     rounds, placements = count(policy="round_robin"), stage.sample("kvgate_placement_seconds_count")
     context = text()
     stage.chat(context)
     stage.chat(context)
     stage.chat(text(50), headers={"x-kvgate-policy": "round_robin"})
     assert count(why="cold", policy="prefix_kv_aware") == cold + 1
-    assert count(why="hit", state="degraded") == hits + 1
+    assert count(why="hit", state="exact") == hits + 1
     assert count(policy="round_robin") == rounds + 1
     assert stage.sample("kvgate_placement_seconds_count") == placements + 3
+
+
+def test_without_an_agent_decisions_are_counted_as_degraded(unfollowed: Stage) -> None:
+    before = unfollowed.sample("kvgate_decisions_total", why="cold", state="degraded")
+    unfollowed.chat(text())
+    assert unfollowed.sample("kvgate_decisions_total", why="cold", state="degraded") == before + 1
+    assert unfollowed.sample("kvgate_decisions_total", state="exact") == 0
+    assert unfollowed.sample("kvgate_replica_exact") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -114,8 +125,28 @@ def test_the_fleet_is_shown(stage: Stage, open_cluster: Cluster) -> None:
     for replica in ("r0", "r1", "r2"):
         assert stage.sample("kvgate_replica_ready", replica=replica) == 1
         assert wait_until(lambda one=replica: stage.sample("kvgate_breaker_open", replica=one) == 0)
+        assert stage.sample("kvgate_replica_exact", replica=replica) == 1
     assert stage.sample("kvgate_store_up") == 1
     assert stage.sample("kvgate_store_connections_total") >= 1
+
+
+def test_what_engines_tell_is_shown(stage: Stage) -> None:
+    """Each event stream is applied by one of the gateways, and its agent's figures are shown by all."""
+
+    def applied(replica: str) -> list[float]:
+        names = ("key_transitions_total", "event_lag_seconds_count")
+        return [sum(stage.sample(f"kvgate_{name}", gateway, replica=replica) for gateway in (0, 1)) for name in names]
+
+    before = {sim.id: applied(sim.id) for sim in stage.sims}
+    context = text()
+    replica = stage.chat(context).replica
+    stage.until_resident(chat_body(context))
+    wait_until(lambda: all(now > then for now, then in zip(applied(replica), before[replica], strict=True)))
+    for gateway in (0, 1):
+        assert stage.sample("kvgate_engine_prefix_cache_queries_tokens", gateway, replica=replica) > 0
+        assert stage.sample("kvgate_engine_running_requests", gateway, replica=replica) >= 0
+        assert 0 <= stage.sample("kvgate_engine_kv_cache_usage_ratio", gateway, replica=replica) <= 1
+    assert stage.sample("kvgate_event_stream_gaps_total") == 0
 
 
 def test_a_client_chooses_no_labels(stage: Stage) -> None:

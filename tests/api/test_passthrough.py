@@ -67,7 +67,6 @@ def test_what_is_read_again_comes_back_to_its_replica_on_every_path(stage: Stage
         "/v1/embeddings": {"input": text()},
         "/v1/responses": {"input": text()},
         "/v1/messages": {"messages": user(text()), "max_tokens": 2},
-        "/tokenize": {"messages": user(text())},
         "/v1/rerank": {"query": text(), "documents": ["one", "two"]},
         "/v1/score": {"text_1": text(), "text_2": "one"},
     }

@@ -21,7 +21,13 @@ def test_ready_says_with_whom(stage: Stage) -> None:
     assert answer.status_code == 200
     body = answer.json()
     assert re.fullmatch(r"gw1\.[0-9a-f]{6}", body.pop("gateway"))
-    assert body == {"ready": True, "store": "up", "replicas": ["r0", "r1", "r2"], "reasons": []}
+    replicas = ["r0", "r1", "r2"]
+    assert body == {"ready": True, "store": "up", "replicas": replicas, "exact": replicas, "reasons": []}
+
+
+def test_ready_says_which_replicas_no_agent_follows(unfollowed: Stage) -> None:
+    body = unfollowed.get("/ready").json()
+    assert (body["ready"], body["replicas"], body["exact"]) == (True, ["u0", "u1"], [])
 
 
 def test_without_a_replica_it_is_not_ready_and_says_why(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

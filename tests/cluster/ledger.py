@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import redis.asyncio as redis
 
 from coordinator.keys import PoolKeys
-from coordinator.scripts import ReplicaRecord
+from coordinator.registry import ReplicaRecord
 
 # In one step, so that no reservation comes or goes in between.
 _LOOK = """
@@ -98,7 +98,7 @@ class Ledger:
         lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
         recorded = dict.fromkeys(lives, 0)
         for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own_prefix + "*"):
-            incarnation, _, _, span_tokens, _, last_use_ms, _ = record.split(" ")
+            incarnation, _, _, span_tokens, _, last_use_ms, *_ = record.split(" ")
             if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
                 recorded[owner] += int(span_tokens)
         return [f"{name}: {owned[name]} of {tokens}" for name, tokens in recorded.items() if int(owned[name]) != tokens]
@@ -106,6 +106,10 @@ class Ledger:
     async def replicas(self) -> dict[str, ReplicaRecord]:
         found = await self._client.hgetall(self._keys.replicas)
         return {name: ReplicaRecord.parse(name, text) for name, text in found.items()}
+
+    async def agents(self) -> set[str]:
+        """The replicas that an agent holds, or let go."""
+        return set(await self._client.hkeys(self._keys.agents))
 
     async def gateways(self) -> list[str]:
         """The ids of the gateways that hold a lease: each the configured one and a life's suffix."""

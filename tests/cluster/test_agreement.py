@@ -11,8 +11,10 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from bench.load import Spread, pinned_spread, random_spread, run
 from bench.workloads import shared_contexts
+from tests.cluster.clients import ask
 from tests.cluster.gateways import another_gateway
 from tests.cluster.ledger import Ledger
+from tests.polling import eventually
 
 CONCURRENCY = 8
 WARM_UP, REQUESTS = 150, 500
@@ -33,14 +35,23 @@ class Experiment:
 
     async def cache_share(self, spread: Spread) -> float:
         """The share of prompt tokens that the engines had cached; every request must have been answered."""
-        for replica in self.cluster.replicas:
-            (await self._http.post(f"{replica.url}/reset_prefix_cache")).raise_for_status()
-        await self._ledger.forget_everything()
+        await self._empty()
         requests = shared_contexts(WARM_UP + REQUESTS, seed=7)
         warm_up = await run(requests[:WARM_UP], spread, CONCURRENCY)
         result = await run(requests[WARM_UP:], spread, CONCURRENCY)
         assert (warm_up.failed, result.failed, result.requests) == (0, 0, REQUESTS)
         return result.cache_share
+
+    async def _empty(self) -> None:
+        for replica in self.cluster.replicas:
+            (await self._http.post(f"{replica.url}/reset_prefix_cache")).raise_for_status()
+            await ask(self._http, replica.url, "vLLM tells of a reset with its next step")
+        await self._ledger.forget_everything()
+        await eventually(self._is_followed, within_s=30)
+
+    async def _is_followed(self) -> bool:
+        """Whether the agents are back, of whom an empty store knows nothing."""
+        return await self._ledger.agents() == {replica.id for replica in self.cluster.replicas}
 
     async def through(self, urls: Sequence[str]) -> float:
         """Through gateways behind a load balancer that knows nothing."""

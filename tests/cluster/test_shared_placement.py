@@ -168,7 +168,7 @@ async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.As
     before = await ledger.all_keys()
     answer = await http.post(cluster.gateway_urls[0] + CHAT, json=chat("hello") | {"model": "nobody/serves-this"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-    assert await ledger.all_keys() == before
+    assert await ledger.all_keys() <= before
 
 
 async def test_a_burst_after_an_idle_time_meets_no_closed_connection(cluster: Cluster, http: httpx.AsyncClient) -> None:

@@ -11,10 +11,13 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.pool import Pool
-from tests.coordinator.stage import joined
+from tests.coordinator.stage import joined, register
+from tests.coordinator.stream import Stream, attend, lead, linked
 from tests.redis_server import RedisServer, available_servers, running_redis
 
 README = Path(coordinator.__file__).with_name("README.md")
+MORTAL = (":bind:", ":response:", ":measured:")
+"""Keys that must have a TTL."""
 
 
 @pytest.fixture(scope="session", params=sorted(available_servers()))
@@ -25,7 +28,7 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 def documented_patterns() -> list[re.Pattern[str]]:
     """The key patterns of the data model's table: `kvgate:{m}:own:<key>` and so on."""
-    names = re.findall(r"^\| `(kvgate:\{m\}:[^`]+)`", README.read_text(), flags=re.MULTILINE)
+    names = re.findall(r"^\| `(kvgate:[^`]+)`", README.read_text(), flags=re.MULTILINE)
     patterns = (re.escape(name).replace(r"\{m\}", r"\{[a-z0-9._-]{1,64}\}") for name in names)
     return [re.compile(re.sub(r"<\w+>", ".+", pattern)) for pattern in patterns]
 
@@ -37,7 +40,7 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
     patterns = documented_patterns()
     keys = [key async for key in client.scan_iter("*")]
     unknown = [key for key in keys if not any(pattern.fullmatch(key) for pattern in patterns)]
-    immortal = [key for key in keys if (":bind:" in key or ":response:" in key) and await client.ttl(key) < 0]
+    immortal = [key for key in keys if any(part in key for part in MORTAL) and await client.ttl(key) < 0]
     if keys:
         await client.delete(*keys)
     await client.aclose()
@@ -50,3 +53,13 @@ async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[
     """A gateway's pool `m`, joined."""
     async with joined(redis_server.url, "gw0") as pool:
         yield pool
+
+
+@pytest.fixture
+async def stream(redis_server: RedisServer, pool: Pool, client: redis.Redis) -> AsyncIterator[Stream]:
+    """The event stream of r0, with an agent; gw0 holds its lease. r1 stands beside it, without an agent."""
+    await register(pool, 2)
+    async with linked(redis_server.url) as link:
+        await attend(link)
+        await lead(pool)
+        yield Stream(pool, client, link)

@@ -13,8 +13,9 @@ import redis.asyncio as redis
 
 from coordinator.keys import PoolKeys
 from coordinator.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, PolicyKnobs, ReplicaRecord
-from coordinator.store import Store, _load_scripts
+from coordinator.registry import ReplicaRecord
+from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.store import Store, load_scripts
 from coordinator.wire import Wire
 
 SPAN_TOKENS = 100
@@ -26,7 +27,7 @@ async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> Async
     """A pool on a connection of its own."""
     wire = await Wire.open(url, 5.0, lambda _error: None)
     pool = Pool("m", gateway, budget_s)
-    pool.attach(wire, await _load_scripts(wire))
+    pool.attach(wire, await load_scripts(wire))
     try:
         yield pool
     finally:
@@ -86,7 +87,8 @@ def chain(*parts: Any) -> list[str]:
 def request(reservation: str, keys: list[str], **changes: Any) -> PlaceRequest:
     """A prompt of 100 tokens a key."""
     tokens = [SPAN_TOKENS * (i + 1) for i in range(len(keys))]
-    plain = PlaceRequest(reservation, keys, tokens, SPAN_TOKENS * len(keys) or 1, PolicyKnobs(), seed=1)
+    prompt_tokens = SPAN_TOKENS * len(keys) or 1
+    plain = PlaceRequest(reservation, keys, tokens, prompt_tokens, PolicyKnobs(), seed=1, may_report=True)
     return replace(plain, **changes)
 
 
@@ -129,6 +131,9 @@ async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
         "string": client.get,
         "hash": client.hgetall,
         "zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        "stream": client.xrange,
+        "list": lambda key: client.lrange(key, 0, -1),
+        "set": client.smembers,
     }
     found: set[str] = set()
     for pattern in patterns or ("*",):

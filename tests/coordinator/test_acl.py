@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from pathlib import Path
+
 import pytest
 import redis.asyncio as redis
 
+import coordinator
+from coordinator.applier import Applier
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.pool import Pool, Reservation
+from coordinator.pools import known_pools
 from coordinator.responses import find, remember
 from coordinator.store import Store, StoreSettings
-from coordinator.worker import trim
+from coordinator.truth import ask_reset, credit, tell_measured
+from coordinator.worker import sweep, trim
 from tests.coordinator.stage import chain, drained, eventually, now_ms, replica, request, running
+from tests.coordinator.stream import attend, gains, linked
 from tests.redis_server import RedisServer
 
 COMMANDS = (
     *("ping", "eval", "evalsha", "script|load", "time"),
-    *("exists", "get", "set", "del", "incr"),
-    *("hget", "hgetall", "hset", "hdel", "hincrby", "hlen"),
+    *("exists", "get", "set", "del", "incr", "expire"),
+    *("hget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zscore", "zrange", "zrangebyscore"),
+    *("sadd", "smembers", "rpush", "lrange", "ltrim", "xadd", "xread", "xdel"),
 )
 RULES = ("reset", "on", ">secret", "resetkeys", "~kvgate:*", "-@all", *(f"+{name}" for name in COMMANDS))
 
@@ -57,6 +67,41 @@ async def live_a_little(pool: Pool) -> None:
     await pool.beat(leaving=True)
 
 
+async def is_exact(pool: Pool, name: str) -> bool:
+    return (await pool.beat()).is_exact(name)
+
+
+async def tell_and_apply(store: Store, url: str) -> None:
+    """Everything that an agent and an applier ever do."""
+    pool = store.pool("m")
+    async with linked(url, "r9") as link, asyncio.TaskGroup() as tasks:
+        applying = tasks.create_task(Applier(url, "gw0", store.pool_names, lambda _applied: None).run())
+        await attend(link)
+        await eventually(lambda: is_exact(pool, "r9"))
+        asked = request("c", chain(9), pinned="r9", shape=b'{"text_bytes":[9]}')
+        placed = await pool.place(asked)
+        assert placed is not None
+        assert await tell_measured(pool, asked, placed, 90) == 1
+        await attend(link, counters={"hits": 1.0})
+        assert await link.bindings([asked.tip], elsewhere_is_report=False)
+        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")  # which is taken out
+        await link.restate(gains(chain(9)), 0)
+        await eventually(lambda: link.is_applied(2))
+        assert await link.residents()
+        await credit(pool, asked, placed, 100)
+        ask_reset(pool, "r9")
+        await sweep(pool, "r9")
+        applying.cancel()
+    assert await known_pools(store) == ["m"]
+
+
+def test_the_documentation_lists_these_commands() -> None:
+    text = (Path(coordinator.__file__).parent.parent / "docs" / "security.md").read_text()
+    found = re.search(r"^ACL SETUSER kvgate on .*? -@all(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert sorted(found[1].split()) == sorted(f"+{name}" for name in (*COMMANDS, "info"))
+
+
 async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
     restricted_url: str, redis_server: RedisServer, client: redis.Redis
 ) -> None:
@@ -66,6 +111,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
     async with running(store):
         assert store.is_up(), store.reason
         await live_a_little(pool)
+        await tell_and_apply(store, restricted_url)
         await client.hset(pool.keys.gateways, "gw9", f"1 {await now_ms(client) - 1}")
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await pool.beat()
@@ -80,6 +126,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
     store = Store(StoreSettings(redis_server.url, budget_s=5.0), "gw0")
     async with running(store):
         await live_a_little(store.pool("m"))
+        await tell_and_apply(store, redis_server.url)
         await client.hset(store.pool("m").keys.gateways, "gw9", "1 1")
         await store.pool("m").beat()
     used = {name.removeprefix("cmdstat_") for name in await client.info("commandstats")}

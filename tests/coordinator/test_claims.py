@@ -70,9 +70,10 @@ async def test_claimed_keys_are_held_by_their_replica_shallow_ones_for_longer(po
 async def test_a_claim_binds_the_chain_to_its_tip_for_a_while(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     keys = chain(1, 2, 3)
-    await place(pool, "a", keys)
-    assert await client.get(KEYS.bind(keys[-1])) == " ".join(["r0", "life1", *keys])
-    assert 10 <= await client.ttl(KEYS.bind(keys[-1])) <= 15
+    shape = b'{"text_bytes":[3,5,9]}'
+    await place(pool, "a", keys, prompt_tokens=310, shape=shape)
+    assert await client.get(KEYS.bind(keys[-1])) == " ".join(["r0", "life1", "0", "310", shape.decode(), *keys])
+    assert 50 <= await client.ttl(KEYS.bind(keys[-1])) <= 60
 
 
 async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool, client: redis.Redis) -> None:

@@ -94,6 +94,7 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "capacity_tokens": 10_000,
         "matched_keys": 4,
         "matched_tokens": 400,
+        "credit_tokens": 400,
         "charged_tokens": 600,
         "displaced_tokens": 0,
         "load_tokens": 9 * 128,

@@ -47,7 +47,8 @@ def test_every_key_of_a_pool_carries_its_hash_tag() -> None:
     spelled = [
         *(keys.replicas, keys.breakers, keys.active, keys.backlog_tokens, keys.owned_tokens, keys.turn),
         *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own_prefix, keys.bind("t")),
-        keys.response("id}{x"),
+        *(keys.agents, keys.engines, keys.asks, keys.reports, keys.entries, keys.cursors),
+        *(keys.events("r"), keys.measured("r"), keys.response("id}{x")),
     ]
     assert all(key.startswith("kvgate:{m}:") for key in spelled)
     assert len(set(spelled)) == len(spelled)

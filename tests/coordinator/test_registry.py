@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis.asyncio as redis
 
 from coordinator.pool import Pool
-from coordinator.scripts import ReplicaRecord
+from coordinator.registry import ReplicaRecord
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, now_ms, numbers, place, register, replica
 
 OPEN_MS = 1000

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from coordinator import worker
 from coordinator.pool import Pool
-from coordinator.scripts import Fleet
+from coordinator.registry import Fleet
 from coordinator.worker import CLAIM_TTL_MS, Worker, forget_older, trim
 from tests.coordinator.stage import (
     KEYS,
@@ -44,9 +44,9 @@ async def trimmed(pool: Pool, name: str = "r0") -> int:
 
 async def start_of_life(client: redis.Redis, name: str, ago_ms: int) -> None:
     """Let the replica have been up for a while."""
-    incarnation, state, capacity, since, url = (await client.hget(KEYS.replicas, name)).split(" ")
+    incarnation, state, capacity, since, floor, url = (await client.hget(KEYS.replicas, name)).split(" ")
     begun = int(since) - ago_ms
-    await client.hset(KEYS.replicas, name, f"{incarnation} {state} {capacity} {begun} {url}")
+    await client.hset(KEYS.replicas, name, f"{incarnation} {state} {capacity} {begun} {floor} {url}")
 
 
 async def test_dropping_forgets_owner_holding_and_tokens(pool: Pool, client: redis.Redis) -> None:
@@ -218,8 +218,17 @@ async def test_a_tick_without_a_connection_is_no_error(pool: Pool) -> None:
     await Worker(pool).tick()
 
 
-async def test_a_tick_that_fails_on_what_the_store_holds_is_logged(pool: Pool, client: redis.Redis) -> None:
+async def test_a_record_that_cannot_be_read_is_logged_and_hides_no_other(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
     await client.hset(KEYS.replicas, "r0", "malformed")
+    with capture_logs() as logs:
+        await Worker(pool).tick()
+    assert [(log["event"], log["name"]) for log in logs] == [("a record that cannot be read", "r0")]
+    assert list((await pool.beat()).replicas) == ["r1"]
+
+
+async def test_a_tick_that_fails_on_what_the_store_holds_is_logged(pool: Pool, client: redis.Redis) -> None:
+    await client.hset(KEYS.active, "r0", "malformed")
     with capture_logs() as logs:
         await Worker(pool).tick()
     assert [(log["event"], log["pool"], log["error"]) for log in logs] == [("chores failed", "m", "ValueError")]

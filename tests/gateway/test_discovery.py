@@ -16,13 +16,28 @@ process_start_time_seconds 1.79524843804e+09
 
 def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
     facts = parse_metrics(METRICS, None)
-    assert facts == EngineFacts(capacity_tokens=2048 * 16, started=f"{1795248438040:x}", engines=1)
+    assert facts == EngineFacts(2048 * 16, f"{1795248438040:x}", block_size=16, engines=1, figures={"running": 0.0})
 
 
 def test_two_engines_behind_one_address_are_seen() -> None:
     second = METRICS.replace('engine="0"', 'engine="1"').replace("2048", "1024")
     assert parse_metrics(METRICS + second, None).engines == 2
     assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16
+
+
+def test_an_engines_figures_are_those_of_its_rank() -> None:
+    text = """\
+vllm:num_requests_running{engine="0"} 2
+vllm:num_requests_running{engine="1"} 3
+vllm:num_requests_waiting{engine="1"} 4
+vllm:kv_cache_usage_perc{engine="1"} 0.25
+vllm:prefix_cache_queries_total{engine="1"} 1e3
+vllm:prefix_cache_hits_total{engine="1"} 500
+vllm:generation_tokens_total{engine="1"} 7
+"""
+    wanted = {"running": 3, "waiting": 4, "kv_usage": 0.25, "prefix_queries_tokens": 1000, "prefix_hits_tokens": 500}
+    assert parse_metrics(text, 1).figures == wanted
+    assert parse_metrics(text, None).figures == {"running": 2}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,13 @@
 -- Who owns how much of a chain. KEYS[FIRST_OWN..] are own:<key>, shallow to deep; a record in one is
---   "<incarnation> <claim|resident> <medium> <span_tokens> <hits> <last_use_ms> <reservation id>"
+--   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation id> [<tokens>]", a prediction,
+--     with the tokens behind it once an answer has told them, or
+--   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
+-- events told in that entry of the replica's stream; it holds while <entry> is not below the replica's floor.
 -- Existence is searched exactly (EXISTS on ranges, bisected). Which replicas own a shallower part is galloped:
 -- whoever holds a prefix holds everything before it, so owner sets only grow towards the root. Where that does
 -- not hold (a capped key), a replica's credit is understated, never invented.
+
+local MAX_STEPS = 4
 
 -- The deepest index in lo..hi whose key exists, or 0.
 local function deepest_existing(lo, hi)
@@ -20,22 +25,35 @@ local function deepest_existing(lo, hi)
   return lo
 end
 
--- The live owners of key `index` (replica -> record) and the number of records that no live incarnation has.
-local function owners_of(index, incarnations)
+-- Whether a record holds: of this life, and not below the floor. `lives` is replica -> { incarnation, floor }.
+local function holds(record, life)
+  if life == nil or string.match(record, '^%S+') ~= life[1] then
+    return false
+  end
+  if life[2] == 0 then
+    return true
+  end
+  local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
+  return entry == nil or tonumber(entry) >= life[2]
+end
+
+-- The owners of key `index` whose record holds (replica -> record), and the replicas whose record is of a past life.
+-- (What lies below a floor stays until the worker sweeps it: it counts in owned_tokens.)
+local function owners_of(index, lives)
   local fields = redis.call('HGETALL', KEYS[FIRST_OWN + index - 1])
   local owners, stale = {}, {}
   for i = 1, #fields, 2 do
-    if incarnations[fields[i]] == string.match(fields[i + 1], '^%S+') then
+    if holds(fields[i + 1], lives[fields[i]]) then
       owners[fields[i]] = fields[i + 1]
-    else
+    elseif lives[fields[i]] == nil or string.match(fields[i + 1], '^%S+') ~= lives[fields[i]][1] then
       stale[#stale + 1] = fields[i]
     end
   end
   return owners, stale
 end
 
--- depth[replica] = deepest index it owns, for the replicas in `below` that are not known yet.
-local function gallop(lo, below, hi, incarnations, depth)
+-- depth[replica] = deepest index it owns, for the replicas in `below` that are not known yet; record[replica] = there.
+local function gallop(lo, below, hi, lives, depth, record)
   local open = false
   for replica in pairs(below) do
     if depth[replica] == nil then
@@ -47,41 +65,51 @@ local function gallop(lo, below, hi, incarnations, depth)
     return
   end
   if hi - lo <= 1 then
-    for replica in pairs(below) do
-      depth[replica] = depth[replica] or lo
+    for replica, text in pairs(below) do
+      if depth[replica] == nil then
+        depth[replica], record[replica] = lo, text
+      end
     end
     return
   end
   local middle = math.floor((lo + hi) / 2)
-  local owners = owners_of(middle, incarnations)
-  gallop(middle, owners, hi, incarnations, depth)
-  gallop(lo, below, middle, incarnations, depth)
+  local owners = owners_of(middle, lives)
+  gallop(middle, owners, hi, lives, depth, record)
+  gallop(lo, below, middle, lives, depth, record)
 end
 
--- Walks the chain of `count` keys from the tip up.
--- Returns depth (replica -> index), the deepest index with a live owner (0: none), the owners there, and the
--- deepest index at which a key exists once records of dead incarnations are gone.
-local function walk(count, incarnations, clean)
-  local depth, owners = {}, {}
-  local top = deepest_existing(1, count)
+-- Walks the chain of `count` keys from the tip up; below `start` a prefix is worth nothing.
+-- Returns depth (replica -> index), record (replica -> its record there), and the deepest index at which a key exists
+-- once records of past lives are gone (what lies below a floor still is there).
+local function walk(count, lives, clean, start)
+  local depth, record = {}, {}
+  local owners = {}
+  local top, left = deepest_existing(1, count), 0
   while top > 0 do
     local stale
-    owners, stale = owners_of(top, incarnations)
+    owners, stale = owners_of(top, lives)
     if clean and #stale > 0 then
       redis.call('HDEL', KEYS[FIRST_OWN + top - 1], unpack(stale))
     end
     if next(owners) then
       break
     end
+    if left == 0 then
+      left = redis.call('EXISTS', KEYS[FIRST_OWN + top - 1]) * top
+    end
     top = deepest_existing(1, top - 1)
   end
   if top > 0 then
-    for replica in pairs(owners) do
-      depth[replica] = top
+    for replica, text in pairs(owners) do
+      depth[replica], record[replica] = top, text
     end
-    if top > 1 then
-      gallop(1, (owners_of(1, incarnations)), top, incarnations, depth)
-    end
+    -- What ends within a first block is never resident: the gallop starts at the first key that has owners.
+    local first, below = start, nil
+    repeat
+      below = first < top and owners_of(first, lives) or {}
+      first = first + 1
+    until next(below) or first >= top or first > start + MAX_STEPS
+    gallop(first - 1, below, top, lives, depth, record)
   end
-  return depth, top, owners
+  return depth, record, math.max(top, left)
 end

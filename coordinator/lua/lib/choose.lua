@@ -1,4 +1,5 @@
--- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched.
+-- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched, credit
+-- (what the matched tokens are worth on the medium that holds them).
 -- Each policy returns the index chosen; ties fall to chance (the caller seeds it).
 
 -- No replica above max(min_slack, load_factor * mean) active requests is chosen while another is below.
@@ -48,7 +49,7 @@ end
 local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
   local cost, charged, displaced = {}, {}, {}
   for i = 1, fleet.count do
-    local lacks, capacity = best_tokens - fleet.matched[i], fleet.capacity[i]
+    local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
     if lacks < 0 then
       lacks = 0
     end

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,10 +16,12 @@ import pytest
 
 from bench.simulator.server import serving
 from bench.simulator.settings import SimSettings
+from tests.bench.simulator.subscription import Subscription, subscribed
 
 
 @dataclass
 class RunningReplica:
+    settings: SimSettings
     port: int
     http: aiohttp.ClientSession
     openai: openai.AsyncOpenAI
@@ -36,6 +40,12 @@ class RunningReplica:
         status, answer = await self.post("/v1/chat/completions", {"model": "sim", "messages": messages, **body})
         assert status == 200, answer
         return answer
+
+    async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The JSON of a stream's events."""
+        async with self.http.post(path, json={**body, "stream": True}) as response:
+            lines = (await response.text()).split("\n\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
 
     async def cached_tokens(self, content: Any, **body: Any) -> int:
         answer = await self.chat(content, **body)
@@ -80,13 +90,45 @@ async def start_replica() -> AsyncIterator[StartReplica]:
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> RunningReplica:
-            port = await stack.enter_async_context(serving(SimSettings(**{"speed": 0, **settings})))
+            sim = SimSettings(**{"speed": 0, **settings})
+            port = await stack.enter_async_context(serving(sim))
             url = f"http://127.0.0.1:{port}"
             http = await stack.enter_async_context(aiohttp.ClientSession(url))
             sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-            return RunningReplica(port, http, await stack.enter_async_context(sdk))
+            return RunningReplica(sim, port, http, await stack.enter_async_context(sdk))
 
         yield start
+
+
+Publishing = tuple[RunningReplica, Subscription]
+StartPublishing = Callable[..., Awaitable[Publishing]]
+
+
+@pytest.fixture
+async def start_publishing(start_replica: StartReplica) -> AsyncIterator[StartPublishing]:
+    """Starts replicas with an empty cache and a subscription that is in effect; takes the fields of SimSettings."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> Publishing:
+            replica = await start_replica(**settings)
+            source = (await replica.get("/kv_event_sources"))["0"]
+            subscription = stack.enter_context(subscribed(source["endpoint"], source["replay_endpoint"]))
+            await join(replica, subscription)
+            return replica, subscription
+
+        yield start
+
+
+async def join(replica: RunningReplica, subscription: Subscription) -> None:
+    """Make events until one comes through (ZeroMQ does not tell when a subscription is in effect), then forget."""
+    for attempt in itertools.count():
+        prompt = [10**6 + attempt] * replica.settings.block_size
+        assert (await replica.post("/v1/completions", {"model": "sim", "prompt": prompt, "max_tokens": 1}))[0] == 200
+        if await subscription.poll():
+            break
+    while await subscription.poll():
+        await subscription.live()
+    assert (await replica.post("/sim/fail", {"mode": "amnesia"}))[0] == 200
 
 
 @pytest.fixture

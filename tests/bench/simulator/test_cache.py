@@ -86,6 +86,28 @@ def test_clearing_is_refused_while_a_block_is_in_use() -> None:
     assert cache.num_cached == 0
 
 
+def test_a_released_block_that_never_got_full_is_handed_out_before_any_other() -> None:
+    cache = BlockCache(3)
+    blocks, _ = hold(cache, [1, 2])
+    cache.release(blocks)
+    partial = cache.take([], 1)
+    assert partial is not None
+    cache.release(partial.blocks)
+    taken = cache.take([], 1)
+    assert taken is not None
+    assert (taken.blocks, taken.evicted) == (partial.blocks, [])
+
+
+def test_forgetting_what_is_idle_leaves_what_is_held() -> None:
+    cache = BlockCache(4)
+    idle, _ = hold(cache, [1, 2])
+    hold(cache, [3])
+    cache.release(idle)
+    cache.forget_idle()
+    assert list(cache.hashes()) == [3]
+    assert hold(cache, [1, 2])[1] == []
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Requests over a few shared prefixes come and go; the books must balance after each step."""
 

@@ -249,3 +249,25 @@ async def test_what_is_not_a_json_object_is_a_bad_request(replica: RunningReplic
     async with replica.http.post("/v1/chat/completions", data=body, headers=headers) as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "BadRequestError"
+
+
+async def test_token_ids_are_returned_where_they_are_asked_for(replica: RunningReplica) -> None:
+    answer = await replica.chat("hello", max_tokens=3, return_token_ids=True)
+    messages = [{"role": "user", "content": "hello"}]
+    _, tokenized = await replica.post("/tokenize", {"model": "sim", "messages": messages})
+    assert answer["prompt_token_ids"] == tokenized["tokens"]
+    assert len(answer["choices"][0]["token_ids"]) == 3
+    plain = await replica.chat("hello", max_tokens=3)
+    assert (plain["prompt_token_ids"], plain["choices"][0]["token_ids"]) == (None, None)
+
+
+async def test_a_stream_has_the_prompts_token_ids_in_its_first_chunk_only(replica: RunningReplica) -> None:
+    plain = await replica.chat("hello", max_tokens=3, return_token_ids=True)
+    messages = [{"role": "user", "content": "hello"}]
+    request = {"model": "sim", "messages": messages, "max_tokens": 3, "return_token_ids": True}
+    first, *others = await replica.chunks("/v1/chat/completions", request)
+    assert first["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert "token_ids" not in first["choices"][0]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+    streamed = [token for chunk in others for token in chunk["choices"][0]["token_ids"]]
+    assert streamed == plain["choices"][0]["token_ids"]

@@ -61,3 +61,24 @@ async def test_details_of_prompt_tokens_are_left_out_where_they_are_switched_off
     replica = await start_replica(prompt_tokens_details=False)
     _, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": "x"})
     assert answer["usage"]["prompt_tokens_details"] is None
+
+
+async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(replica: RunningReplica) -> None:
+    request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 3}
+    _, answer = await replica.post("/v1/completions", {**request, "return_token_ids": True})
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[1, 2], [3]]
+    for choice in answer["choices"]:
+        _, text = await replica.post("/detokenize", {"model": "sim", "tokens": choice["token_ids"]})
+        assert text["prompt"] == choice["text"]
+    _, plain = await replica.post("/v1/completions", request)
+    assert {(choice["token_ids"], choice["prompt_token_ids"]) for choice in plain["choices"]} == {(None, None)}
+
+
+async def test_a_stream_has_the_prompts_token_ids_in_the_first_chunk_of_each_choice(replica: RunningReplica) -> None:
+    request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 2, "return_token_ids": True}
+    _, answer = await replica.post("/v1/completions", request)
+    choices = [chunk["choices"][0] for chunk in await replica.chunks("/v1/completions", request)]
+    for index, plain in enumerate(answer["choices"]):
+        mine = [choice for choice in choices if choice["index"] == index]
+        assert [choice["prompt_token_ids"] for choice in mine] == [plain["prompt_token_ids"], None]
+        assert [choice["token_ids"] for choice in mine] == [[each] for each in plain["token_ids"]]

@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from bench.simulator.answers import text_answer
 from bench.simulator.engine import Engine
-from bench.simulator.generation import Generation, TokenSequence
+from bench.simulator.events import payload
+from bench.simulator.generation import EventTag, Generation, TokenSequence
 from bench.simulator.prompt import PromptBuilder
 from bench.simulator.settings import SimSettings
+from coordinator.agent.events import Batch, Stored, decode
 
 
-def an_engine(**settings: Any) -> Engine:
+def an_engine(published: list[Batch] | None = None, **settings: Any) -> Engine:
+    """With `published`, the batches of its KV events are put there."""
     defaults = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 32}
-    return Engine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None)
+    publish = None if published is None else lambda events: published.append(decode(payload(events, 0)))
+    return Engine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
 
 
-def submit(engine: Engine, tokens: int, name: str = "a", max_tokens: int = 2) -> TokenSequence:
+def submit(
+    engine: Engine, tokens: int, name: str = "a", max_tokens: int = 2, full_report: bool = False
+) -> TokenSequence:
     builder = PromptBuilder()
     builder.text(name * tokens * 4)
     prompt = builder.build()
-    generation = Generation(engine, [prompt], [text_answer(prompt.seed, max_tokens)])
+    tag = EventTag("session", full_report)
+    generation = Generation(engine, [prompt], [text_answer(prompt.seed, max_tokens)], tag=tag)
     generation.start()
     return generation.sequences[0]
 
@@ -129,3 +138,39 @@ async def test_closing_a_generation_wakes_whoever_waits_for_it() -> None:
         await asyncio.sleep(0)
         generation.close()
     assert generation.finished
+
+
+async def test_a_full_report_comes_again_with_each_attempt_to_admit_a_request() -> None:
+    published: list[Batch] = []
+    engine = an_engine(published, num_gpu_blocks=16)
+    submit(engine, 18, "a", max_tokens=1)
+    run(engine)
+    published.clear()
+    submit(engine, 32, "b", max_tokens=3)
+    waiting = submit(engine, 50, "a", max_tokens=1, full_report=True)
+    steps = len(run(engine))
+    reports = [event for batch in published for event in batch.events if isinstance(event, Stored)]
+    attempts = [event for event in reports if event.parent is None and event.hashes == waiting.hashes[:4]]
+    assert len(attempts) == 3 < steps, "none beside the prefill that fills a step, two in vain, one that succeeds"
+
+
+async def test_what_a_step_did_to_the_cache_is_published_at_its_end() -> None:
+    published: list[Batch] = []
+    engine = an_engine(published)
+    submit(engine, 8)
+    batch, _ = engine.schedule()
+    assert (engine.cache.num_cached, published) == (2, [])
+    engine.finish_step(batch)
+    assert len(published) == 1
+
+
+async def test_loading_from_the_cpu_tier_takes_a_tenth_of_the_time_of_prefill() -> None:
+    engine = an_engine(num_gpu_blocks=8, cpu_blocks=64, prefill_tokens_per_s=100.0, decode_s_per_token=0.0)
+    submit(engine, 18, "a", max_tokens=1)
+    run(engine)
+    submit(engine, 31, "b", max_tokens=1)
+    run(engine)
+    again = submit(engine, 18, "a", max_tokens=1)
+    _, prefill_tokens = engine.schedule()
+    assert (prefill_tokens, again.computed) == (2, 16)
+    assert engine._step_s(prefill_tokens) == pytest.approx(0.02 + 0.016)

@@ -13,7 +13,8 @@ import pytest
 from tests.gateway.cli.conftest import Kvgate
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMANDS = ["up", "down", "status", "owners", "gateway", "replica-sim", "check-config", "hash-key", "version"]
+COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "coordinator", "replica-sim", "check-config"]
+COMMANDS += ["hash-key", "version"]
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,10 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.cluster import SimReplica
+from gateway.local.ports import free_ports
 from gateway.local.processes import wait_until
 from gateway.local.state import read_processes
 from tests.gateway.cli.conftest import Kvgate
 from tests.redis_server import RedisServer, running_redis
+
+MEMBERS = ["redis", "r0", "r1", "agent-r0", "agent-r1", "gw0", "gw1"]
 
 
 def ask(url: str, content: str = "Hello") -> httpx.Response:
@@ -74,15 +79,19 @@ def test_files_that_may_hold_a_password_are_their_owners_alone(shared_kvgate: Kv
 
 def test_every_process_has_a_log_of_its_own(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
     logs = {path.name for path in (shared_kvgate.state_dir / "logs").iterdir()}
-    assert logs == {"redis.log", "r0.log", "r1.log", "gw0.log", "gw1.log"}
+    assert logs == {f"{name}.log" for name in MEMBERS}
 
 
 def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
     result = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir), "--json")
     assert result.returncode == 0, result.stdout
     members = json.loads(result.stdout)
-    assert [member["id"] for member in members] == ["redis", "r0", "r1", "gw0", "gw1"]
+    assert [member["id"] for member in members] == MEMBERS
     assert {member["state"] for member in members} == {"ready"}
+    agents = {member["id"]: member for member in members if member["kind"] == "agent"}
+    assert [agents[f"agent-{replica['id']}"]["url"] for replica in cluster["replicas"]] == [
+        replica["url"] for replica in cluster["replicas"]
+    ]
     table = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir))
     assert table.returncode == 0
     assert cluster["gateways"][1]["url"] in table.stdout
@@ -97,7 +106,7 @@ def test_a_second_cluster_is_refused_and_told_whose_port_it_is(
     assert result.returncode == 1
     assert f"port {shared_kvgate.port} belongs to the cluster of pid {cluster['gateways'][0]['pid']}" in result.stderr
     assert f"kvgate down --state-dir {shared_kvgate.state_dir}" in result.stderr
-    assert len(shared_kvgate.alive()) == 5
+    assert len(shared_kvgate.alive()) == len(MEMBERS)
 
 
 def test_owners_shows_the_chain_of_a_prompt_and_who_owns_it(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
@@ -151,7 +160,8 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
             assert first.split("→")[1].split(",")[0] == second.split("→")[1].split(",")[0]
             assert ", 0 tokens matched" not in second
         up.send_signal(signal.SIGINT)
-        assert "stopped 5 processes in" in output_until(up, "stopped")
+        stopped = output_until(up, "stopped").splitlines()[-1]
+        assert re.fullmatch(r"stopped 7 processes in ([0-4]\.\d|5\.0) s", stopped), stopped
         assert up.wait(20) == 0
     assert kvgate.alive() == []
     assert not (kvgate.state_dir / "cluster.json").exists()
@@ -160,7 +170,7 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
 async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) -> None:
     with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
         output_until(up, "Ctrl-C stops everything")
-        assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 3 processes\n"
+        assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 4 processes\n"
         assert up.wait(20) == 0
     assert kvgate.alive() == []
 
@@ -187,11 +197,28 @@ async def test_what_dies_is_reported_and_not_restarted_and_the_others_serve(kvga
         states = {member["id"]: member["state"] for member in json.loads(status.stdout)}
         assert (states["gw0"], states["gw1"]) == ("dead", "ready")
         up.send_signal(signal.SIGTERM)
-        output_until(up, "stopped 4 processes")
+        output_until(up, "stopped 6 processes")
+
+
+async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
+        output_until(up, "Ctrl-C stops everything")
+        url = kvgate.cluster()["url"]
+        assert ask(url).headers["x-kvgate-decision"].endswith("state=exact")
+        (agent,) = (process for process in read_processes(kvgate.state_dir) if process.kind == "agent")
+        agent.signal(signal.SIGKILL)
+        assert "agent-r0 exited with code -9; it is not restarted" in output_until(up, "agent-r0 exited")
+        ready = f"{url}/ready"
+        assert await wait_until(lambda: httpx.get(ready, trust_env=False).json()["exact"] == [], 20)
+        assert ask(url).headers["x-kvgate-decision"].endswith("state=degraded")
+        status = kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json")
+        states = {member["id"]: (member["state"], member["detail"]) for member in json.loads(status.stdout)}
+        assert states["agent-r0"] == ("dead", "no gateway hears it")
+        assert states["gw0"][0] == "ready"
 
 
 class NotAnEngine(http.server.BaseHTTPRequestHandler):
-    """A server that is not vLLM: its /metrics is not Prometheus', and it knows no /health."""
+    """A server that is not vLLM: its /metrics is not Prometheus', and it knows neither /health nor KV events."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path in ("/metrics", "/v1/models") else 404)
@@ -223,7 +250,7 @@ def redis() -> Iterator[RedisServer]:
 def test_servers_and_a_redis_that_were_there_before_are_fronted(
     kvgate: Kvgate, other_server: str, redis: RedisServer
 ) -> None:
-    replica = f"id=mine,url={other_server},events=tcp://127.0.0.1:5557"
+    replica = f"id=mine,url={other_server}"
     result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", replica)
     assert result.returncode == 0, result.stderr
     cluster = kvgate.cluster()
@@ -232,6 +259,25 @@ def test_servers_and_a_redis_that_were_there_before_are_fronted(
     assert [process.id for process in read_processes(kvgate.state_dir)] == ["gw0"]
     assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False).json()["data"][0]["id"] == "other"
     assert kvgate.run("status", "--state-dir", str(kvgate.state_dir)).returncode == 0
+
+
+def test_a_replica_that_is_fronted_with_its_events_gets_an_agent(
+    kvgate: Kvgate, redis: RedisServer, tmp_path: Path
+) -> None:
+    """An engine from before 0.32: it does not tell where its events are."""
+    port, events, replay = free_ports(3)
+    arguments = ("--vllm-version", "0.31.0", "--events-port", str(events), "--replay-port", str(replay))
+    sim = SimReplica("mine", port, ("--speed", "0", *arguments), tmp_path / "sim.log")
+    sim.start()
+    try:
+        told = f"id=mine,url={sim.url},events=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"
+        for replica, ids in ((f"id=mine,url={sim.url}", ["gw0"]), (told, ["agent-mine", "gw0"])):
+            result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", replica)
+            assert result.returncode == 0, result.stderr
+            assert [process.id for process in read_processes(kvgate.state_dir)] == ids
+            assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).returncode == 0
+    finally:
+        sim.kill()
 
 
 def test_the_environments_gateway_id_and_redis_are_not_those_of_a_local_cluster(kvgate: Kvgate) -> None:

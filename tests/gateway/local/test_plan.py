@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.local.errors import ClusterError
-from gateway.local.plan import Fronted, Plan, base_config, gateway_config, parse_fronted
+from gateway.local.plan import Fronted, Plan, agent_secrets, base_config, gateway_config, parse_fronted
 from gateway.settings import build_settings
 
 REPLICAS = [Fronted("r0", "http://127.0.0.1:8000")]
@@ -23,9 +23,10 @@ def test_a_replica_is_an_id_and_a_url() -> None:
     assert parse_fronted("url=http://h:1,id=r0") == Fronted("r0", "http://h:1")
 
 
-def test_event_endpoints_are_accepted() -> None:
-    text = "id=r0,url=http://h:1,events=tcp://h:5557,replay=tcp://h:5558"
-    assert parse_fronted(text) == Fronted("r0", "http://h:1")
+def test_a_replica_may_say_where_its_events_are() -> None:
+    text = "id=r0,url=http://h:1/,events=tcp://h:5557,replay=tcp://h:5558"
+    assert parse_fronted(text) == Fronted("r0", "http://h:1", "tcp://h:5557", "tcp://h:5558")
+    assert parse_fronted("id=r0,url=http://h:1,events=tcp://h:5557").replay == ""
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_event_endpoints_are_accepted() -> None:
         ("id=r0,url=http://h:1,events=http://h:1", "events must be tcp://host:port"),
         ("id=r0,url=http://h:1,replay=tcp://h", "replay must be tcp://host:port"),
         ("id=r0,url=http://h:1,replay=tcp://h:x", "replay must be tcp://host:port"),
+        ("id=r0,url=http://h:1,replay=tcp://h:5558", "replay=… needs events=…"),
     ],
 )
 def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: str) -> None:
@@ -72,3 +74,16 @@ def test_a_bad_base_is_named_with_its_problems(tmp_path: Path) -> None:
     base.write_text("prot: 1\n")
     with pytest.raises(ClusterError, match=r"base\.yaml: prot: is not a known key; did you mean port\?"):
         base_config(Plan(tmp_path, base_config=base), {})
+
+
+@pytest.mark.parametrize(
+    ("env", "key"), [({}, "of the file"), ({"KVGATE_REPLICA_API_KEY": "of the environment"}, "of the environment")]
+)
+def test_an_agent_gets_the_key_that_the_gateways_send_to_replicas(env: dict[str, str], key: str) -> None:
+    base = {"security": {"replica_api_key": "of the file"}}
+    secrets = agent_secrets(base, "redis://:password@h", env)
+    assert secrets == {"KVGATE_REDIS_URL": "redis://:password@h", "KVGATE_REPLICA_API_KEY": key}
+
+
+def test_without_a_key_an_agent_gets_none() -> None:
+    assert agent_secrets({}, "redis://h", {})["KVGATE_REPLICA_API_KEY"] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -47,7 +48,7 @@ async def test_a_process_is_told_apart_from_a_later_one_with_its_pid(children: C
     assert process.is_alive()
 
 
-async def test_stopping_asks_gateways_before_replicas_before_redis(children: Children, tmp_path: Path) -> None:
+async def test_stopping_asks_gateways_first_and_redis_last(children: Children, tmp_path: Path) -> None:
     record = tmp_path / "record"
     tell = (
         "import signal, sys, os\n"
@@ -55,12 +56,32 @@ async def test_stopping_asks_gateways_before_replicas_before_redis(children: Chi
         "signal.signal(signal.SIGTERM, told); print('up', flush=True)\n"
         "while True: signal.pause()"
     )
-    for kind in ("redis", "gateway", "replica"):
+    for kind in ("redis", "agent", "gateway", "replica"):
         command = [sys.executable, "-c", tell, str(record), kind]
         await speaking(children.start(kind, kind, command, tmp_path / kind))  # type: ignore[arg-type]
     stopped = await stop(children.processes)
-    assert record.read_text().split() == ["gateway", "replica", "redis"]
-    assert str(stopped) == "stopped 3 processes"
+    first, *others, last = record.read_text().split()
+    assert (first, set(others), last) == ("gateway", {"agent", "replica"}, "redis")
+    assert str(stopped) == "stopped 4 processes"
+
+
+async def test_processes_that_are_deaf_are_gone_within_5_s(children: Children, tmp_path: Path) -> None:
+    for kind in ("gateway", "agent", "replica", "redis"):
+        await speaking(children.start(kind, kind, DEAF, tmp_path / kind))  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        stopped = await stop(children.processes)
+    assert len(stopped.killed) == 4
+
+
+async def test_secrets_are_in_a_childs_environment_and_not_on_its_command_line(
+    children: Children, tmp_path: Path
+) -> None:
+    secrets = {"KVGATE_REDIS_URL": "redis://:password@h"}
+    child = children.start("agent", "agent-r0", SLEEP, tmp_path / "log", secrets)
+    await speaking(child)
+    proc = Path(f"/proc/{child.pid}")
+    assert b"KVGATE_REDIS_URL=redis://:password@h" in (proc / "environ").read_bytes().split(b"\0")
+    assert b"password" not in (proc / "cmdline").read_bytes()
 
 
 async def test_a_process_that_does_not_stop_is_killed(children: Children, tmp_path: Path) -> None:

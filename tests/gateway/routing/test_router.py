@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.scripts import ReplicaRecord
+from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreSettings
 from gateway.admission import Caller
 from gateway.fleet import Served
@@ -20,7 +20,7 @@ def lonely_router() -> Router:
     store = Store(StoreSettings("redis://127.0.0.1:1"), "g0")
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
-    return Router(GatewaySettings(), store, Metrics())
+    return Router(GatewaySettings(), store, Metrics(), lambda _replica: 16)
 
 
 def job(affinity: bytes) -> Job:

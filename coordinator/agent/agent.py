@@ -1,0 +1,56 @@
+"""The agent of one replica: finds its engine, follows it through its lives, and lets go when asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+
+from coordinator.agent.life import BEAT_S, Life, LifeOver
+from coordinator.agent.link import Fenced
+from coordinator.agent.sight import Engine, EngineAway, Sight
+
+_log = structlog.get_logger("kvgate.agent")
+
+
+class Agent:
+    """`run()` as a task; it ends only by cancellation."""
+
+    def __init__(self, redis_url: str, replica: str, engine: Engine) -> None:
+        self.id = f"{replica}.{secrets.token_hex(3)}"
+        self._redis_url = redis_url
+        self._replica = replica
+        self._engine = engine
+        self.life: Life | None = None
+
+    async def run(self) -> None:
+        """Follow the engine, from life to life."""
+        while True:
+            sight = await self._find()
+            self.life = Life(self._redis_url, self._replica, self.id, sight, self._engine)
+            _log.info(
+                "following",
+                replica=self._replica,
+                started=sight.started or "unknown",
+                events=sight.events or "none: it publishes no KV events",
+                replay=sight.replay or "none",
+            )
+            try:
+                await self.life.run()
+            except LifeOver:
+                _log.info("engine lives another life", replica=self._replica)
+            except Fenced as reason:
+                _log.warning("let go", replica=self._replica, reason=str(reason))
+                await asyncio.sleep(BEAT_S)
+
+    async def _find(self) -> Sight:
+        said = ""
+        while True:
+            try:
+                return await self._engine.look()
+            except EngineAway as error:
+                if str(error) != said:
+                    said = str(error)
+                    _log.info("waiting for the engine", replica=self._replica, problem=said)
+            await asyncio.sleep(BEAT_S)

@@ -1,0 +1,299 @@
+"""Which KV blocks an engine holds, on which medium, and where in a prompt each one lies. Pure.
+
+A block's hash covers everything before it, so its parents are its prompt. Several physical blocks may carry one hash
+(two equal prompts computed side by side); each is stored and removed on its own, so they are counted. Where a count
+is uncertain (blocks that were there before this table), the first removal means gone.
+
+There are some hundred thousand blocks, so what is known of them is kept by hash, without an object for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.agent.events import Removed, Stored
+from coordinator.agent.tokens import TokenSizes, Weight
+
+MEDIA = ("gpu", "cpu")
+"""Fastest first. What other media hold is nobody's prediction yet."""
+_ROOT = -1
+_UNKNOWN = -2
+
+Content = tuple[int, tuple[int, ...]]
+"""A block's parent and tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """An image (or other medium) in a block: where it starts, and where what the block has of it ends, both in
+    tokens from the block's start; `placeholder` is the token id that stands for it."""
+
+    identifier: str
+    start: int
+    end: int
+    placeholder: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Where a medium lies in a prompt, in tokens."""
+
+    identifier: str
+    start: int
+    end: int
+
+
+class BlockTable:
+    """What one engine holds now."""
+
+    def __init__(self) -> None:
+        self.block_size = 0
+        """Tokens in a block; 0 before the first event."""
+        self.stored = 0
+        """Blocks stored on the GPU since the table began."""
+        self.keeps_tokens = False
+        """Whether blocks can be found by their tokens: of engines that do not name sessions."""
+        self._parents: dict[int, int] = {}
+        """Of every block that is held."""
+        self._counts: dict[str, dict[int, int]] = {medium: {} for medium in MEDIA}
+        self._uncertain: set[int] = set()
+        self._is_certain = True
+        self._media: dict[int, tuple[Medium, ...]] = {}
+        self._indexes: dict[int, int] = {}
+        """The places in the prompt, counted from 0, of blocks whose ancestors are not known."""
+        self._other_groups: set[int] = set()
+        self._told_size = 0
+        self.sizes = TokenSizes()
+        self._weights: dict[int, Weight] = {}
+        self._contents: dict[int, Content] = {}
+        self._by_content: dict[Content, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._parents
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the engine has groups of blocks (sliding windows, states) that do not hold whole prefixes."""
+        return bool(self._other_groups)
+
+    def medium_of(self, block_hash: int) -> str | None:
+        """The fastest medium that holds a block; None where none does."""
+        for medium, counts in self._counts.items():
+            if block_hash in counts:
+                return medium
+        return None
+
+    def store(self, event: Stored, reporting: bool = False) -> None:
+        """Add an event's blocks. Of a `reporting` session, a block that is known already is only said again."""
+        if not event.is_prefix:
+            if event.group is not None:
+                self._other_groups.add(event.group)
+            return
+        if event.medium not in MEDIA or not self._is_whole(event):
+            return
+        parents, counts = self._parents, self._counts[event.medium]
+        parent = event.parent
+        if parent is None:
+            parent = _ROOT if event.tokens else _UNKNOWN
+        is_doubtful = reporting or not self._is_certain
+        is_rich = self.keeps_tokens or (event.extra is not None and any(event.extra))
+        for index, block_hash in enumerate(event.hashes):
+            known = parents.get(block_hash)
+            if known is None or known == _UNKNOWN:
+                parents[block_hash] = parent
+            if is_rich:
+                self._enrich(event, index, parent, block_hash)
+            if block_hash not in self._weights:
+                self._weigh(event, index, block_hash)
+            if known is None and is_doubtful:
+                self._uncertain.add(block_hash)
+            if not (reporting and block_hash in counts):
+                counts[block_hash] = counts.get(block_hash, 0) + 1
+            parent = block_hash
+        if event.medium == "gpu" and not reporting:
+            self.stored += len(event.hashes)
+
+    def remove(self, event: Removed) -> list[int]:
+        """Take an event's blocks out; returns the hashes that have left its medium for good."""
+        counts = self._counts.get(event.medium)
+        if counts is None or event.group in self._other_groups:
+            return []
+        gone = []
+        for block_hash in event.hashes:
+            count = counts.get(block_hash)
+            if count is None:
+                continue
+            if count > 1 and block_hash not in self._uncertain:
+                counts[block_hash] = count - 1
+                continue
+            del counts[block_hash]
+            gone.append(block_hash)
+            if self.medium_of(block_hash) is None:
+                self._forget(block_hash)
+        return gone
+
+    def assume(self, block_hash: int, medium: str, index: int) -> None:
+        """Believe that the block at `index` is there, because it was when this replica's last agent stopped."""
+        if block_hash in self._parents:
+            return
+        self._parents[block_hash] = _UNKNOWN
+        self._indexes[block_hash] = index
+        self._uncertain.add(block_hash)
+        self._counts[medium][block_hash] = 1
+
+    def doubt(self) -> None:
+        """Every count is uncertain, until `trust` those of new blocks too."""
+        self._is_certain = False
+        self._uncertain.update(self._parents)
+
+    def trust(self) -> None:
+        """From here on new blocks are counted."""
+        self._is_certain = True
+
+    def clear(self) -> None:
+        """Nothing is held any more."""
+        self._parents.clear()
+        for counts in self._counts.values():
+            counts.clear()
+        self._media.clear()
+        self._weights.clear()
+        self._indexes.clear()
+        self._contents.clear()
+        self._by_content.clear()
+        self._uncertain.clear()
+        self.stored = 0
+        self._is_certain = True
+
+    def path(self, block_hash: int) -> list[int] | None:
+        """A block's prompt as hashes, its first block first: 0 for blocks before one whose place is known without
+        them, None where its place cannot be told."""
+        path, parents = [], self._parents
+        while block_hash != _ROOT:
+            parent = parents.get(block_hash)
+            if parent is None:
+                return None
+            path.append(block_hash)
+            if parent == _UNKNOWN:
+                index = self._indexes.get(block_hash)
+                if index is None:
+                    return None
+                path += [0] * index
+                break
+            block_hash = parent
+        path.reverse()
+        return path
+
+    def find(self, tokens: Sequence[int], identifiers: Sequence[str]) -> list[int]:
+        """The blocks that hold a prompt's tokens, as far as they are held. Placeholders look the same for every image
+        of a size: among such blocks the one whose media are in `identifiers` is taken, else the last stored."""
+        path: list[int] = []
+        parent, size = _ROOT, self.block_size
+        for start in range(0, len(tokens) - size + 1, size) if size else ():
+            held = self._by_content.get((parent, tuple(tokens[start : start + size])))
+            if not held:
+                break
+            named = (each for each in held if all(m.identifier in identifiers for m in self._media.get(each, ())))
+            parent = next(named, next(reversed(held)))
+            path.append(parent)
+        return path
+
+    def media_spans(self, path: Sequence[int]) -> list[MediaSpan]:
+        """The media along a path, in order. A medium that appears twice in a row is told apart by where it starts."""
+        spans: list[MediaSpan] = []
+        if not self._media:
+            return spans
+        for index, block_hash in enumerate(path):
+            for medium in self._media.get(block_hash, ()):
+                at = index * self.block_size
+                span = MediaSpan(medium.identifier, at + medium.start, at + medium.end)
+                if spans and spans[-1].start == span.start:
+                    spans[-1] = span
+                else:
+                    spans.append(span)
+        return spans
+
+    def text_bytes(self, path: Sequence[int]) -> list[int]:
+        """The text that each block of a path stands for; of blocks that are not known, as much as the others on
+        average. Media are no text."""
+        found = [self.sizes.total(self._weights[each]) if each in self._weights else None for each in path]
+        known = [size for size in found if size is not None]
+        mean = sum(known) // len(known) if known else self.block_size
+        return [mean if size is None else size for size in found]
+
+    def _weigh(self, event: Stored, index: int, block_hash: int) -> None:
+        size = event.block_size
+        tokens = event.tokens[index * size : (index + 1) * size]
+        if not tokens:
+            return
+        media = self._media.get(block_hash, ())
+        if media:
+            tokens = [t for at, t in enumerate(tokens) if not any(m.start <= at < m.end for m in media)]
+        self._weights[block_hash] = self.sizes.measure(tokens)
+
+    def _is_whole(self, event: Stored) -> bool:
+        """Whether an event tells of blocks of this table's size. Engines also name parts of a block, and stores
+        behind them publish blocks of their own under their own hashes."""
+        if event.medium != "gpu":
+            return event.block_size in (0, self.block_size) or not self.block_size
+        if event.block_size < self._told_size or not event.block_size:
+            return False
+        self._told_size = self.block_size = event.block_size
+        return True
+
+    def _enrich(self, event: Stored, index: int, parent: int, block_hash: int) -> None:
+        """Keep what an event tells of a block beside its place."""
+        size = event.block_size
+        tokens = event.tokens[index * size : (index + 1) * size]
+        if not tokens or len(tokens) < size:
+            return
+        extra = event.extra[index] if event.extra is not None and index < len(event.extra) else None
+        if extra and block_hash not in self._media:
+            media = self._read_media(extra, tokens, parent)
+            if media:
+                self._media[block_hash] = media
+        if self.keeps_tokens and block_hash not in self._contents:
+            content = (parent, tuple(tokens))
+            self._contents[block_hash] = content
+            self._by_content.setdefault(content, {})[block_hash] = None
+
+    def _read_media(self, extra: Sequence[Any], tokens: Sequence[int], parent: int) -> tuple[Medium, ...]:
+        pairs = [(str(each[0]), int(each[1])) for each in extra if _is_medium(each) and each[1] < len(tokens)]
+        media = []
+        for at, (identifier, start) in enumerate(pairs):
+            limit = pairs[at + 1][1] if at + 1 < len(pairs) else len(tokens)
+            before = self._media.get(parent, ()) if start < 0 else ()
+            placeholder = next((m.placeholder for m in reversed(before) if m.identifier == identifier), None)
+            if placeholder is None:
+                placeholder = tokens[max(0, start)]
+            media.append(Medium(identifier, start, _end_of_run(tokens, max(0, start), limit, placeholder), placeholder))
+        return tuple(media)
+
+    def _forget(self, block_hash: int) -> None:
+        del self._parents[block_hash]
+        self._uncertain.discard(block_hash)
+        self._media.pop(block_hash, None)
+        self._weights.pop(block_hash, None)
+        self._indexes.pop(block_hash, None)
+        content = self._contents.pop(block_hash, None)
+        if content is not None:
+            same = self._by_content[content]
+            del same[block_hash]
+            if not same:
+                del self._by_content[content]
+
+
+def _is_medium(extra: Any) -> bool:
+    return isinstance(extra, list | tuple) and len(extra) == 2 and isinstance(extra[1], int)
+
+
+def _end_of_run(tokens: Sequence[int], start: int, limit: int, placeholder: int) -> int:
+    """Behind the last placeholder: some models put row breaks between a medium's placeholders."""
+    for index in range(limit - 1, start - 1, -1):
+        if tokens[index] == placeholder:
+            return index + 1
+    return start

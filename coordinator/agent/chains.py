@@ -1,0 +1,171 @@
+"""Where in an engine's blocks each prefix key ends. Pure.
+
+A gateway knows keys by bytes and images, an engine knows blocks by tokens. A request's chain is bound to its blocks by
+the session id that the engine echoes; from then on three things are exact: the start, the beginning and end of every
+image (its placeholders are in the events), and the end of the prompt (the engine's own usage). Between them a key lies
+where its bytes do, in proportion, and counts for the blocks that end at or before it. Where that cannot be told, a key
+is held to lie further back than it may: what is said to be resident then is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.agent.blocks import MediaSpan
+from coordinator.agent.tokens import EVEN, Ruler
+
+_MAX_BINDINGS = 8192
+_MAX_PATH_BLOCKS = 1_000_000
+"""In the paths of all bindings together."""
+
+
+@dataclass(slots=True)
+class Binding:
+    """A request's chain, as its gateway wrote it down. `text_bytes` and `image_counts` are what lies behind each key;
+    `prompt_tokens` is an estimate until the engine has said how many there were (`is_measured`).
+    """
+
+    tip: str
+    keys: Sequence[str]
+    text_bytes: Sequence[int]
+    image_counts: Sequence[int]
+    prompt_tokens: int
+    image_ids: Sequence[str] = ()
+    """What the engine calls the chain's images, where its gateway named them."""
+    is_report: bool = False
+    """Whether the engine was asked to report blocks that it reused."""
+    is_measured: bool = False
+    path: list[int] = field(default_factory=list)
+    """The prompt's blocks as far as the events have told; 0 where one is not known."""
+    spans: list[MediaSpan] = field(default_factory=list)
+    """The media along `path`."""
+    last: int = 0
+    """The deepest block that the session's events have named."""
+    expected: list[str] = field(default_factory=list)
+    """The keys that were found to end within `path`."""
+
+    def is_complete(self, block_size: int) -> bool:
+        """Whether the path reaches the prompt's end, as far as that is known."""
+        return bool(self.path) and self.prompt_tokens - len(self.path) * block_size < block_size
+
+
+class Bindings:
+    """The chains that are bound, by tip. Which were not used for longest are given up first."""
+
+    def __init__(self) -> None:
+        self._by_tip: OrderedDict[str, Binding] = OrderedDict()
+        self._path_blocks = 0
+
+    def __contains__(self, tip: str) -> bool:
+        return tip in self._by_tip
+
+    def get(self, tip: str) -> Binding | None:
+        return self._by_tip.get(tip)
+
+    def put(self, binding: Binding) -> None:
+        """Add a binding; it goes on from what is known of its tip already."""
+        known = self._by_tip.pop(binding.tip, None)
+        if known is not None:
+            binding.path, binding.spans = known.path, known.spans
+            binding.last, binding.expected = known.last, known.expected
+            if known.is_measured:
+                binding.prompt_tokens, binding.is_measured = known.prompt_tokens, True
+        self._by_tip[binding.tip] = binding
+        self._trim()
+
+    def lead(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
+        """The blocks of a chain that was put here are these."""
+        self._path_blocks += len(path) - len(binding.path)
+        binding.path, binding.spans = path, spans
+        self._by_tip.move_to_end(binding.tip)
+        self._trim()
+
+    def forget_paths(self) -> None:
+        """The chains stay, their blocks are gone."""
+        for binding in self._by_tip.values():
+            binding.path, binding.spans, binding.expected, binding.last = [], [], [], 0
+        self._path_blocks = 0
+
+    def _trim(self) -> None:
+        by_tip = self._by_tip
+        while len(by_tip) > _MAX_BINDINGS or (self._path_blocks > _MAX_PATH_BLOCKS and len(by_tip) > 1):
+            _, oldest = by_tip.popitem(last=False)
+            self._path_blocks -= len(oldest.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a key ends: `tokens` behind it, and behind the key before it."""
+
+    key: str
+    tokens: int
+    span_tokens: int
+    is_exact: bool
+    """Whether the engine has told, not the bytes."""
+
+
+def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
+    """The prompt's length. Until it is measured: the estimate, or what the events tell of where that is more; one block
+    more may be the answer's."""
+    if binding.is_measured or known_tokens <= binding.prompt_tokens + block_size:
+        return binding.prompt_tokens
+    return known_tokens
+
+
+def places(
+    binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int], ruler: Ruler = EVEN
+) -> list[Place]:
+    """Where each key of a chain ends, shallow to deep. `exact` holds keys whose end is known from elsewhere."""
+    found: list[Place] = []
+    text_bytes, behind, first = 0, 0, 0
+    for anchor in _anchors(binding, spans, end_tokens, exact):
+        reach_bytes = binding.text_bytes[anchor.index] - text_bytes
+        start_tokens, left_tokens = max(anchor.start, behind), behind
+        for index in range(first, anchor.index):
+            share_bytes = binding.text_bytes[index] - text_bytes
+            tokens = start_tokens
+            if reach_bytes:
+                tokens = ruler.between(left_tokens, start_tokens, share_bytes, reach_bytes)
+            tokens = max(tokens, behind)
+            found.append(Place(binding.keys[index], tokens, tokens - behind, is_exact=False))
+            behind = tokens
+        tokens = max(anchor.end, behind)
+        found.append(Place(binding.keys[anchor.index], tokens, tokens - behind, anchor.is_exact))
+        text_bytes, behind, first = binding.text_bytes[anchor.index], tokens, anchor.index + 1
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The key at `index`: how many tokens lie before what it ends with, and behind that. An image takes tokens but no
+    bytes, so the two differ."""
+
+    index: int
+    start: int
+    end: int
+    is_exact: bool
+
+
+def _anchors(
+    binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int]
+) -> Iterator[_Anchor]:
+    images, behind = 0, 0
+    tip = len(binding.keys) - 1
+    for index, (key, count) in enumerate(zip(binding.keys, binding.image_counts, strict=True)):
+        anchor = None
+        if index == tip:
+            start = spans[images].start if images < count <= len(spans) else end_tokens
+            anchor = _Anchor(index, min(start, end_tokens), end_tokens, binding.is_measured)
+        elif images < count <= len(spans):  # the first key that has more images behind it ends with the last of them
+            start, end = spans[images].start, spans[count - 1].end
+            anchor = _Anchor(index, min(start, end_tokens), min(end, end_tokens), count == images + 1)
+        elif behind <= exact.get(key, -1) <= end_tokens:
+            anchor = _Anchor(index, exact[key], exact[key], is_exact=True)
+        elif count > len(spans):  # where the image lies is not known: not behind the prompt's end
+            anchor = _Anchor(index, end_tokens, end_tokens, is_exact=False)
+        if anchor is not None:
+            behind = anchor.end
+            yield anchor
+        images = count

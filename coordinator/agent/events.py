@@ -1,0 +1,184 @@
+"""vLLM's KV events as they arrive over ZMQ. Pure decoding; the shapes are those of vllm/distributed/kv_events.py.
+
+A payload is msgpack `[ts, [event, …], data_parallel_rank]`. An event is a map with a "type" (vLLM >= 0.24), or an array
+that starts with its type and has the same fields in the same order (before); fields at their default may be missing,
+and later versions add fields: both are ignored here. A hash is an unsigned 64-bit integer, or the bytes it is cut from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+_MASK = (1 << 64) - 1
+_ATTENTION = frozenset({None, "full_attention", "mla_attention"})
+"""The cache groups whose blocks tell of prefixes; engines that do not name a group have one of these."""
+
+
+class EventError(ValueError):
+    """A payload that is no batch of KV events."""
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that count as cached from now on, in the order of the prompt.
+
+    `tokens` has `block_size` ids for each hash, or none (offloaded blocks need not carry them). `extra` has, for each
+    hash, what entered it beside its tokens: LoRA name, (media identifier, offset of its start from the block's), salt.
+    """
+
+    hashes: list[int]
+    parent: int | None
+    tokens: list[int]
+    block_size: int
+    medium: str
+    extra: list[Any] | None
+    group: int | None
+    is_prefix: bool
+    """Whether the group holds every token of a prefix (full attention); others say nothing of prefixes."""
+    session: str | None
+
+
+class Removed(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that were evicted from a medium. Engines tell of each in an event of its own."""
+
+    hashes: list[int]
+    medium: str
+    group: int | None
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """The whole prefix cache was reset."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one engine step did to the cache; `ts` is the engine host's clock, in seconds."""
+
+    ts: float
+    events: list[Event]
+    rank: int | None
+
+
+class _Stored(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None = None
+    token_ids: list[int] = []
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class _Removed(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _StoredMap(_Stored, tag_field="type", tag="BlockStored"):
+    pass
+
+
+class _RemovedMap(_Removed, tag_field="type", tag="BlockRemoved"):
+    pass
+
+
+class _ClearedMap(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
+    pass
+
+
+class _StoredArray(_Stored, array_like=True, tag="BlockStored"):
+    pass
+
+
+class _RemovedArray(_Removed, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+_Map = _StoredMap | _RemovedMap | _ClearedMap
+_Array = _StoredArray | _RemovedArray | _ClearedArray
+
+
+class _Maps(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_Map]
+    data_parallel_rank: int | None = None
+
+
+class _Raws(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+_maps = msgspec.msgpack.Decoder(_Maps)
+_raws = msgspec.msgpack.Decoder(_Raws)
+_map = msgspec.msgpack.Decoder(_Map)
+_array = msgspec.msgpack.Decoder(_Array)
+_KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+
+
+def decode(payload: bytes) -> Batch:
+    """Decode one payload; events of an unknown type are left out. Raises EventError for anything else."""
+    try:
+        try:
+            batch = _maps.decode(payload)
+        except msgspec.ValidationError:  # arrays, or something of a later version among them
+            raws = _raws.decode(payload)
+            found = [event for raw in raws.events if (event := _one(raw)) is not None]
+            return Batch(raws.ts, [_event(each) for each in found], raws.data_parallel_rank)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventError(f"not a batch of KV events: {error}") from None
+    return Batch(batch.ts, [_event(each) for each in batch.events], batch.data_parallel_rank)
+
+
+def _one(raw: msgspec.Raw) -> _Map | _Array | None:
+    """An event on its own; None where its type is not known."""
+    loose = msgspec.msgpack.decode(raw)
+    if isinstance(loose, dict):
+        return _map.decode(raw) if loose.get("type") in _KNOWN else None
+    if isinstance(loose, list) and loose and isinstance(loose[0], str):
+        return _array.decode(raw) if loose[0] in _KNOWN else None
+    raise msgspec.ValidationError("an event is a map or an array that names its type")
+
+
+def _event(found: _Map | _Array) -> Event:
+    if isinstance(found, _Removed):
+        return Removed(_numbers(found.block_hashes), _medium(found.medium), found.group_idx)
+    if isinstance(found, _Stored):
+        return Stored(
+            hashes=_numbers(found.block_hashes),
+            parent=None if found.parent_block_hash is None else _numbers([found.parent_block_hash])[0],
+            tokens=found.token_ids,
+            block_size=found.block_size,
+            medium=_medium(found.medium),
+            extra=found.extra_keys,
+            group=found.group_idx,
+            is_prefix=found.kv_cache_spec_kind in _ATTENTION,
+            session=found.session_id,
+        )
+    return Cleared()
+
+
+def _numbers(hashes: list[int | bytes]) -> list[int]:
+    return [each if isinstance(each, int) else int.from_bytes(each, "big") & _MASK for each in hashes]
+
+
+def _medium(name: str | None) -> str:
+    return (name or "GPU").lower()

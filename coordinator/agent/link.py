@@ -1,0 +1,265 @@
+"""An agent's connection to the store: what it says of its replica, and what it is told. No decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+import structlog
+
+from coordinator.agent.chains import Binding
+from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.keys import POOLS, PoolKeys
+from coordinator.registry import ReplicaRecord
+from coordinator.scripts import load
+from coordinator.store import load_scripts
+from coordinator.wire import Wire
+
+_log = structlog.get_logger("kvgate.agent")
+
+LEASE_MS = 3000
+STREAM_CAP = 1000
+"""Entries of a replica's stream that are kept, about: a minute of transitions without a coordinator."""
+_BATCH = 200
+_CONNECT_S = 1.0
+_ANSWER_S = 2.0
+
+
+class Fenced(Exception):
+    """Another agent holds the replica, or the registry knows it in another life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an agent left behind: the life it watched, and the last engine batch it had worked in."""
+
+    agent: str
+    incarnation: str
+    seq: int
+
+    @classmethod
+    def parse(cls, record: bytes) -> Held | None:
+        if not record:
+            return None
+        agent, incarnation, _, _, _, _, seq = record.decode().split(" ")
+        return cls(agent, incarnation, int(seq))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A prompt's length as its engine counted it, with its tokens where those were asked for."""
+
+    tip: str
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The answer to a heartbeat."""
+
+    before: Held | None
+    asked: str
+    measured: list[Measured]
+    entries: int
+    had_lapsed: bool
+    """Whether this agent's lease had run out: others may have taken its replica's keys for claims meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a heartbeat says: see lua/attend.lua."""
+
+    mode: str
+    is_relearning: bool
+    waiting: int
+    seq: int | None
+    """None leaves what the last agent of this life said: what it knew is not taken over yet."""
+    counters: dict[str, float]
+
+
+class Link:
+    """One replica's agent in one pool, over one connection. Every method raises StoreError when it breaks."""
+
+    def __init__(self, wire: Wire, allow_oom: bool, pool: str, replica: str, agent: str) -> None:
+        self._wire = wire
+        self._allow_oom = allow_oom
+        self._keys = PoolKeys(pool)
+        self._replica = replica
+        self._agent = agent
+        self.incarnation = ""
+        """The life that is watched; empty before `register`."""
+
+    @classmethod
+    async def open(cls, url: str, pool: str, replica: str, agent: str) -> Link:
+        """Connect and load the scripts."""
+        wire = await Wire.open(url, _CONNECT_S, lambda _error: None)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                allow_oom = await load_scripts(wire)
+        except (StoreError, TimeoutError) as error:
+            await wire.close("gave up connecting")
+            raise StoreDown(str(error) or "Redis does not answer") from error
+        return cls(wire, allow_oom, pool, replica, agent)
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def register(self, started: str, capacity_tokens: int, url: str) -> None:
+        """Make the replica, or a later life of it, known. An engine that does not tell when it started lives the life
+        that the gateways have counted."""
+        known = await self.record() if not started else None
+        self.incarnation = started or (known.incarnation if known else "life-1")
+        record = ReplicaRecord(self._replica, self.incarnation, "ready", capacity_tokens, 0, url)
+        await self._run("register", self._keys.of_register, record.script_args(only_if_absent=True))
+        try:
+            await self._ask("SADD", POOLS, self._keys.pool)
+        except StoreRefused:  # of a Redis Cluster, another node's: only coordinators that stand alone miss it
+            _log.warning("cannot list the pool", key=POOLS, pool=self._keys.pool)
+
+    async def record(self) -> ReplicaRecord | None:
+        """The replica as the registry has it."""
+        found = await self._ask("HGET", self._keys.replicas, self._replica)
+        return ReplicaRecord.parse(self._replica, found.decode()) if found else None
+
+    async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
+        """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced."""
+        k = self._keys
+        reply = await self._run(
+            "attend",
+            (k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
+            (
+                self._replica,
+                self._agent,
+                self.incarnation,
+                0 if leaving else LEASE_MS,
+                vitals.mode,
+                int(vitals.is_relearning),
+                vitals.waiting,
+                "" if vitals.seq is None else vitals.seq,
+                orjson.dumps(vitals.counters) if vitals.counters else "",
+            ),
+        )
+        if reply[0] == b"held":
+            return float(reply[1]) / 1000
+        if reply[0] == b"unregistered":
+            raise Fenced("the registry knows the replica in another life")
+        measured = [said for text in reply[3] if (said := _measured(text)) is not None]
+        return Attended(Held.parse(reply[1]), reply[2].decode(), measured, int(reply[4]), reply[5] == 1)
+
+    async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
+        """The chains of those sessions. Of one that was placed on another replica since, it is not written any more
+        whether this engine was asked to report: then `elsewhere_is_report` says."""
+        replies = await asyncio.gather(*(self._ask("GET", self._keys.bind(session)) for session in sessions))
+        pairs = ((session, text) for session, text in zip(sessions, replies, strict=True) if text)
+        found = [read for session, text in pairs if (read := _binding(session, text)) is not None]
+        here = (self._replica, self.incarnation)
+        return [binding if at == here else replace(binding, is_report=elsewhere_is_report) for at, binding in found]
+
+    async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int) -> int:
+        """Append transitions to the stream; returns the number of the first entry. Raises Fenced."""
+        numbers = []
+        for start in range(0, len(transitions), _BATCH):
+            lines = "\n".join(_line(each) for each in transitions[start : start + _BATCH])
+            numbers.append(await self._publish(lines, age_s, seq))
+        return numbers[0] if numbers else 0
+
+    async def restate(self, residents: Sequence[Resident], seq: int) -> None:
+        """Say everything that holds again, and then that nothing else does. Raises Fenced."""
+        first = await self.publish(residents, 0.0, seq)
+        await self._publish(f"floor {first}" if first else "reset", 0.0, seq)
+
+    async def _publish(self, lines: str, age_s: float, seq: int) -> int:
+        k = self._keys
+        number = await self._run(
+            "publish",
+            (k.agents, k.replicas, k.entries, k.events(self._replica)),
+            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), seq, lines),
+        )
+        if number == 0:
+            raise Fenced("another agent holds the replica")
+        return int(number)
+
+    async def is_applied(self, entries: int) -> bool:
+        """Whether all of the stream's first `entries` entries are in the map."""
+        cursor = await self._ask("HGET", self._keys.cursors, self._replica)
+        return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
+
+    async def residents(self) -> list[Resident]:
+        """What the map says this replica's current life holds, as its last agent told it."""
+        record = await self.record()
+        if record is None:
+            return []
+        keys = [key.decode() for key in await self._ask("ZRANGE", self._keys.held(self._replica), 0, -1)]
+        found: list[Resident] = []
+        for start in range(0, len(keys), _BATCH):
+            part = keys[start : start + _BATCH]
+            own = self._keys.own_prefix
+            texts = await asyncio.gather(*(self._ask("HGET", own + key, self._replica) for key in part))
+            found += [
+                resident
+                for key, text in zip(part, texts, strict=True)
+                if text and (resident := _resident(key, text.decode(), record)) is not None
+            ]
+        return found
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        return await self._answer(self._wire.run(load(name, self._allow_oom), keys, args))
+
+    async def _ask(self, *command: Any) -> Any:
+        return await self._answer(self._wire.send(*command))
+
+    async def _answer(self, reply: asyncio.Future[Any]) -> Any:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await reply
+        except TimeoutError:
+            raise StoreDown(f"no answer from Redis within {_ANSWER_S:g} s") from None
+
+
+def _line(transition: Transition) -> str:
+    match transition:
+        case Resident(key, tokens, span_tokens, medium, block_hash):
+            return f"+ {key} {tokens} {span_tokens} {medium} {block_hash:016x}"
+        case Evicted(key):
+            return f"- {key}"
+        case Reset():
+            return "reset"
+
+
+def _measured(text: bytes) -> Measured | None:
+    """None for what no gateway wrote."""
+    try:
+        said = orjson.loads(text)
+        token_ids = tuple(int(each) for each in said.get("token_ids") or ())
+        return Measured(str(said["tip"]), int(said["prompt_tokens"]), token_ids)
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
+    """A chain, and the replica and the life of it that its last placement chose; None for what no gateway wrote."""
+    try:
+        replica, incarnation, report, prompt_tokens, shape, *keys = text.decode().split(" ")
+        behind = orjson.loads(shape)
+        text_bytes = [int(each) for each in behind["text_bytes"]]
+        image_counts = [int(each) for each in behind.get("image_counts") or [0] * len(keys)]
+        image_ids = [str(each) for each in behind.get("image_ids") or ()]
+        expected_tokens = int(prompt_tokens)
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+    if not len(keys) == len(text_bytes) == len(image_counts) > 0:
+        return None
+    binding = Binding(tip, keys, text_bytes, image_counts, expected_tokens, image_ids, is_report=report == "1")
+    return (replica, incarnation), binding
+
+
+def _resident(key: str, text: str, record: ReplicaRecord) -> Resident | None:
+    incarnation, kind, medium, span, _, _, *told = text.split(" ")
+    if incarnation != record.incarnation or kind != "resident" or int(told[0]) < record.floor:
+        return None
+    return Resident(key, int(told[1]), int(span), medium, int(told[2], 16))

@@ -1,0 +1,227 @@
+"""What an engine's events mean for prefix keys: which became resident, where, and which are gone. Pure.
+
+A cache that evicts the tail of a prompt first holds everything before a block that it holds, so a key is resident
+exactly while its last block is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from coordinator.agent.blocks import BlockTable
+from coordinator.agent.chains import Binding, Bindings, Place, places, prompt_end
+from coordinator.agent.events import Cleared, Event, Removed, Stored
+from coordinator.agent.residents import Evicted, Reset, Resident, Residents, Transition
+from coordinator.agent.tokens import Ruler
+
+__all__ = ["Evicted", "Reset", "Residency", "Resident", "Transition"]
+
+_MAX_EXACT = 8192
+_MAX_FIRM = 500_000
+_MAX_UNBOUND = 8192
+_NAMELESS_PROMPTS = 3
+"""Without a session in so many of them the engine names none."""
+
+
+class Residency:
+    """One engine's residency. Methods return the transitions that they cause, in order."""
+
+    def __init__(self) -> None:
+        self.table = BlockTable()
+        self.is_relearning = False
+        """Whether the engine may hold blocks that were never told of here."""
+        self.echoes_sessions: bool | None = None
+        """Whether its events name sessions; None while nothing has told."""
+        self.capacity_blocks = 0
+        """Of the engine's GPU cache; 0 where unknown."""
+        self._residents = Residents(self.table)
+        self._firm: OrderedDict[str, None] = OrderedDict()
+        """Keys that a measured prompt has placed."""
+        self._exact: OrderedDict[str, int] = OrderedDict()
+        self._bindings = Bindings()
+        self._unbound: OrderedDict[str, int] = OrderedDict()
+        self._relearned_at = 0
+        self._nameless = 0
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    def residents(self) -> Iterable[Resident]:
+        """Everything that holds now, for saying it again."""
+        return self._residents.all()
+
+    def is_bound(self, session: str) -> bool:
+        """Whether its chain is known."""
+        return session in self._bindings
+
+    def apply(self, events: Iterable[Event]) -> list[Transition]:
+        """One batch of the engine's events, in order."""
+        changes: list[Transition] = []
+        for event in events:
+            if isinstance(event, Stored):
+                changes += self._store(event)
+            elif isinstance(event, Removed):
+                changes += self._residents.refresh(self.table.remove(event))
+            elif isinstance(event, Cleared):
+                changes += self.reset(relearn=False)
+        if self.is_relearning and 0 < self.capacity_blocks <= self.table.stored - self._relearned_at:
+            self.is_relearning = False
+            self.table.trust()
+        return changes
+
+    def bind(self, binding: Binding) -> list[Transition]:
+        """A chain has become known, before its session's events or after."""
+        self._bindings.put(binding)
+        last = self._unbound.pop(binding.tip, None)
+        return self._extend(binding, [last], None) if last is not None and last in self.table else []
+
+    def measure(self, tip: str, prompt_tokens: int, token_ids: Sequence[int] = ()) -> list[Transition]:
+        """The engine has said how long a prompt was, or, where it does not name sessions, which tokens it had."""
+        binding = self._bindings.get(tip)
+        if binding is None or prompt_tokens <= 0:
+            return []
+        binding.prompt_tokens, binding.is_measured = prompt_tokens, True
+        self._exact[tip] = prompt_tokens
+        self._exact.move_to_end(tip)
+        if len(self._exact) > _MAX_EXACT:
+            self._exact.popitem(last=False)
+        if token_ids:
+            self._adopt(binding, self.table.find(token_ids, binding.image_ids))
+        elif not binding.is_complete(self.table.block_size):
+            path = self.table.path(binding.last) or []
+            if len(path) > len(binding.path) and path[: len(binding.path)] == binding.path:
+                self._adopt(binding, path)
+        return self._resolve(binding)
+
+    def assume(self, resident: Resident, is_complete: bool) -> None:
+        """Believe what was said of a key before this agent started; with a complete history, only what it bears out."""
+        if is_complete and resident.block_hash not in self.table:
+            return
+        size = self.table.block_size
+        if size and resident.tokens >= size and self._residents.find(resident.key) is None:
+            self.table.assume(resident.block_hash, resident.medium, resident.tokens // size - 1)
+            self._residents.watch(resident.key, resident.tokens, resident.span_tokens, resident.block_hash)
+
+    def reset(self, relearn: bool) -> list[Transition]:
+        """Forget everything; with `relearn` the engine still holds what can no longer be told."""
+        self.table.clear()
+        self._residents.clear()
+        self._firm.clear()
+        self._unbound.clear()
+        self._bindings.forget_paths()
+        self.is_relearning = False
+        if relearn:
+            self.relearn()
+        return [Reset()]
+
+    def relearn(self) -> None:
+        """From here on the engine may hold what was never told, until its whole cache was stored anew."""
+        self.is_relearning, self._relearned_at = True, self.table.stored
+        self.table.doubt()
+
+    def _store(self, event: Stored) -> list[Transition]:
+        binding = self._bindings.get(event.session) if event.session else None
+        self.table.store(event, reporting=binding is not None and binding.is_report)
+        self._notice_echo(event)
+        changes = self._residents.refresh(event.hashes)
+        if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
+            if binding is not None:
+                return changes + self._extend(binding, event.hashes, event.parent)
+            self._unbound[event.session] = event.hashes[-1]
+            self._unbound.move_to_end(event.session)
+            if len(self._unbound) > _MAX_UNBOUND:
+                self._unbound.popitem(last=False)
+        return changes
+
+    def _notice_echo(self, event: Stored) -> None:
+        if event.session:
+            self.echoes_sessions = True
+        elif self.echoes_sessions is None and event.parent is None and event.tokens and event.medium == "gpu":
+            self._nameless += 1
+            if self._nameless >= _NAMELESS_PROMPTS:
+                self.echoes_sessions = False
+                self.table.keeps_tokens = True
+
+    def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None) -> list[Transition]:
+        """The session's events have come as far as the last of these blocks, which lie behind `parent`."""
+        follows = parent is not None and parent == binding.last
+        binding.last = hashes[-1]
+        # What follows a prompt is its answer, which fills one block at a time.
+        is_answer = binding.is_complete(self.table.block_size) and (binding.is_measured or len(hashes) == 1)
+        if is_answer and follows and all(key in self._residents for key in binding.expected):
+            return []
+        if follows and not is_answer and binding.path[-1:] == [parent]:
+            self._adopt(binding, [*binding.path, *hashes])
+            return self._resolve(binding)
+        path = self.table.path(binding.last)
+        if path is None:
+            if not self.is_relearning:  # its beginning was never told
+                self.relearn()
+            return []
+        common = min(len(path), len(binding.path))
+        if path[:common] != binding.path[:common]:  # what an image's URL names has changed
+            binding.is_measured = False
+            self._exact.pop(binding.tip, None)
+            self._adopt(binding, path)
+        elif len(path) > common and not is_answer:
+            self._adopt(binding, path)
+        return self._resolve(binding)
+
+    def _adopt(self, binding: Binding, path: list[int]) -> None:
+        # Behind blocks that are not known, nothing tells which image comes first.
+        self._bindings.lead(binding, path, self.table.media_spans(path) if path and path[0] else [])
+
+    def _resolve(self, binding: Binding) -> list[Transition]:
+        """Place every key of a chain that ends within its path."""
+        size, path, spans = self.table.block_size, binding.path, binding.spans
+        if not path or not size:
+            return []
+        end = prompt_end(binding, len(path) * size, size)
+        if spans and spans[-1].end == len(path) * size:  # it may go on in the next block
+            spans = [*spans[:-1], replace(spans[-1], end=max(end, spans[-1].end))]
+        changes: list[Transition] = []
+        binding.expected = []
+        ruler = Ruler(self.table.text_bytes(path), size)
+        for place in places(binding, spans, end, self._exact, ruler):
+            index = place.tokens // size
+            if index > len(path):
+                break
+            if not index:
+                changes += self._residents.forget(place.key)
+            elif path[index - 1]:
+                binding.expected.append(place.key)
+                changes += self._place(place, path, index)
+        if binding.is_measured:
+            self._firm.update(dict.fromkeys(binding.expected))
+            while len(self._firm) > _MAX_FIRM:
+                self._firm.popitem(last=False)
+        return changes
+
+    def _place(self, place: Place, path: Sequence[int], index: int) -> list[Transition]:
+        """A key's last block is `path[index - 1]`."""
+        size, known = self.table.block_size, self._residents.find(place.key)
+        if known is not None and not place.is_exact:
+            index = min(index, self._agreed(known, path) or index)
+        block_hash = path[index - 1]
+        if known is not None:
+            before = path[known.tokens // self.table.block_size - 1 :][:1]
+            may_stay = place.key in self._firm and not place.is_exact and before in ([], [known.block_hash])
+            if known.block_hash == block_hash or may_stay:
+                # Chains that share a key put it a few tokens apart: it stays, or every request would move it.
+                self._residents.touch(known)
+                return []
+        self._firm.pop(place.key, None)
+        tokens = min(place.tokens, (index + 1) * size - 1)
+        span_tokens = max(0, place.span_tokens - (place.tokens - tokens))
+        return self._residents.watch(place.key, tokens, span_tokens, block_hash)
+
+    def _agreed(self, known: Resident, path: Sequence[int]) -> int:
+        """How many blocks two chains with one key have in common, where they put it beyond that; else 0. They share
+        all that is behind the key, so it ends in these blocks, or in the one after."""
+        before = known.tokens // self.table.block_size
+        if not 0 < before <= len(path) or path[before - 1] == known.block_hash:
+            return 0
+        other = self.table.path(known.block_hash) or []
+        return next((at for at, (a, b) in enumerate(zip(other, path, strict=False)) if a != b), 0)

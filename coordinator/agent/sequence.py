@@ -1,0 +1,205 @@
+"""Which batch comes next, which one came before, what is missing and whether the engine began again. Pure decisions.
+
+An engine numbers its batches from 0 and keeps the last of them in a ring, from which it replays. Live batches come in
+order but may be dropped on the way; so may those of a replay, in its middle too, since its sender drops what its socket
+will not take. What is known of a life of an engine is the batches from its beginning to `expected`; the one before
+`expected`, the anchor, is in the ring of the same life for as long as nothing newer displaced it. Hence every replay
+is asked from the anchor: its timestamp tells lives apart, and an empty answer is another life.
+
+    live()  ->  deliver | drop | hold it and want a replay
+    ask()  ->  replayed()…  ->  ended()  ->  done | want another replay, from further on
+
+Between two Restarted the items tile the numbers: each is in one Received or in one Lost, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.agent.events import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The next batch."""
+
+    seq: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The batches from `first_seq` up to, not including, `next_seq` can never be had."""
+
+    first_seq: int
+    next_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Another life of the engine: it remembers nothing of the one before, and the numbering begins again at 0."""
+
+
+Item = Received | Lost | Restarted
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A live batch that waits for what a replay says. `batch` is None where its payload could not be decoded."""
+
+    seq: int
+    batch: Batch | None
+    suspect: bool
+    """It came over a new connection with a number that was had before: unless a replay shows otherwise, another
+    engine's."""
+
+
+class Sequence:
+    """Puts the live batches and the replays of one engine into one order. Batches that do not decode come as None."""
+
+    def __init__(self, start_seq: int = 0) -> None:
+        self.expected = start_seq
+        self.asking = True
+        """Whether a replay is wanted; one that is under way is then to be abandoned."""
+        self.duplicates = 0
+        self.gaps = 0
+        """Replays asked because a live batch was not the next one."""
+        self.undecodable = 0
+        self._last_ts: float | None = None
+        self._newest_ts: float | None = None
+        """The latest within this life. The engine's clock may be set back, so not always `_last_ts`."""
+        self._proven = start_seq == 0
+        """Whether the engine was seen to be in the life that `expected` counts in."""
+        self._held: _Held | None = None
+        # Of the replay that is under way:
+        self._replaying = False
+        self._anchor: tuple[int, float | None] = (-1, None)
+        self._last_reply: int | None = None
+        self._has_advanced = False
+        self._in_question: _Held | None = None
+
+    @property
+    def holding(self) -> bool:
+        """Whether a live batch waits for a replay; until that has ended no other may be handed in."""
+        return self._held is not None
+
+    def live(self, seq: int, batch: Batch | None, *, reconnected: bool) -> list[Item]:
+        """A batch that was just published. `reconnected`: the first over a new connection, thus maybe by another
+        engine, whatever its number says.
+        """
+        if reconnected:
+            self._held = _Held(seq, batch, suspect=seq < self.expected)
+            self._proven = False
+            self.asking = True
+            return []
+        if seq == self.expected and not self._is_out_of_time(batch):
+            return [self._take(seq, batch)]
+        if seq >= self.expected:
+            self._held = _Held(seq, batch, suspect=False)
+            self.asking = self.asking or not self._replaying
+            return []
+        if self._is_of_another_life(batch):
+            self._held = _Held(seq, batch, suspect=False)
+            return [self._restart()]
+        self.duplicates += 1
+        return []
+
+    def ask(self) -> int:
+        """A replay begins. Returns the number from which to ask for it."""
+        self.asking = False
+        self._replaying = True
+        self._anchor = (self.expected - 1, self._last_ts)
+        self._last_reply = None
+        self._has_advanced = False
+        if self._held is not None and self._held is not self._in_question and self._held.seq > self.expected:
+            self.gaps += 1
+        self._in_question = self._held
+        return max(self.expected - 1, 0)
+
+    def replayed(self, seq: int, batch: Batch | None) -> list[Item]:
+        """The next batch of the replay that is under way."""
+        anchor_seq, anchor_ts = self._anchor
+        begins = self._last_reply is None or self._last_reply <= anchor_seq
+        self._last_reply = seq
+        known_ts = self._last_ts if seq == self.expected - 1 else anchor_ts if seq == anchor_seq else None
+        if batch is not None and known_ts is not None and batch.ts != known_ts:
+            return [self._restart_by_replay()]
+        if batch is not None and seq == anchor_seq:
+            self._note(seq, batch)
+        self._proven = True
+        if seq < self.expected:
+            self.duplicates += int(seq != anchor_seq)
+            return []
+        lost: list[Item] = []
+        if seq > self.expected:
+            if not begins:
+                self.asking = True
+                return []
+            lost = [Lost(self.expected, seq)]
+        self._has_advanced = True
+        return [*lost, self._take(seq, batch)]
+
+    def ended(self, *, complete: bool) -> list[Item]:
+        """The replay said that this was all (`complete`), or it was given up."""
+        self._replaying = False
+        held = self._held
+        if complete and self._last_reply is None and self._anchor[0] >= 0:
+            return [self._restart_by_replay()]
+        if self._has_advanced and not complete:
+            self.asking = True
+        elif held is not None and held.seq >= self.expected:
+            # It was published before it came, so a replay asked after that covers it, unless replies were dropped.
+            self.asking = self._has_advanced or (complete and held is not self._in_question)
+        if self.asking or held is None:
+            return []
+        self._held = None
+        return self._settle(held, is_known_missing=complete)
+
+    def _settle(self, held: _Held, *, is_known_missing: bool) -> list[Item]:
+        """No replay has more to say about `held`; `is_known_missing`: the engine says it has no more than was taken."""
+        is_stale = is_known_missing and self._is_out_of_time(held.batch)
+        if held.seq >= self.expected and not is_stale:
+            lost: list[Item] = [Lost(self.expected, held.seq)] if held.seq > self.expected else []
+            return [*lost, self._take(held.seq, held.batch)]
+        if held.suspect and not self._proven:
+            self._held = _Held(held.seq, held.batch, suspect=False)
+            return [self._restart()]
+        self.duplicates += 1
+        return []
+
+    def _is_out_of_time(self, batch: Batch | None) -> bool:
+        """Whether a batch is older than the last one: the clock was set back, or another life left it on the way."""
+        return batch is not None and self._last_ts is not None and batch.ts < self._last_ts
+
+    def _is_of_another_life(self, batch: Batch | None) -> bool:
+        """Whether a live batch with a number that was had before was published by another life of the engine."""
+        if not self._proven and self._newest_ts is None:
+            return True  # someone had this number before this sequence began, yet it was published only now
+        return batch is not None and self._newest_ts is not None and batch.ts > self._newest_ts
+
+    def _take(self, seq: int, batch: Batch | None) -> Item:
+        self.expected = seq + 1
+        self._proven = True
+        self._last_ts = None
+        if batch is None:
+            self.undecodable += 1
+            return Lost(seq, seq + 1)
+        self._note(seq, batch)
+        return Received(seq, batch)
+
+    def _note(self, seq: int, batch: Batch) -> None:
+        if seq == self.expected - 1:
+            self._last_ts = batch.ts
+        self._newest_ts = batch.ts if self._newest_ts is None else max(self._newest_ts, batch.ts)
+
+    def _restart(self) -> Item:
+        self.expected = 0
+        self._last_ts = self._newest_ts = None
+        self._proven = True
+        self.asking = True
+        return Restarted()
+
+    def _restart_by_replay(self) -> Item:
+        """What is held was published before the replay was asked for: the old life's, or in the new ring."""
+        self._held = None
+        return self._restart()

@@ -1,0 +1,23 @@
+-- Appends one entry to a replica's event stream, for the agent that holds the replica. Entries are numbered without
+-- gaps, so whoever applies them sees when the cap has cut some off.
+--
+-- KEYS[1] agents   KEYS[2] replicas   KEYS[3] entries   KEYS[4] events:<replica>
+-- ARGV[1] replica   ARGV[2] agent   ARGV[3] incarnation   ARGV[4] cap (entries)   ARGV[5] age_ms of its oldest event
+-- ARGV[6] seq: the last engine batch that is in it   ARGV[7] transitions, a line each: "+ <key> <tokens> <span_tokens> <medium> <block hash>" | "- <key>" |
+-- "reset" | "floor <entry>" (what was said before that entry and not since is void)
+-- Returns the entry's number, or 0: another agent holds the replica, or it lives another life.
+
+-- include time
+
+local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+local agent = string.match(record, '^%S+')
+local incarnation = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^%S+')
+if agent ~= ARGV[2] or incarnation ~= ARGV[3] then
+  return 0
+end
+local number = redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
+local happened_ms = string.format('%d', now_ms() - tonumber(ARGV[5]))
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*',
+  'n', number, 'inc', ARGV[3], 'at_ms', happened_ms, 'transitions', ARGV[7])
+redis.call('HSET', KEYS[1], ARGV[1], (string.gsub(record, '%S+$', ARGV[6])))
+return number

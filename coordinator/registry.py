@@ -1,0 +1,125 @@
+"""The records of a pool's replicas and agents, and the view of them that a heartbeat brings back. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+import structlog
+
+_log = structlog.get_logger("kvgate.registry")
+_Record = TypeVar("_Record")
+_STREAM = "events:"
+"""What the leases on event streams are called in `leases`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """One line of the registry: `<incarnation> <state> <capacity_tokens> <since_ms> <floor> <url>`."""
+
+    replica: str
+    incarnation: str
+    state: str
+    capacity_tokens: int
+    since_ms: int
+    url: str
+    floor: int = 0
+    """Residency said before this entry of the replica's event stream does not hold."""
+
+    @classmethod
+    def parse(cls, replica: str, text: str) -> ReplicaRecord:
+        incarnation, state, capacity, since, floor, url = text.split(" ", 5)
+        return cls(replica, incarnation, state, int(capacity), int(since), url, int(floor))
+
+    def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
+        """ARGV of register; since when it stands is Redis' to say."""
+        return (self.replica, self.incarnation, self.state, self.capacity_tokens, self.url, int(only_if_absent))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRecord:
+    """One line of `agents`: see lua/attend.lua."""
+
+    agent: str
+    incarnation: str
+    lease_until_ms: int
+    mode: str
+    is_relearning: bool
+    waiting: int
+    seq: int
+
+    @classmethod
+    def parse(cls, text: str) -> AgentRecord:
+        agent, incarnation, until_ms, mode, relearning, waiting, seq = text.split(" ")
+        return cls(agent, incarnation, int(until_ms), mode, relearning == "1", int(waiting), int(seq))
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a heartbeat brings back."""
+
+    known: bool
+    """Whether the store knows this gateway under its epoch; if not, it must reassert."""
+    expired_gateways: tuple[str, ...]
+    replicas: dict[str, ReplicaRecord]
+    open_until_ms: dict[str, int]
+    """Breakers that stand, by replica; 0 for one that counts failures and is still closed."""
+    worker: str
+    """The gateway that holds the lease on the pool's chores."""
+    now_ms: int
+    active: dict[str, int]
+    agents: dict[str, AgentRecord]
+    applied_until_ms: dict[str, int]
+    """Until when somebody has the lease to apply a replica's event stream."""
+    engines: dict[str, dict[str, float]]
+    """The engines' own counters, under vLLM's names, as their agents read them last."""
+
+    def is_exact(self, replica: str) -> bool:
+        """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
+        agent, record = self.agents.get(replica), self.replicas.get(replica)
+        if agent is None or record is None:
+            return False
+        is_followed = agent.incarnation == record.incarnation and agent.lease_until_ms >= self.now_ms
+        return is_followed and agent.mode != "none" and self.applied_until_ms.get(replica, 0) >= self.now_ms
+
+
+def _pairs(flat: list[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def _each(flat: list[bytes], parse: Callable[[str, str], _Record]) -> dict[str, _Record]:
+    """Each record by itself: one that cannot be read must not hide the others."""
+    found = {}
+    for name, text in _pairs(flat).items():
+        try:
+            found[name] = parse(name, text)
+        except (ValueError, TypeError, IndexError):
+            _log.warning("a record that cannot be read", name=name)
+    return found
+
+
+def _applied_until_ms(leases: list[bytes]) -> dict[str, int]:
+    streams = {name: text for name, text in _pairs(leases).items() if name.startswith(_STREAM)}
+    return {name.removeprefix(_STREAM): int(text.rpartition(" ")[2]) for name, text in streams.items()}
+
+
+def _figures(_: str, text: str) -> dict[str, float]:
+    return {str(name): float(value) for name, value in orjson.loads(text).items()}
+
+
+def parse_fleet(reply: Any) -> Fleet:
+    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases = reply
+    return Fleet(
+        known=status == b"ok",
+        expired_gateways=tuple(name.decode() for name in expired),
+        replicas=_each(replicas, ReplicaRecord.parse),
+        open_until_ms=_each(breakers, lambda _, text: int(text.split(" ")[1])),
+        worker=worker.decode(),
+        now_ms=now_ms,
+        active={name: int(text) for name, text in _pairs(active).items()},
+        agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
+        applied_until_ms=_applied_until_ms(leases),
+        engines=_each(engines, _figures),
+    )

@@ -1,0 +1,141 @@
+"""Commands that keep the map true: the agent beside a replica, and the coordinator that applies what agents say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gateway.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from gateway.settings import GatewaySettings
+
+# The option that fills each field of the settings.
+_OPTIONS = {"redis.url": "--redis-url", "replicas[0].id": "--replica", "replicas[0].url": "--url"}
+
+RedisUrl = Annotated[
+    str, typer.Option(envvar="KVGATE_REDIS_URL", help="The Redis that gateways share; rediss:// for TLS.")
+]
+ReplicaId = Annotated[str, typer.Option("--replica", help="The replica's id, as the gateways are configured with it.")]
+ReplicaUrl = Annotated[str, typer.Option("--url", help="Its base URL.")]
+Events = Annotated[
+    str, typer.Option(help="Where it publishes KV events, tcp://host:port; asked of the engine where left out.")
+]
+Replay = Annotated[str, typer.Option(help="Where it replays them, tcp://host:port.")]
+DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank, of a data-parallel server.")]
+LogFormat = Annotated[Literal["json", "console"], typer.Option(help="How log lines look.")]
+MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
+
+
+def agent(
+    replica: ReplicaId,
+    url: ReplicaUrl,
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    events: Events = "",
+    replay: Replay = "",
+    dp_rank: DpRank = None,
+    log_format: LogFormat = "json",
+) -> None:
+    """Follow one replica's KV events and tell the map what it holds; run it beside the replica.
+
+    vLLM has to publish events: --kv-events-config with publisher zmq and a
+    replay_endpoint. They contain prompt tokens: let nobody but the agent reach
+    these ports. Without events the replica stays "degraded": its ownership is
+    predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica.
+
+    \b
+    Examples:
+      kvgate agent --replica r0 --url http://127.0.0.1:8000
+      kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
+          --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+    """
+    from coordinator.agent.agent import Agent
+    from gateway.engine import HttpEngine
+    from gateway.logs import configure
+    from gateway.upstream import Upstream
+
+    settings = _checked(redis_url, log_format, replicas=[{"id": replica, "url": url}])
+    _check_endpoints(events, replay)
+    configure(settings.log, agent=replica)
+    key = settings.security.replica_api_key
+
+    async def run() -> None:
+        upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        try:
+            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay)
+            await Agent(redis_url, replica, engine).run()
+        finally:
+            await upstream.close()
+
+    _until_stopped(run())
+
+
+def coordinator(
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    metrics_port: MetricsPort = 0,
+    log_format: LogFormat = "json",
+) -> None:
+    """Apply what agents publish, without serving requests.
+
+    Gateways do this themselves, sharing the replicas among them; run coordinators
+    where gateways shall spend nothing on it, and set coordinator.apply_events to
+    false in theirs. Any number may run: each takes its share.
+
+    \b
+    Examples:
+      kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
+    """
+    from gateway.coordinating import run
+    from gateway.logs import configure
+
+    settings = _checked(redis_url, log_format)
+    configure(settings.log, coordinator="coordinator")
+    try:
+        _until_stopped(run(redis_url, metrics_port))
+    except OSError as error:
+        raise CommandError(f"--metrics-port {metrics_port}: {error.strerror or error}") from None
+
+
+def _checked(redis_url: str, log_format: str, **sections: Any) -> GatewaySettings:
+    """The options as a gateway's settings, which know what is wrong with them."""
+    from gateway.settings import SettingsError, build_settings
+
+    key = {name: os.environ[name] for name in ("KVGATE_REPLICA_API_KEY",) if name in os.environ}
+    try:
+        return build_settings({"redis": {"url": redis_url}, "log": {"format": log_format}, **sections}, key)
+    except SettingsError as error:
+        fields = (problem.partition(": ") for problem in error.problems)
+        raise CommandError("; ".join(f"{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)) from None
+
+
+def _check_endpoints(events: str, replay: str) -> None:
+    from gateway.local.plan import is_tcp_endpoint
+
+    for option, endpoint in (("--events", events), ("--replay", replay)):
+        if endpoint and not is_tcp_endpoint(endpoint):
+            raise CommandError(f"{option}: is {endpoint!r}; must be tcp://host:port")
+    if replay and not events:
+        raise CommandError("--replay: needs --events; without either, both are asked of the engine")
+
+
+def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run until SIGTERM or Ctrl-C, then let it say goodbye."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            return
+
+    import uvloop
+
+    uvloop.run(run())

@@ -1,0 +1,41 @@
+"""A coordinator that stands alone: it applies event streams and reaps leases, and serves nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+from prometheus_client import start_http_server
+
+from coordinator.applier import Applier
+from coordinator.pools import known_pools
+from coordinator.store import Store, StoreSettings
+from gateway.metrics import Metrics
+from gateway.tasks import Tasks
+
+_log = structlog.get_logger("kvgate.coordinator")
+
+_LOOK_S = 1.0
+
+
+async def run(redis_url: str, metrics_port: int) -> None:
+    """Until cancelled. New pools are found within a second. Raises OSError where `metrics_port` is taken."""
+    name = f"coordinator.{secrets.token_hex(3)}"
+    metrics, tasks = Metrics(), Tasks()
+    if metrics_port:
+        start_http_server(metrics_port, registry=metrics.registry)
+    store = Store(StoreSettings(redis_url, budget_s=1.0), name, does_chores=False)
+    applier = Applier(redis_url, name, store.pool_names, metrics.applied)
+    try:
+        tasks.spawn(store.run(), "store")
+        tasks.spawn(applier.run(), "applier")
+        await store.first_attempt()
+        _log.info("coordinator started", id=name, store=store.reason or "up")
+        while True:
+            for pool in await known_pools(store):
+                store.pool(pool)
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        await store.leave()
+        await tasks.close()

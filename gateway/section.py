@@ -1,0 +1,19 @@
+"""What every section of the configuration is made of: the base that is strict, and numbers with their bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Frozen, without coercion (`port: "8080"` is a mistake, not a port) and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)

@@ -1,0 +1,42 @@
+"""An engine's publisher, and what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.agent.feed import Feed
+from tests.coordinator.agent.publisher import Publisher
+from tests.coordinator.agent.reader import LONG_S, Read, Reader
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Publisher]:
+    publisher = Publisher()
+    yield publisher
+    await publisher.close()
+
+
+@pytest.fixture
+async def small_engine() -> AsyncIterator[Publisher]:
+    publisher = Publisher(ring=3)
+    yield publisher
+    await publisher.close()
+
+
+@pytest.fixture
+async def read() -> AsyncIterator[Read]:
+    """Reads an engine with a feed that is patient: neither idle nor tired of waiting within a test, unless told."""
+    readers: list[Reader] = []
+
+    def start(engine: Publisher, start_seq: int = 0, *, replays: bool = True, **options: float) -> Reader:
+        endpoint = engine.replay_endpoint if replays else None
+        options = {"idle_s": LONG_S, "replay_timeout_s": LONG_S, **options}
+        feed = Feed(engine.events_endpoint, endpoint, start_seq, **options)  # type: ignore[arg-type]
+        readers.append(Reader(feed))
+        return readers[-1]
+
+    yield start
+    for reader in readers:
+        await reader.close()

@@ -1,0 +1,209 @@
+"""What an engine holds, as its events tell it."""
+
+from __future__ import annotations
+
+from coordinator.agent.blocks import BlockTable
+from coordinator.agent.events import Stored
+from tests.coordinator.agent.prompts import IMAGE, SIZE, removed, stored
+
+
+def table(*events: Stored) -> BlockTable:
+    made = BlockTable()
+    for event in events:
+        made.store(event)
+    return made
+
+
+# -- counting ----------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_held_from_its_event_until_its_removal() -> None:
+    held = table(stored([1, 2]))
+    assert (1 in held, held.medium_of(2), held.block_size, held.stored, len(held)) == (True, "gpu", SIZE, 2, 2)
+    assert held.remove(removed(2)) == [2]
+    assert (2 in held, held.medium_of(2), held.medium_of(1)) == (False, None, "gpu")
+    assert held.remove(removed(2, 3)) == []
+
+
+def test_twins_are_gone_when_the_last_of_them_is() -> None:
+    held = table(stored([1]), stored([1]))
+    assert held.remove(removed(1)) == []
+    assert held.remove(removed(1)) == [1]
+
+
+def test_of_an_uncertain_count_the_first_removal_means_gone() -> None:
+    held = table(stored([1]), stored([1]))
+    held.doubt()
+    assert held.remove(removed(1)) == [1]
+    assert 1 not in held
+
+
+def test_blocks_stored_in_doubt_are_uncertain_until_counts_are_trusted_again() -> None:
+    held = BlockTable()
+    held.doubt()
+    held.store(stored([1]))
+    held.store(stored([1]))
+    held.trust()
+    held.store(stored([2]))
+    held.store(stored([2]))
+    assert held.remove(removed(1, 2)) == [1]
+
+
+def test_a_block_that_was_uncertain_is_counted_when_it_is_stored_anew() -> None:
+    held = table(stored([1]))
+    held.doubt()
+    held.trust()
+    held.remove(removed(1))
+    held.store(stored([1]))
+    held.store(stored([1]))
+    assert held.remove(removed(1)) == []
+
+
+def test_a_report_never_raises_a_count_and_counts_as_nothing_stored() -> None:
+    held = table(stored([1, 2]))
+    for _ in range(3):
+        held.store(stored([1, 2]), reporting=True)
+    assert held.stored == 2
+    assert held.remove(removed(2, 1)) == [2, 1]
+
+
+def test_a_block_known_by_a_report_alone_is_uncertain() -> None:
+    held = BlockTable()
+    held.store(stored([1]), reporting=True)
+    held.store(stored([1]))
+    assert held.remove(removed(1)) == [1]
+
+
+def test_clearing_forgets_blocks_doubts_and_tokens() -> None:
+    held = BlockTable()
+    held.keeps_tokens = True
+    held.store(stored([1], tokens=[1, 2, 3, 4]))
+    held.doubt()
+    held.clear()
+    assert (len(held), held.stored, held.find([1, 2, 3, 4], ())) == (0, 0, [])
+    held.store(stored([1]))
+    held.store(stored([1]))
+    assert held.remove(removed(1)) == []
+
+
+# -- groups, media and sizes -------------------------------------------------------------------------------------
+
+
+def test_blocks_of_groups_without_full_attention_are_ignored_coming_and_going() -> None:
+    held = table(stored([1]), stored([1], group=1, is_prefix=False))
+    assert held.remove(removed(1, group=1)) == []
+    assert held.remove(removed(1, group=0)) == [1]
+
+
+def test_a_block_is_on_the_fastest_medium_that_holds_it_and_gone_from_the_last() -> None:
+    held = table(stored([1]), stored([1], medium="cpu"))
+    assert held.medium_of(1) == "gpu"
+    assert held.remove(removed(1)) == [1]
+    assert held.medium_of(1) == "cpu"
+    assert held.remove(removed(1, medium="cpu")) == [1]
+    assert 1 not in held
+
+
+def test_what_other_media_hold_is_ignored() -> None:
+    held = table(stored([1], medium="storage"))
+    assert 1 not in held
+    assert held.remove(removed(1, medium="storage")) == []
+
+
+def test_parts_of_a_block_are_no_blocks() -> None:
+    held = table(stored([1, 2]), stored([3], parent=2, tokens=[0, 0], block_size=2))
+    assert (3 in held, held.block_size) == (False, SIZE)
+    assert held.remove(removed(3)) == []
+
+
+def test_the_events_know_the_block_size_better_than_who_set_it_before() -> None:
+    held = BlockTable()
+    held.block_size = SIZE * 2
+    held.store(stored([1]))
+    assert (1 in held, held.block_size) == (True, SIZE)
+
+
+def test_chunks_of_another_size_in_a_store_behind_the_engine_are_no_blocks() -> None:
+    held = table(stored([1]), stored([7], tokens=[0] * 256, block_size=256, medium="cpu"))
+    assert (7 in held, held.block_size) == (False, SIZE)
+
+
+# -- paths -------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_leads_from_the_first_block_of_the_prompt() -> None:
+    held = table(stored([1, 2]), stored([3], parent=2), stored([4], parent=2))
+    assert held.path(3) == [1, 2, 3]
+    assert held.path(4) == [1, 2, 4]
+    assert held.path(5) is None
+
+
+def test_a_block_whose_beginning_was_never_told_has_no_path_until_it_is() -> None:
+    held = table(stored([3], parent=2))
+    assert held.path(3) is None
+    held.store(stored([1, 2]), reporting=True)
+    assert held.path(3) == [1, 2, 3]
+
+
+def test_an_offloaded_block_without_tokens_has_no_place_until_it_is_told() -> None:
+    held = table(stored([2], tokens=[], medium="cpu", block_size=0))
+    assert (held.path(2), held.medium_of(2)) == (None, "cpu")
+    held.store(stored([1, 2]))
+    assert held.path(2) == [1, 2]
+
+
+def test_an_assumed_block_is_known_by_its_place_and_gone_at_its_first_removal() -> None:
+    held = table(stored([9]))
+    held.assume(3, "gpu", 2)
+    held.store(stored([4], parent=3))
+    assert held.path(4) == [0, 0, 3, 4]
+    held.store(stored([1, 2, 3]))
+    assert held.path(4) == [1, 2, 3, 4]
+    assert held.remove(removed(3)) == [3]
+
+
+def test_assuming_a_block_that_is_held_changes_nothing() -> None:
+    held = table(stored([1, 2]), stored([1, 2]))
+    held.assume(2, "cpu", 5)
+    assert (held.path(2), held.medium_of(2)) == ([1, 2], "gpu")
+    assert held.remove(removed(2)) == []
+
+
+# -- finding by tokens -------------------------------------------------------------------------------------------
+
+
+def by_tokens(*events: Stored) -> BlockTable:
+    held = BlockTable()
+    held.keeps_tokens = True
+    for event in events:
+        held.store(event)
+    return held
+
+
+def test_a_prompt_is_found_by_its_tokens_as_far_as_it_is_held() -> None:
+    held = by_tokens(stored([1, 2, 3], tokens=[*range(12)]), stored([4], 2, tokens=[7, 7, 7, 7]))
+    assert held.find([*range(12)], ()) == [1, 2, 3]
+    assert held.find([*range(8), 7, 7, 7, 7, 5], ()) == [1, 2, 4]
+    assert held.find([*range(10)], ()) == [1, 2]
+    assert held.find([5, *range(12)], ()) == []
+    held.remove(removed(3))
+    assert held.find([*range(12)], ()) == [1, 2]
+
+
+def test_nothing_is_found_where_tokens_are_not_kept() -> None:
+    assert table(stored([1], tokens=[1, 2, 3, 4])).find([1, 2, 3, 4], ()) == []
+    assert BlockTable().find([1, 2, 3, 4], ()) == []
+
+
+def test_of_images_that_look_alike_the_one_that_was_asked_for_is_found_else_the_last_stored() -> None:
+    tokens = [1, IMAGE, IMAGE, IMAGE, IMAGE, 2, 3, 4]
+    held = by_tokens(
+        *(
+            stored([h, h + 1], tokens=tokens, extra=[[[name, 1]], [[name, -3]]])
+            for h, name in ((10, "a"), (20, "b"), (30, "c"))
+        )
+    )
+    assert held.find(tokens, ["b"]) == [20, 21]
+    assert held.find(tokens, ()) == [30, 31]
+    held.remove(removed(31, 30))
+    assert held.find(tokens, ["c"]) == [20, 21]

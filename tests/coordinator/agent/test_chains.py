@@ -1,0 +1,241 @@
+"""Where keys end, by what the engine has told and by their bytes between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.agent import chains
+from coordinator.agent.blocks import MediaSpan
+from coordinator.agent.chains import Binding, Bindings, places, prompt_end
+
+
+def chain(*points: tuple[int, int], tokens: int = 0, measured: bool = True, tip: str = "tip") -> Binding:
+    """Keys k0, k1, … and the tip, at (text bytes, images)."""
+    return Binding(
+        tip=tip,
+        keys=[*(f"k{index}" for index in range(len(points) - 1)), tip],
+        text_bytes=[text for text, _ in points],
+        image_counts=[images for _, images in points],
+        prompt_tokens=tokens,
+        is_measured=measured,
+    )
+
+
+def ends(
+    binding: Binding, end: int, spans: Sequence[tuple[int, int]] = (), exact: dict[str, int] | None = None
+) -> list[int]:
+    media = [MediaSpan(f"image {index}", *span) for index, span in enumerate(spans)]
+    return [place.tokens for place in places(binding, media, end, exact or {})]
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def test_text_lies_in_proportion_to_its_bytes_and_is_rounded_down() -> None:
+    assert ends(chain((100, 0), (333, 0), (500, 0), (1000, 0)), 100) == [10, 33, 50, 100]
+
+
+def test_a_share_that_floats_cannot_hold_is_exact_at_block_boundaries() -> None:
+    binding = chain(*((bytes_, 0) for bytes_ in range(3, 3 * 1000, 3)))
+    assert ends(binding, 999) == list(range(1, 1000))
+
+
+def test_a_chain_of_one_key_ends_at_the_prompts_end() -> None:
+    assert ends(chain((10, 0)), 7) == [7]
+    assert ends(chain((0, 0)), 7) == [7]
+
+
+def test_each_place_spans_the_tokens_since_the_one_before() -> None:
+    found = places(chain((100, 0), (300, 0), (1000, 0)), [], 100, {})
+    assert [(place.key, place.tokens, place.span_tokens) for place in found] == [
+        ("k0", 10, 10),
+        ("k1", 30, 20),
+        ("tip", 100, 70),
+    ]
+
+
+def test_keys_without_text_between_them_end_no_earlier_than_the_text_before_them() -> None:
+    assert ends(chain((0, 0), (500, 0), (500, 0), (1000, 0)), 100) == [0, 50, 50, 100]
+
+
+def test_a_chain_without_any_text_ends_where_its_tip_does() -> None:
+    assert ends(chain((0, 0), (0, 0), (0, 0)), 100) == [100, 100, 100]
+
+
+# -- images ------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_ends_exactly_and_the_text_around_it_reaches_to_its_start_and_from_its_end() -> None:
+    binding = chain((50, 0), (100, 0), (100, 1), (150, 1), (200, 1))
+    assert ends(binding, 540, [(20, 500)]) == [10, 20, 500, 520, 540]
+
+
+def test_images_side_by_side_end_each_at_its_own_end() -> None:
+    assert ends(chain((100, 1), (100, 2), (200, 2)), 700, [(20, 300), (301, 600)]) == [300, 600, 700]
+
+
+def test_a_prompt_that_ends_with_an_image_ends_where_it_was_measured() -> None:
+    assert ends(chain((50, 0), (100, 1)), 510, [(20, 500)]) == [10, 510]
+
+
+def test_what_comes_behind_an_image_that_is_not_told_of_yet_is_held_to_lie_at_the_end() -> None:
+    binding = chain((100, 0), (100, 1), (200, 1), (200, 2), (300, 2), (400, 2))
+    assert ends(binding, 900, [(10, 110)]) == [10, 110, 900, 900, 900, 900]
+    assert ends(binding, 900, []) == [900] * 6
+    assert ends(chain((100, 0), (200, 1), (300, 1)), 900, []) == [450, 900, 900]
+    assert not any(place.is_exact for place in places(binding, [], 900, {})[:-1])
+
+
+def test_without_the_boundary_behind_an_image_the_next_key_counts_for_the_image_alone() -> None:
+    assert ends(chain((300, 1), (400, 1)), 600, [(20, 500)]) == [500, 600]
+
+
+def test_without_the_boundaries_behind_several_images_the_next_key_counts_for_the_last_of_them() -> None:
+    binding = chain((300, 3), (350, 3), (400, 3))
+    assert ends(binding, 1000, [(20, 200), (210, 400), (410, 900)]) == [900, 950, 1000]
+
+
+def test_an_image_beyond_the_prompts_end_is_cut_there() -> None:
+    assert ends(chain((100, 1), (200, 1)), 300, [(20, 500)]) == [300, 300]
+
+
+# -- keys that are known exactly ---------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_known_exactly_holds_those_around_it() -> None:
+    binding = chain((100, 0), (200, 0), (300, 0), (400, 0))
+    assert ends(binding, 100, exact={"k1": 80}) == [40, 80, 90, 100]
+    assert [place.is_exact for place in places(binding, [], 100, {"k1": 80})] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("contradicting", [{"k1": 101}, {"k0": 50, "k1": 40}])
+def test_what_contradicts_the_chain_is_ignored(contradicting: dict[str, int]) -> None:
+    binding = chain((100, 0), (200, 0), (300, 0), (400, 0))
+    without = {key: tokens for key, tokens in contradicting.items() if key != "k1"}
+    assert ends(binding, 100, exact=contradicting) == ends(binding, 100, exact=without)
+
+
+def test_an_image_that_contradicts_what_was_known_before_it_ends_there() -> None:
+    assert ends(chain((50, 0), (100, 1), (200, 1)), 400, [(20, 200)], {"k0": 300}) == [300, 300, 400]
+
+
+def test_what_was_known_of_the_tip_does_not_outlive_a_new_measure() -> None:
+    assert ends(chain((100, 0), (200, 0)), 120, exact={"tip": 100}) == [60, 120]
+
+
+def test_the_tip_is_exact_once_it_is_measured() -> None:
+    assert not places(chain((9, 0), measured=False), [], 5, {})[-1].is_exact
+    assert places(chain((9, 0), measured=True), [], 5, {})[-1].is_exact
+
+
+# -- any chain ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def any_prompt(draw: st.DrawFn) -> tuple[Binding, list[MediaSpan], int, dict[str, int]]:
+    """A prompt of texts and images as an engine would have it, and a chain over it with any boundaries missing."""
+    points, spans, tokens, text_bytes = [], [], 0, 0
+    for is_image in draw(st.lists(st.booleans(), min_size=1, max_size=12)):
+        size = draw(st.integers(1, 50))
+        if is_image:
+            spans.append(MediaSpan("image", tokens, tokens + size))
+        else:
+            text_bytes += draw(st.integers(0, 300))
+        tokens += size
+        points.append((text_bytes, len(spans)))
+    kept = [point for point in points[:-1] if draw(st.booleans())]
+    binding = chain(*kept, points[-1], measured=draw(st.booleans()))
+    exact = draw(st.dictionaries(st.sampled_from(binding.keys), st.integers(0, 700), max_size=3))
+    return binding, spans[: draw(st.integers(0, len(spans)))], tokens + draw(st.integers(0, 9)), exact
+
+
+@given(any_prompt())
+def test_places_are_monotone_never_beyond_the_end_and_the_tip_is_there(
+    prompt: tuple[Binding, list[MediaSpan], int, dict[str, int]],
+) -> None:
+    binding, spans, end, exact = prompt
+    found = places(binding, spans, end, exact)
+    assert [place.key for place in found] == list(binding.keys)
+    assert found[-1].tokens == end
+    assert found[0].tokens == found[0].span_tokens >= 0
+    for before, after in pairwise(found):
+        assert after.tokens - before.tokens == after.span_tokens >= 0
+
+
+@given(any_prompt())
+def test_every_image_whose_own_boundary_is_a_key_ends_exactly(
+    prompt: tuple[Binding, list[MediaSpan], int, dict[str, int]],
+) -> None:
+    binding, spans, end, _ = prompt
+    images = 0
+    for place, count in zip(places(binding, spans, end, {})[:-1], binding.image_counts[:-1], strict=True):
+        if images < count <= len(spans):
+            assert place.tokens == spans[count - 1].end
+        images = count
+
+
+# -- the prompt's end --------------------------------------------------------------------------------------------
+
+
+def test_a_measured_prompt_ends_where_it_was_measured() -> None:
+    binding = chain((9, 0), tokens=100)
+    assert [prompt_end(binding, known, 16) for known in (0, 96, 160)] == [100, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("known", "end"),
+    [(0, 100), (80, 100), (96, 100), (112, 100), (128, 128)],
+    ids=["nothing", "on its way", "its last block", "a block of the answer", "longer"],
+)
+def test_an_estimate_holds_until_the_events_tell_of_more(known: int, end: int) -> None:
+    assert prompt_end(chain((9, 0), tokens=100, measured=False), known, 16) == end
+
+
+# -- bindings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_chain_that_is_bound_again_goes_on_from_what_was_known() -> None:
+    bindings, first, second = Bindings(), chain((9, 0), tokens=50), chain((9, 0), tokens=40, measured=False)
+    bindings.put(first)
+    bindings.lead(first, [1, 2], [MediaSpan("a", 1, 2)])
+    first.last = 7
+    bindings.put(second)
+    assert bindings.get("tip") is second
+    assert (second.path, second.spans, second.last, second.prompt_tokens) == ([1, 2], first.spans, 7, 50)
+    bindings.forget_paths()
+    assert (second.path, second.spans, second.last, second.is_measured) == ([], [], 0, True)
+
+
+def test_the_binding_that_was_not_used_for_longest_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "_MAX_BINDINGS", 2)
+    bindings, made = Bindings(), [chain((9, 0), tip=tip) for tip in "abc"]
+    bindings.put(made[0])
+    bindings.put(made[1])
+    bindings.lead(made[0], [1], [])
+    bindings.put(made[2])
+    assert ["a" in bindings, "b" in bindings, "c" in bindings] == [True, False, True]
+
+
+def test_long_paths_are_given_up_before_there_are_many_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "_MAX_PATH_BLOCKS", 10)
+    bindings, made = Bindings(), [chain((9, 0), tip=tip) for tip in "abc"]
+    for binding in made:
+        bindings.put(binding)
+        bindings.lead(binding, [1] * 5, [])
+    assert ["a" in bindings, "b" in bindings, "c" in bindings] == [False, True, True]
+    bindings.lead(made[2], [1] * 50, [])
+    assert ["b" in bindings, "c" in bindings] == [False, True]
+
+
+def test_a_path_is_complete_when_less_than_a_block_is_missing() -> None:
+    binding = chain((9, 0), tokens=40)
+    assert not binding.is_complete(16)
+    binding.path = [1]
+    assert not binding.is_complete(16)
+    binding.path = [1, 2]
+    assert binding.is_complete(16)

@@ -1,0 +1,232 @@
+"""What becomes of prefix keys as their blocks come and go, one rule at a time."""
+
+from __future__ import annotations
+
+from coordinator.agent.events import Cleared
+from coordinator.agent.residency import Evicted, Reset, Residency, Resident
+from tests.coordinator.agent.prompts import bound, brief, chain, held, removed, told
+
+# -- becoming resident -------------------------------------------------------------------------------------------
+
+
+def test_keys_become_resident_with_the_last_block_that_ends_before_them() -> None:
+    residency = bound(chain(3, 4, 7, 11, 13))
+    assert residency.apply([told([1, 2, 3])]) == [
+        Resident("k4", 4, 1, "gpu", 1),
+        Resident("k7", 7, 3, "gpu", 1),
+        Resident("k11", 11, 4, "gpu", 2),
+        Resident("tip", 13, 2, "gpu", 3),
+    ]
+    assert len(residency) == 4
+
+
+def test_a_prompt_that_is_stored_in_chunks_becomes_resident_in_chunks() -> None:
+    residency = bound(chain(4, 8, 12, 17))
+    assert brief(residency.apply([told([1, 2])])) == ["+k4@1", "+k8@2"]
+    assert brief(residency.apply([told([3], 2)])) == ["+k12@3"]
+    assert brief(residency.apply([told([4], 3)])) == ["+tip@4"]
+
+
+def test_chunks_of_two_prompts_may_alternate() -> None:
+    residency = bound(chain(4, 8, 12, tip="a"), chain(4, 8, 12, tip="b"))
+    residency.apply([told([1], session="a"), told([1, 2], session="b"), told([2], 1, session="a")])
+    assert brief(residency.apply([told([3], 2, session="b")])) == ["+b@3"]
+    assert brief(residency.apply([told([3], 2, session="a")])) == ["+a@3"]
+
+
+def test_the_answers_blocks_say_nothing_of_the_prompts_keys() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2])])
+    for block in range(3, 9):
+        assert residency.apply([told([block], block - 1)]) == []
+    assert residency.measure("tip", 8) == []
+    assert held(residency) == {"k4": 1, "tip": 2}
+
+
+def test_a_prompt_that_is_cached_up_to_its_last_block_is_told_by_that_blocks_parents() -> None:
+    residency = bound(chain(8, tip="a"), chain(4, 8, 12, tip="b"))
+    residency.apply([told([1, 2], session="a")])
+    assert brief(residency.apply([told([3], 2, session="b")])) == ["+k4@1", "+k8@2", "+b@3"]
+
+
+def test_a_prompt_that_is_cached_whole_is_told_by_the_first_block_of_its_answer() -> None:
+    residency = bound(chain(8, tip="a"), chain(4, 9, tip="b"))
+    residency.apply([told([1, 2], session="a")])
+    assert brief(residency.apply([told([7], 2, session="b")])) == ["+k4@1", "+b@2"]
+
+
+def test_a_prompt_shorter_than_a_block_has_nothing_to_watch() -> None:
+    residency = bound(chain(2, 3))
+    assert residency.apply([told([1])]) == []
+    assert residency.measure("tip", 3) == []
+
+
+# -- binding and measuring ---------------------------------------------------------------------------------------
+
+
+def test_a_chain_may_become_known_after_its_events() -> None:
+    residency = Residency()
+    assert residency.apply([told([1]), told([2], 1)]) == []
+    assert not residency.is_bound("tip")
+    assert brief(residency.bind(chain(4, 8))) == ["+k4@1", "+tip@2"]
+    assert residency.is_bound("tip")
+
+
+def test_a_chain_that_becomes_known_after_its_blocks_have_gone_says_nothing_and_doubts_nothing() -> None:
+    residency = Residency()
+    residency.apply([told([1, 2]), removed(2, 1)])
+    assert residency.bind(chain(4, 8)) == []
+    assert not residency.is_relearning
+
+
+def test_a_chain_that_is_bound_again_keeps_what_was_measured() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2])])
+    residency.measure("tip", 8)
+    assert residency.bind(chain(4, 8, estimate=50)) == []
+    assert residency.apply([told([3], 2)]) == []
+    assert held(residency) == {"k4": 1, "tip": 2}
+
+
+def test_measuring_moves_keys_to_their_blocks() -> None:
+    residency = bound(chain(4, 8, 16, estimate=8))
+    assert brief(residency.apply([told([1, 2])])) == ["+k8@1", "+tip@2"]
+    assert residency.apply([told([3], 2), told([4], 3)]) == []
+    assert brief(residency.measure("tip", 16)) == ["+k4@1", "+k8@2", "+tip@4"]
+
+
+def test_a_prompt_that_is_longer_than_estimated_goes_on_in_chunks() -> None:
+    residency = bound(chain(16, estimate=8))
+    residency.apply([told([1, 2])])
+    assert brief(residency.apply([told([3, 4], 2)])) == ["+tip@4"]
+
+
+def test_a_prompt_that_is_shorter_than_estimated_becomes_resident_when_it_is_measured() -> None:
+    residency = bound(chain(4, 8, estimate=30))
+    assert residency.apply([told([1, 2])]) == []
+    assert brief(residency.measure("tip", 8)) == ["+k4@1", "+tip@2"]
+
+
+def test_a_key_that_turns_out_to_end_within_the_first_block_is_taken_back() -> None:
+    residency = bound(chain(3, 6, estimate=8))
+    assert brief(residency.apply([told([1, 2])])) == ["+k3@1", "+tip@2"]
+    assert brief(residency.measure("tip", 6)) == ["-k3", "+tip@1"]
+
+
+def test_a_key_that_turns_out_to_end_in_a_block_that_is_gone_is_taken_back() -> None:
+    residency = bound(chain(8, 16, estimate=9))
+    residency.apply([told([1, 2, 3]), removed(3)])
+    assert held(residency) == {"k8": 1, "tip": 2}
+    assert brief(residency.measure("tip", 12)) == ["-tip"]
+
+
+def test_the_end_of_one_prompt_is_exact_within_another() -> None:
+    """The shorter prompt's text is denser than the longer one's: 8 of 16 tokens, but 20 of 120 bytes."""
+    residency = bound(chain(8, tip="k8"))
+    residency.apply([told([1, 2], session="k8")])
+    residency.measure("k8", 8)
+    longer = chain(4, 8, 16, tip="long")
+    longer.text_bytes = [10, 20, 120]
+    residency.bind(longer)
+    assert brief(residency.apply([told([3, 4], 2, session="long")])) == ["+k4@1", "+long@4"]
+    assert held(residency) == {"k4": 1, "k8": 2, "long": 4}
+
+
+def test_chains_that_share_a_key_do_not_move_it_to_and_fro() -> None:
+    residency = bound(chain(8, 16, tip="a"), chain(8, 16, tip="b"))
+    residency.apply([told([1, 2, 3, 4], session="a")])
+    residency.measure("a", 16)
+    residency.apply([told([5, 6], 2, session="b")])
+    assert residency.measure("b", 13) != []
+    assert held(residency)["k8"] == 2
+
+
+def test_a_key_that_was_placed_for_certain_is_not_moved_by_a_prompt_on_its_way() -> None:
+    residency = bound(chain(9, 10, tip="a"), chain(9, 11, tip="b", estimate=9))
+    residency.apply([told([1, 2], session="a")])
+    residency.measure("a", 10)
+    residency.apply([removed(2, 1)])
+    assert residency.apply([told([1], session="b")]) == []
+    assert brief(residency.apply([told([2], 1, session="b")])) == ["+a@2", "+k9@2", "+b@2"]
+
+
+def test_a_key_ends_no_later_than_the_blocks_that_its_chains_have_in_common() -> None:
+    residency = bound(chain(12, 13, tip="a"), chain(12, 17, tip="b"))
+    residency.apply([told([1, 2, 3], session="a")])
+    assert held(residency) == {"k12": 3, "a": 3}
+    assert brief(residency.apply([told([13, 14], 2, session="b")])) == ["+k12@2", "+b@14"]
+
+
+def test_nothing_is_measured_for_who_is_not_bound_or_without_a_length() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2])])
+    assert residency.measure("other", 8) == []
+    assert residency.measure("tip", 0) == []
+
+
+# -- leaving -----------------------------------------------------------------------------------------------------
+
+
+def test_the_eviction_of_a_block_drops_exactly_the_keys_that_end_there() -> None:
+    residency = bound(chain(4, 8, 10, 12))
+    residency.apply([told([1, 2, 3])])
+    assert brief(residency.apply([removed(3)])) == ["-tip"]
+    assert brief(residency.apply([removed(2)])) == ["-k8", "-k10"]
+    assert residency.apply([removed(7)]) == []
+    assert held(residency) == {"k4": 1}
+
+
+def test_of_twins_the_last_takes_the_keys_with_it() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2]), told([1, 2])])
+    assert residency.apply([removed(2)]) == []
+    assert brief(residency.apply([removed(2)])) == ["-tip"]
+
+
+def test_a_prompt_computed_again_after_eviction_is_resident_again() -> None:
+    residency = bound(chain(4, 8, 12))
+    residency.apply([told([1, 2, 3])])
+    residency.measure("tip", 12)
+    assert brief(residency.apply([removed(3, 2, 1)])) == ["-tip", "-k8", "-k4"]
+    assert brief(residency.apply([told([1])])) == ["+k4@1"]
+    assert brief(residency.apply([told([2, 3], 1)])) == ["+k8@2", "+tip@3"]
+
+
+def test_blocks_that_someone_unknown_computes_again_bring_their_keys_back() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2]), removed(2, 1)])
+    assert brief(residency.apply([told([1, 2, 3], session=None)])) == ["+k4@1", "+tip@2"]
+
+
+def test_a_prompt_computed_again_while_it_is_held_does_not_end_with_its_first_chunk() -> None:
+    residency = bound(chain(4, 8, 12))
+    residency.apply([told([1, 2, 3])])
+    residency.measure("tip", 12)
+    assert residency.apply([told([1]), told([2], 1), told([3], 2)]) == []
+    assert residency.apply([removed(3)]) == []
+
+
+def test_when_the_whole_cache_is_cleared_nothing_holds_and_nothing_is_in_doubt() -> None:
+    residency = bound(chain(4, 8))
+    residency.capacity_blocks = 100
+    residency.relearn()
+    residency.apply([told([1, 2])])
+    assert residency.apply([Cleared()]) == [Reset()]
+    assert (held(residency), len(residency), len(residency.table)) == ({}, 0, 0)
+    assert not residency.is_relearning
+    assert residency.apply([removed(2)]) == []
+    assert brief(residency.apply([told([1, 2])])) == ["+k4@1", "+tip@2"]
+
+
+# -- media -------------------------------------------------------------------------------------------------------
+
+
+def test_keys_follow_their_blocks_between_the_gpu_and_the_cpu() -> None:
+    residency = bound(chain(4, 8))
+    residency.apply([told([1, 2])])
+    copied = told([2], 1, session=None, medium="cpu")
+    assert residency.apply([copied]) == []
+    assert residency.apply([removed(2)]) == [Resident("tip", 8, 4, "cpu", 2)]
+    assert residency.apply([told([2], 1, session=None)]) == [Resident("tip", 8, 4, "gpu", 2)]
+    assert residency.apply([removed(2, medium="cpu")]) == []
+    assert residency.apply([removed(2)]) == [Evicted("tip")]

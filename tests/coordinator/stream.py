@@ -1,0 +1,129 @@
+"""What tests of event streams stand on: an agent's link, and a stream that is applied one entry at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import redis.asyncio as redis
+
+from coordinator.agent.link import Attended, Link, Vitals
+from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.pool import Pool
+from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
+
+VITALS = Vitals("session", False, 0, -1, {})
+BLOCK_HASH = 0xA11CE
+RESET = Reset()
+
+
+@asynccontextmanager
+async def linked(url: str, name: str = "r0", agent: str = "agent0", incarnation: str = "life1") -> AsyncIterator[Link]:
+    """An agent's link; it has not attended yet."""
+    link = await Link.open(url, "m", name, agent)
+    try:
+        await link.register(incarnation, 0, f"http://{name}.test:8000")
+        yield link
+    finally:
+        await link.close()
+
+
+async def attend(link: Link, leaving: bool = False, **changes: Any) -> Attended:
+    """A heartbeat that must succeed."""
+    answer = await link.attend(replace(VITALS, **changes), leaving)
+    assert isinstance(answer, Attended)
+    return answer
+
+
+async def agent_record(
+    client: redis.Redis,
+    name: str = "r0",
+    incarnation: str = "life1",
+    mode: str = "session",
+    relearning: int = 0,
+    waiting: int = 0,
+    lease_ms: int = 60_000,
+) -> None:
+    """What an agent's heartbeat leaves, with a lease as long as the test needs."""
+    until_ms = await now_ms(client) + lease_ms
+    await client.hset(KEYS.agents, name, f"agent0 {incarnation} {until_ms} {mode} {relearning} {waiting} -1")
+
+
+async def followed(client: redis.Redis, name: str = "r0", applied_ms: int = 60_000, **record: Any) -> None:
+    """What the heartbeats of an agent and of an applier leave: the replica is exact, unless `record` says otherwise."""
+    await agent_record(client, name, **record)
+    await client.hset(KEYS.leases, f"events:{name}", f"gw0 {await now_ms(client) + applied_ms}")
+
+
+def gains(keys: list[str], first: int = 0, medium: str = "gpu", span: int = SPAN_TOKENS) -> list[Resident]:
+    """A chain's keys become resident, from the one at index `first` on."""
+    return [
+        Resident(key, span * (i + 1), span, medium, BLOCK_HASH + i) for i, key in enumerate(keys[first:], start=first)
+    ]
+
+
+def losses(keys: list[str]) -> list[Evicted]:
+    return [Evicted(key) for key in keys]
+
+
+async def lead(pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False) -> dict[str, str]:
+    """One beat of an applier: the replicas that it holds, and their cursors."""
+    k = pool.keys
+    flat = await pool.run("lead", (k.leases, k.agents, k.cursors, k.asks), (who, lease_ms, int(leaving)))
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+class Stream:
+    """One replica's stream: `say` publishes an entry, `apply_next` applies what comes after the cursor."""
+
+    def __init__(self, pool: Pool, client: redis.Redis, link: Link, name: str = "r0") -> None:
+        self._pool = pool
+        self._client = client
+        self.link = link
+        self.name = name
+
+    async def say(self, *transitions: Transition) -> int:
+        """Publish one entry; returns its number."""
+        return await self.link.publish(transitions, 0.0, 0)
+
+    async def cursor(self) -> str:
+        return await self._client.hget(KEYS.cursors, self.name) or ""
+
+    async def unread(self) -> list[tuple[str, dict[str, str]]]:
+        """The entries behind the cursor."""
+        after = (await self.cursor()).split(" ")[0]
+        return list(await self._client.xrange(KEYS.events(self.name), f"({after}" if after else "-"))
+
+    async def offer(self, entry: tuple[str, dict[str, str]], cursor: str, who: str = "gw0") -> list[Any]:
+        """The script's answer to one entry, for one who believes that the cursor is `cursor`."""
+        entry_id, fields = entry
+        lines = fields["transitions"].split("\n")
+        named = [KEYS.own_prefix + line.split(" ")[1] for line in lines if line[0] in "+-"]
+        k = KEYS
+        reply = await self._pool.run(
+            "apply",
+            [k.leases, k.cursors, k.replicas, k.owned_tokens, k.held(self.name), k.asks, *named],
+            [who, self.name, cursor, entry_id, fields["n"], fields["inc"], fields["at_ms"], *lines],
+        )
+        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+
+    async def apply_all(self, who: str = "gw0") -> list[list[Any]]:
+        """Apply everything unread, in order."""
+        return [await self.offer(entry, await self.cursor(), who) for entry in await self.unread()]
+
+
+async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dict[str, int]:
+    """What owned_tokens must say of each replica, from the records themselves: those of its current life, used since it
+    began; with `holding_only` none that lies below its floor."""
+    registry = {name: text.split(" ") for name, text in (await client.hgetall(KEYS.replicas)).items()}
+    sums: dict[str, int] = {}
+    async for key in client.scan_iter(KEYS.own_prefix + "*"):
+        for name, text in (await client.hgetall(key)).items():
+            incarnation, kind, _, span, _, used, by, *_ = text.split(" ")
+            current, _, _, since, floor, _ = registry[name]
+            is_void = holding_only and kind == "resident" and int(by) < int(floor)
+            if incarnation == current and int(used) >= int(since) and not is_void and span != "0":
+                sums[name] = sums.get(name, 0) + int(span)
+    return sums

@@ -1,0 +1,266 @@
+"""What a placement believes of a replica whose engine tells the truth, and of one whose does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator import ownership
+from coordinator.ownership import CONFIRM_S
+from coordinator.pool import PlaceRequest, Pool
+from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.truth import credit
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    drained,
+    hash_of,
+    now_ms,
+    numbers,
+    owners,
+    place,
+    register,
+    replica,
+    request,
+)
+from tests.coordinator.stream import Stream, followed, gains
+
+
+@pytest.fixture
+def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which events must confirm a claim is over with the next heartbeat."""
+    monkeypatch.setattr(ownership, "CONFIRM_S", 0.0)
+
+
+async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[PlaceRequest, Placement]:
+    """A request on r0 that has had its first token."""
+    asked = request(reservation, keys, pinned="r0")
+    placed = await pool.place(asked)
+    assert placed is not None
+    pool.confirm(asked, placed)
+    return asked, placed
+
+
+async def kinds(client: redis.Redis, keys: list[str]) -> list[str]:
+    """What r0's records are; "" where it has none."""
+    return [(await owners(client, key)).get("r0", ["", ""])[1] for key in keys]
+
+
+async def test_claims_lapse_where_no_event_has_confirmed_them(
+    stream: Stream, pool: Pool, client: redis.Redis, confirm_at_once: None
+) -> None:
+    keys = chain(1, 2, 3)
+    await followed(client)
+    await computed(pool, "a", keys)
+    await stream.say(*gains(keys[:2]))
+    await stream.apply_all()
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, keys) == ["resident", "resident", ""]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    assert sorted(await client.zrange(KEYS.held("r0"), 0, -1)) == sorted(keys[:2])
+
+
+async def test_events_have_two_seconds_for_it(stream: Stream, pool: Pool, client: redis.Redis) -> None:
+    assert CONFIRM_S == 2.0
+    await followed(client)
+    await computed(pool, "a", chain(1))
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, chain(1)) == ["claim"]
+
+
+async def test_a_claim_whose_request_still_waits_for_its_first_token_does_not_lapse(
+    stream: Stream, pool: Pool, client: redis.Redis, confirm_at_once: None
+) -> None:
+    await followed(client)
+    await place(pool, "a", chain(1), pinned="r0")
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, chain(1)) == ["claim"]
+
+
+async def test_claims_do_not_lapse_where_nobody_could_confirm_them(
+    pool: Pool, client: redis.Redis, confirm_at_once: None
+) -> None:
+    await register(pool, 1)
+    await computed(pool, "a", chain(1))
+    await followed(client, mode="none")
+    await computed(pool, "b", chain(2))
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, [*chain(1), *chain(2)]) == ["claim", "claim"]
+
+
+async def test_only_the_claims_of_the_request_itself_lapse(
+    stream: Stream, pool: Pool, client: redis.Redis, confirm_at_once: None
+) -> None:
+    await followed(client)
+    await place(pool, "waiting", chain(1), pinned="r0")
+    await computed(pool, "over", chain(1, 2))
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, chain(1, 2)) == ["claim", ""]
+
+
+async def test_withdrawing_a_request_leaves_residency_whatever_its_reservation_is_called(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    keys = chain(1)
+    number = await stream.say(*gains(keys))
+    asked, placed = await computed(pool, str(number), keys)
+    await stream.apply_all()
+    pool.withdraw(asked, placed)
+    await drained(pool)
+    assert await kinds(client, keys) == ["resident"]
+
+
+async def test_what_the_engine_said_it_had_is_credited_and_does_not_lapse(
+    stream: Stream, pool: Pool, client: redis.Redis, confirm_at_once: None
+) -> None:
+    keys = chain(1, 2, 3, 4)
+    await followed(client)
+    asked, placed = await computed(pool, "a", keys)
+    assert await credit(pool, asked, placed, cached_tokens=350) == 3
+    await pool.beat()
+    await drained(pool)
+    assert await kinds(client, keys) == ["claim", "claim", "claim", ""]
+    assert {(await owners(client, key))["r0"][6] for key in keys[:3]} == {"-"}
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
+
+
+async def test_crediting_brings_back_what_has_lapsed_and_changes_no_residency(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    keys = chain(1, 2, 3)
+    asked, placed = await computed(pool, "a", keys)
+    pool.withdraw(asked, placed)
+    await stream.say(*gains(keys[:1]))
+    await stream.apply_all()
+    resident = (await owners(client, keys[0]))["r0"]
+    assert await credit(pool, asked, placed, cached_tokens=200) == 1
+    assert await credit(pool, asked, placed, cached_tokens=200) == 0
+    assert (await owners(client, keys[0]))["r0"] == resident
+    assert await kinds(client, keys) == ["resident", "claim", ""]
+    assert (await owners(client, keys[1]))["r0"][3] == "100"
+    assert sorted(await client.zrange(KEYS.held("r0"), 0, -1)) == sorted(keys[:2])
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+
+
+async def test_a_past_life_is_credited_with_nothing(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    asked, placed = await computed(pool, "a", chain(1))
+    await pool.register(replica("r0", "life2"))
+    assert await credit(pool, asked, placed, cached_tokens=100) == 0
+    assert await numbers(client, KEYS.owned_tokens) == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "mode"),
+    [
+        ({}, "session"),
+        ({"mode": "token_ids"}, "token_ids"),
+        ({"mode": "none"}, ""),
+        ({"lease_ms": -1}, ""),
+        ({"applied_ms": -1}, ""),
+        ({"incarnation": "life0"}, ""),
+    ],
+    ids=["session", "token_ids", "engine without events", "lapsed lease", "nobody applies", "another life"],
+)
+async def test_a_placement_says_how_the_replicas_agent_learns_chains_where_a_live_one_watches_this_life(
+    pool: Pool, client: redis.Redis, record: dict[str, Any], mode: str
+) -> None:
+    await register(pool, 1)
+    await followed(client, **record)
+    placed = await place(pool, "a", chain(1))
+    assert (placed.mode, placed.is_exact) == (mode, mode != "")
+    assert (await pool.beat()).is_exact("r0") == placed.is_exact
+
+
+async def test_a_replica_without_an_agent_has_no_mode(pool: Pool) -> None:
+    await register(pool, 1)
+    placed = await place(pool, "a", chain(1))
+    assert (placed.mode, placed.report) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("record", "report"),
+    [
+        ({"relearning": 1}, True),
+        ({"relearning": 0}, False),
+        ({"relearning": 1, "waiting": 1}, False),
+        ({"relearning": 1, "lease_ms": -1}, False),
+        ({"relearning": 1, "incarnation": "life0"}, False),
+    ],
+    ids=["relearning", "complete", "requests wait", "lapsed lease", "another life"],
+)
+async def test_reused_blocks_are_asked_for_only_while_the_agent_relearns_and_nothing_waits(
+    pool: Pool, client: redis.Redis, record: dict[str, Any], report: bool
+) -> None:
+    await register(pool, 1)
+    await followed(client, **record)
+    placed = await place(pool, "a", chain(1))
+    assert placed.report == report
+    bound = await client.get(KEYS.bind(chain(1)[0]))
+    assert bound.split(" ")[2] == str(int(report))
+
+
+async def test_reused_blocks_are_asked_for_at_most_every_100_ms(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    for name in ("r0", "r1"):
+        await followed(client, name, relearning=1)
+    ahead_ms = await now_ms(client) + 60_000  # as if asked just now, however slow this test is
+    await client.hset(KEYS.reports, "r0", ahead_ms)
+    assert not (await place(pool, "a", chain(1), pinned="r0")).report
+    assert (await place(pool, "b", chain(2), pinned="r1")).report
+    await client.hset(KEYS.reports, "r0", await now_ms(client) - 100)
+    assert (await place(pool, "c", chain(3), pinned="r0")).report
+    assert await now_ms(client) - 10_000 < int((await hash_of(client, KEYS.reports))["r0"]) < ahead_ms
+
+
+async def test_a_prompt_known_to_be_resident_is_not_asked_for(stream: Stream, pool: Pool, client: redis.Redis) -> None:
+    await followed(client, relearning=1)
+    await stream.say(*gains(chain(1)))
+    await stream.apply_all()
+    assert not (await place(pool, "a", chain(1), pinned="r0")).report
+
+
+async def test_a_warm_claim_is_asked_for_with_its_chain(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1, 2))
+    await client.delete(KEYS.bind(chain(1, 2)[1]))
+    await followed(client, relearning=1)
+    placed = await place(pool, "b", chain(1, 2))
+    assert (placed.claimed_from, placed.report) == (0, True)
+    assert (await client.get(KEYS.bind(chain(1, 2)[1]))).split(" ")[-2:] == chain(1, 2)
+
+
+async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    keys = chain(*range(10))
+    await stream.say(*gains(keys, medium="cpu"))
+    await stream.apply_all()
+    cold = await place(pool, "a", keys)
+    assert (cold.replica, cold.why, cold.matched_tokens) == ("r0", "hit", 1000)
+    pool.done("a")
+    for i, key in enumerate(keys):
+        used = await now_ms(client)
+        await client.hset(KEYS.own_prefix + key, "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
+    await drained(pool)
+    for seed in range(8):
+        assert (await place(pool, "b", keys, seed=seed)).replica == "r1"
+        pool.done("b")
+        await drained(pool)
+
+
+async def test_a_token_in_cpu_memory_is_worth_its_credit(stream: Stream, pool: Pool) -> None:
+    keys = chain(*range(10))
+    await stream.say(*gains(keys, medium="cpu"))
+    await stream.apply_all()
+    told = await pool.explain(replace(request("a", keys), knobs=PolicyKnobs(cpu_credit=0.25)))
+    assert told is not None
+    assert b'"credit_tokens":250' in told

@@ -1,0 +1,50 @@
+"""Whether residency can be relied on as the engine's last word, when an answer says otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.truth import is_unchanged
+from tests.coordinator.stage import chain
+from tests.coordinator.stream import Stream, followed, gains, losses
+
+
+async def test_residency_is_unchanged_until_its_engine_tells_of_the_key_again(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    [key] = chain(1)
+    await followed(client)
+    await pool.beat()
+    assert not await is_unchanged(pool, "r0", key, "1")
+    await stream.say(*gains([key]))
+    await stream.apply_all()
+    assert await is_unchanged(pool, "r0", key, "1")
+    assert not await is_unchanged(pool, "r1", key, "1")
+    await stream.say(*losses([key]), *gains([key]))
+    await stream.apply_all()
+    assert not await is_unchanged(pool, "r0", key, "1")
+
+
+@pytest.mark.parametrize("silent", ["lease_ms", "applied_ms"], ids=["agent", "applier"])
+async def test_nothing_is_known_to_be_unchanged_while_nobody_would_tell(
+    stream: Stream, pool: Pool, client: redis.Redis, silent: str
+) -> None:
+    await followed(client)
+    await stream.say(*gains(chain(1)))
+    await stream.apply_all()
+    await followed(client, **{silent: -1})
+    await pool.beat()
+    assert not await is_unchanged(pool, "r0", chain(1)[0], "1")
+
+
+async def test_nor_while_something_that_was_told_is_not_applied(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    await followed(client)
+    await pool.beat()
+    await stream.say(*gains(chain(1)))
+    await stream.apply_all()
+    await stream.say(*losses(chain(1)))
+    assert not await is_unchanged(pool, "r0", chain(1)[0], "1")

@@ -1,0 +1,125 @@
+"""Every script called once through the Python that wraps it, and what it must receive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from coordinator.agent.link import Link, Vitals
+from coordinator.agent.residency import Evicted, Reset, Resident
+from coordinator.applier import Applier, _Entry
+from coordinator.pool import PlaceRequest, Pool, Reservation
+from coordinator.registry import ReplicaRecord
+from coordinator.scripts import NAMES, Placement, PolicyKnobs, Script, load
+from coordinator.truth import credit, tell_measured
+from coordinator.wire import Wire
+from coordinator.worker import sweep
+from tests.coordinator.stage import chain
+
+_KEYS = chain(1, 2)
+_SHAPE = b'{"text_bytes":[3,5]}'
+_LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
+
+
+class Recorder(Wire):
+    """Stands where the connection would; what is sent stays here."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, tuple[list[str], list[Any]]] = {}
+
+    def run(self, script: Script, keys: Any, args: Any, *_: Any) -> asyncio.Future[Any]:
+        self.calls[script.name] = (list(keys), list(args))
+        return asyncio.get_running_loop().create_future()
+
+    def send(self, *command: Any) -> asyncio.Future[Any]:
+        names = {load(name, allow_oom=True).text: name for name in NAMES}
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if command[0] == "EVAL":
+            count = command[2]
+            self.calls[names[command[1]]] = (list(command[3 : 3 + count]), list(command[3 + count :]))
+        elif command[0] == "ZCARD":
+            reply.set_result(len(_KEYS))
+        elif command[0] == "ZRANGE":
+            reply.set_result([key.encode() for key in _KEYS])
+        return reply
+
+
+async def _begun(*calls: Coroutine[Any, Any, Any]) -> None:
+    """Run wrappers until they wait for an answer that never comes."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    for _ in range(4):
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
+    """Every wrapper called once, with a value of its own for every argument."""
+    wire = Recorder()
+    await _gateway_calls(wire)
+    await _agent_calls(wire)
+    applier = Applier("redis://", "gw0", lambda: ("m",), lambda _applied: None)
+    applier._cursors["m", "r0"] = "61-0 62"
+    entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
+    await _begun(applier._lead(wire), applier._apply(wire, "m", "r0", [entry]))
+    return wire.calls
+
+
+async def _gateway_calls(wire: Recorder) -> None:
+    pool = Pool("m", "gw0", 1.0)
+    knobs = PolicyKnobs("policy", 21, 22.5, 23, 24.5, 25, 26, 27, 28, 0.5)
+    asked = PlaceRequest(
+        "res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", ("s1",), ("o1", "o2"), True, _SHAPE
+    )
+    placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
+    pool.attach(wire, allow_oom=True)
+    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
+    pool.reassert()
+    await _begun(pool.place(asked), pool.beat(leaving=True), pool._reap("gw1"), sweep(pool, "r0"))
+    pool.hold("r0", _KEYS)
+    pool.withdraw(asked, placed)
+    pool.drop("r0", 41, _KEYS)
+    pool.report("r0", "life1", "failure", 5, 6)
+    pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
+    pool.done("adopted")
+    credit(pool, asked, placed, 8)
+    tell_measured(pool, asked, placed, 81, [82])
+    await asyncio.sleep(0)
+
+
+async def _agent_calls(wire: Recorder) -> None:
+    link = Link(wire, True, "m", "r0", "agent0")
+    link.incarnation = "life1"
+    told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
+    await _begun(
+        link.attend(Vitals("session", True, 71, 72, {"hits": 73.0})),
+        link.publish(told, 0.074, 75),
+    )
+
+
+ARGUMENTS: dict[str, list[Any]] = {
+    "place": [
+        *("gw0", 3, "res", "place", "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
+        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", _KEYS[-1], 0.5, _SHAPE, 1, 7, 9),
+    ],
+    "settle": ["done", "adopted"],
+    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
+    "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
+    "beat": ["gw0", 3, 3000, 1000, 1, 1],
+    "reap": ["gw1"],
+    "register": ["r0", "life1", "dead", 51, "http://r0", 1],
+    "report": ["r0", "life1", "failure", 5, 6],
+    "hold": _KEYS,
+    "drop": ["r0", 41, *_KEYS],
+    "withdraw": ["r0", "res", _KEYS[1]],
+    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}'],
+    "publish": ["r0", "agent0", "life1", 1000, 74, 75, "\n".join(_LINES)],
+    "lead": ["gw0", 3000, 0],
+    "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
+    "sweep": ["r0", 0, *_KEYS],
+    "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
+    "credit": ["r0", "life1", "res", _KEYS[0], 7],
+}
+"""What each script must receive for the calls above, in the order of its header."""
