@@ -1,4 +1,5 @@
-"""One cluster for all chaos tests: two gateways, three replicas, a Redis of its own, each healed before the next test.
+"""Two clusters for all chaos tests, each with two gateways, three replicas and a Redis of its own, and healed before
+the next test: `stage` without KV events, `truth` with an agent for each replica and caches that are soon full.
 
 Whatever a test does, all load must be given back when it is over: that is checked after every one of them.
 """
@@ -13,7 +14,9 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import running_cluster
+from tests.chaos import truth_stage
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
+from tests.chaos.truth_stage import TruthStage
 from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
@@ -28,9 +31,30 @@ def chaos_redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def chaos_cluster(chaos_redis: RedisServer) -> Iterator[Stage]:
     with running_cluster(
-        gateways=2, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG, redis_url=chaos_redis.url
+        gateways=2,
+        replicas=3,
+        replica_arguments=REPLICA_ARGUMENTS,
+        events=False,
+        config=CONFIG,
+        redis_url=chaos_redis.url,
     ) as cluster:
         yield Stage(cluster, chaos_redis)
+
+
+@pytest.fixture(scope="session")
+def truth_cluster() -> Iterator[TruthStage]:
+    with (
+        running_redis(options=truth_stage.REDIS_OPTIONS) as server,
+        running_cluster(
+            gateways=2,
+            replicas=3,
+            replica_arguments=truth_stage.REPLICA_ARGUMENTS,
+            replica_command=truth_stage.REPLICA_COMMAND,
+            config=truth_stage.CONFIG,
+            redis_url=server.url,
+        ) as cluster,
+    ):
+        yield TruthStage(cluster, server)
 
 
 @pytest.fixture
@@ -47,3 +71,17 @@ async def stage(chaos_cluster: Stage) -> AsyncIterator[Stage]:
         stage.heal_processes()
         await asyncio.gather(*(stage.clear_faults(replica) for replica in stage.cluster.replicas))
         await eventually(stage.all_load_is_given_back)
+
+
+@pytest.fixture
+async def truth(truth_cluster: TruthStage) -> AsyncIterator[TruthStage]:
+    truth = truth_cluster
+    async with (
+        httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http,
+        redis.Redis.from_url(truth.redis.url, decode_responses=True, protocol=2) as client,
+    ):
+        truth.http, truth.client, truth.ledger = http, client, Ledger(client, truth.cluster.pool)
+        await truth.heal()
+        yield truth
+        await truth.heal()
+        await eventually(truth.all_load_is_given_back)

@@ -1,0 +1,22 @@
+"""A simulated replica that one can look into: its /sim/state also lists the hashes of the blocks that a request can
+hit. Run like `kvgate replica-sim`, with its options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bench.simulator import server
+from bench.simulator.replica import Replica
+from gateway.cli import app
+
+
+class GlassReplica(Replica):
+    def state(self) -> dict[str, Any]:
+        hashes = [f"{block_hash:016x}" for engine in self.engines for block_hash in engine.cache.hashes()]
+        return super().state() | {"hashes": hashes}
+
+
+if __name__ == "__main__":
+    server.Replica = GlassReplica  # type: ignore[misc]
+    app(["replica-sim", *sys.argv[1:]])

@@ -1,0 +1,64 @@
+"""An engine that restarts or forgets is never chosen for what it does not hold any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.cluster import SimReplica
+from tests.chaos.truth_load import Askers
+from tests.chaos.truth_stage import TruthStage
+from tests.polling import eventually
+
+
+async def test_an_engine_that_restarts_is_a_stranger_from_its_first_request_on(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    asked, unasked = await truth.warm(3, r0), await truth.warm(3, r0)
+    async with Askers(truth, asked) as askers:
+        before = (await truth.ledger.replicas())["r0"]
+        r0.kill()
+        await eventually(lambda: any(answer.replica != "r0" for answer in askers.answers))
+        r0.start()
+        await eventually(lambda: truth.listens(r0), within_s=20)
+        first = await asyncio.gather(*(truth.ask(text, number % 2) for number, text in enumerate(unasked)))
+        await eventually(truth.is_exact_everywhere, within_s=20)
+        later = [await truth.ask_on(r0, text) for text in unasked]
+        assert (await truth.ledger.replicas())["r0"].incarnation != before.incarnation
+    assert not [answer for answer in (*first, *later) if answer.is_overpredicted]
+    assert askers.overpredicted() == []
+    await truth.settle([*asked, *unasked])
+
+
+async def test_a_cache_that_was_cleared_is_empty_in_the_map_after_the_next_step(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    texts = await truth.warm(3, r0)
+    cleared = (await truth.http.post(f"{r0.url}/reset_prefix_cache")).json()
+    assert cleared == {"reset": True}
+    await truth.fill(r0, blocks=1)  # the engine says so at its next step
+    await truth.settle(texts)
+    for text in texts:
+        assert await truth.owners(text) == set()
+        assert not (await truth.ask(text)).is_overpredicted
+    await truth.settle(texts)
+
+
+async def test_a_cache_that_forgot_without_a_word_is_found_out_by_what_it_answers(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    texts = await truth.warm(5, r0)
+    await truth.ask(texts[-1])  # a gateway that never saw cached tokens cannot tell that there were none
+    entries = await entries_of(truth, r0)
+    await truth.fail(r0, "amnesia")
+    for text in texts[:3]:
+        missed = await truth.ask(text)
+        assert missed.is_overpredicted
+    await truth.settle(texts, complete=False)
+    assert await entries_of(truth, r0) > entries
+    await eventually(lambda: truth.is_relearning(r0))
+    assert not (await truth.owners(texts[3]))
+    for text in texts:
+        await truth.ask_on(r0, text)
+    await truth.settle(texts)
+
+
+async def entries_of(truth: TruthStage, replica: SimReplica) -> int:
+    """How many entries the replica's agent has published."""
+    return int(await truth.client.hget(truth.keys.entries, replica.id) or 0)

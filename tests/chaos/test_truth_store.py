@@ -1,0 +1,86 @@
+"""A store that is away, comes back empty, or is fed faster than it is read: the map is right again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from bench.cluster import SimReplica
+from tests.chaos.truth_load import Askers
+from tests.chaos.truth_stage import TruthStage
+from tests.chaos.truth_troubles import frozen_gateways
+from tests.cluster.gateways import another_gateway
+from tests.polling import eventually
+
+AWAY_S = 10.0
+CAP = 10
+AGENT_WITH_SMALL_CAP = (
+    "import sys; from coordinator.agent import link; link.STREAM_CAP = int(sys.argv.pop(1));"
+    "from gateway.cli import main; main()"
+)
+
+
+async def test_a_store_that_hung_is_told_what_changed_meanwhile(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    old, kept = await truth.old_and_kept(r0)
+    async with Askers(truth, [truth.new_prompt(words=20) for _ in range(3)]) as askers:
+        truth.redis.pause()
+        try:
+            await while_it_is_away(truth, r0, askers)
+        finally:
+            truth.redis.resume()
+        await eventually(truth.is_exact_everywhere, within_s=20)
+        await truth.settle([old, *kept])
+    assert await truth.owners(old) == set()
+
+
+async def test_a_store_that_comes_back_empty_is_told_everything(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    old, kept = await truth.old_and_kept(r0)
+    async with Askers(truth, [truth.new_prompt(words=20) for _ in range(3)]) as askers:
+        truth.redis.kill()
+        try:
+            await while_it_is_away(truth, r0, askers)
+        finally:
+            truth.redis.start()
+        await eventually(truth.is_exact_everywhere, within_s=20)
+        await truth.settle([old, *kept])
+    assert await truth.owners(old) == set()
+    assert [await truth.owners(text) for text in kept] == [{"r0"}] * len(kept)
+
+
+async def while_it_is_away(truth: TruthStage, replica: SimReplica, askers: Askers) -> None:
+    """Requests go on being served, and the replica's cache changes."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + AWAY_S
+    await eventually(lambda: askers.answers and "state=fallback" in askers.answers[-1].decision)
+    await truth.crowd_out(replica)
+    await asyncio.sleep(until_s - loop.time())
+
+
+async def test_a_stream_cut_off_at_its_cap_is_noticed_and_all_is_said_again(truth: TruthStage) -> None:
+    r0 = truth.replica("r0")
+    agent = truth.cluster.agent("r0")
+    old, kept = await truth.old_and_kept(r0)
+    options = agent.command[agent.command.index("agent") :]
+    agent.stop()
+    agent.start(sys.executable, "-P", "-c", AGENT_WITH_SMALL_CAP, str(CAP), *options)
+    await eventually(truth.is_exact_everywhere, within_s=20)
+    await truth.settle([old, *kept])
+    async with another_gateway(truth.cluster, "third", coordinator={"apply_events": False}) as third:
+        with frozen_gateways(truth):
+            await truth.crowd_out(r0)
+            async with Askers(truth, [truth.new_prompt(words=200) for _ in range(40)], 1, urls=[third.url]) as askers:
+                await eventually(lambda: is_cut_off(truth, r0), within_s=60)
+        await eventually(truth.is_exact_everywhere, within_s=20)
+        await truth.settle([old, *kept])
+    assert askers.answers
+    agent.stop()
+    agent.start()
+
+
+async def is_cut_off(truth: TruthStage, replica: SimReplica) -> bool:
+    """Whether entries of the replica's stream are gone that nobody has applied."""
+    cursor = await truth.client.hget(truth.keys.cursors, replica.id)
+    first = await truth.client.xrange(truth.keys.events(replica.id), count=1)
+    return bool(first) and int(first[0][1]["n"]) > int(cursor.split(" ")[1]) + 1

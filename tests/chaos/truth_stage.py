@@ -1,0 +1,300 @@
+"""The cluster on which what the map says is compared with what the caches hold, and the steps its tests share.
+
+The map's word is what POST /v1/route/explain tells of a prompt; the truth is the replica's own list of blocks, and the
+prompt's blocks as the simulator's own code makes them here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio as redis
+
+from bench.cluster import Cluster, SimReplica
+from coordinator.keys import PoolKeys
+from coordinator.registry import AgentRecord
+from gateway.tasks import Tasks
+from tests.chaos import glass_replica
+from tests.chaos.truth_check import BLOCK_TOKENS, Told, fitted, path_of, untold, untrue
+from tests.cluster.clients import CHAT, chat, is_complete, prose
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import RedisServer
+
+BLOCKS = 256
+"""Of a replica: six prompts of 400 words."""
+REPLICA_ARGUMENTS = ("--speed", "20", "--num-gpu-blocks", str(BLOCKS))
+REPLICA_COMMAND = (sys.executable, "-P", str(Path(glass_replica.__file__)))
+CONFIG: dict[str, Any] = {
+    "redis": {"budget_ms": 200, "overdue_ms": 1000},
+    "timeouts": {"connect_s": 1, "first_byte_s": 5, "request_s": 60},
+    "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_open_s": 1},
+    "policy": {"allow_header": True},
+}
+# The node size bounds what `MAXLEN ~` keeps beyond its cap.
+REDIS_OPTIONS = ("--stream-node-max-entries", "10")
+AGENT_LEASE_S = 3.0
+SETTLES_WITHIN_S = 25.0
+_WATCH_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: where it came from, what was predicted and what was cached there."""
+
+    replica: str
+    decision: str
+    matched_tokens: int
+    cached_tokens: int
+    prompt_tokens: int
+
+    @property
+    def is_overpredicted(self) -> bool:
+        """Whether less was cached than promised, by more than rounding."""
+        return self.cached_tokens < self.matched_tokens - 2 * BLOCK_TOKENS
+
+
+class TruthStage:
+    """The shared cluster; `http`, `client` and `ledger` are the test's own."""
+
+    http: httpx.AsyncClient
+    client: redis.Redis
+    ledger: Ledger
+
+    def __init__(self, cluster: Cluster, store: RedisServer) -> None:
+        self.cluster = cluster
+        self.redis = store
+        self.keys = PoolKeys(cluster.pool)
+        self._numbers = itertools.count()
+
+    @property
+    def urls(self) -> list[str]:
+        return self.cluster.gateway_urls
+
+    def replica(self, name: str) -> SimReplica:
+        return next(replica for replica in self.cluster.replicas if replica.id == name)
+
+    def new_prompt(self, words: int = 400) -> str:
+        """A text that was never sent; 400 words are some 40 blocks. To ask for it again takes no room."""
+        return fitted(prose(f"truth {next(self._numbers)}", words), last_block_tokens=8)
+
+    # -- healing -----------------------------------------------------------------------------------------------
+
+    async def heal(self) -> None:
+        """Everything runs as it did at first, and every gateway hears every agent."""
+        if self.redis.process.poll() is not None:
+            self.redis.start()
+        self.redis.resume()
+        for daemon in (*self.cluster.gateway_processes, *self.cluster.agents):
+            daemon.signal(signal.SIGCONT)
+            if not daemon.is_alive():
+                daemon.start()
+        for replica in self.cluster.replicas:
+            replica.signal(signal.SIGCONT)
+            if replica.arguments != REPLICA_ARGUMENTS:
+                replica.kill()
+                replica.arguments = REPLICA_ARGUMENTS
+            if replica.process is None or replica.process.poll() is not None:
+                replica.start()
+        await eventually(self._all_listen, within_s=30)
+        await eventually(self.is_exact_everywhere, within_s=30)
+        await asyncio.gather(*(self.fail(replica, "none") for replica in self.cluster.replicas))
+        await self.ledger.forget_breakers()
+        for replica in self.cluster.replicas:
+            while await self.is_relearning(replica):
+                await self.fill(replica)  # a cache that was stored anew is known
+
+    async def _all_listen(self) -> bool:
+        return all([await self.listens(replica) for replica in self.cluster.replicas])
+
+    async def listens(self, replica: SimReplica) -> bool:
+        """Whether it answers."""
+        try:
+            return (await self.http.get(f"{replica.url}/health")).is_success
+        except httpx.TransportError:
+            return False
+
+    async def agent_record(self, replica: SimReplica) -> AgentRecord:
+        """What the replica's agent said last."""
+        return AgentRecord.parse(await self.client.hget(self.keys.agents, replica.id))
+
+    async def is_relearning(self, replica: SimReplica) -> bool:
+        """Whether its cache may hold what was never told, as its agent's last heartbeat had it."""
+        return (await self.agent_record(replica)).is_relearning
+
+    async def is_exact_everywhere(self) -> bool:
+        """Whether every agent holds the life that the registry has, and every gateway has heard of that."""
+        lives, agents = await self.ledger.replicas(), await self.client.hgetall(self.keys.agents)
+        now_s, _ = await self.client.time()
+        everyone = sorted(replica.id for replica in self.cluster.replicas)
+        for name in everyone:
+            agent = AgentRecord.parse(agents[name]) if name in agents and name in lives else None
+            if agent is None or agent.incarnation != lives[name].incarnation or agent.lease_until_ms < now_s * 1000:
+                return False
+        try:
+            ready = [(await self.http.get(f"{url}/ready")).json() for url in self.urls]
+        except httpx.TransportError:
+            return False
+        return all(one["store"] == "up" and sorted(one["exact"]) == everyone for one in ready)
+
+    async def fail(self, replica: SimReplica, mode: str, **details: Any) -> None:
+        """See bench/simulator/faults.py."""
+        (await self.http.post(f"{replica.url}/sim/fail", json={"mode": mode, **details})).raise_for_status()
+
+    async def all_load_is_given_back(self) -> bool:
+        sums = await self.ledger.sums()
+        assert not sums.problems(), sums.problems()
+        return sums.are_zero
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    async def ask(self, text: str, gateway: int = 0, url: str = "", policy: str = "prefix_kv_aware") -> Answer:
+        """One request, answered whole."""
+        response = await self.http.post(
+            (url or self.urls[gateway]) + CHAT, json=chat(text), headers={"x-kvgate-policy": policy}
+        )
+        assert is_complete(response), response.text
+        usage = response.json()["usage"]
+        return Answer(
+            response.headers["x-kvgate-replica"],
+            response.headers["x-kvgate-decision"],
+            int(response.headers["x-kvgate-matched-tokens"]),
+            (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+            usage["prompt_tokens"],
+        )
+
+    async def ask_on(self, replica: SimReplica, text: str, url: str = "") -> Answer:
+        """One request that this replica answers; the others are asked as well until it is its turn."""
+        while True:
+            answer = await self.ask(text, url=url, policy="round_robin")
+            if answer.replica == replica.id:
+                return answer
+
+    async def warm(self, count: int = 6, on: SimReplica | None = None, words: int = 400) -> list[str]:
+        """New prompts that the map knows of: as many on one replica, or wherever they go."""
+        texts: list[str] = []
+        while len(texts) < count:
+            text = self.new_prompt(words)
+            answer = await self.ask(text, gateway=len(texts) % 2)
+            if on is None or on.id == answer.replica:
+                texts.append(text)
+        await self.settle(texts)
+        await eventually(lambda: self.is_measured(texts))
+        return texts
+
+    async def is_measured(self, texts: Sequence[str]) -> bool:
+        """Whether agents have heard how long these prompts were, and have nothing more to say of them."""
+        told = [(len(path_of(text)), (await self.told(text))[1].values()) for text in texts]
+        at_the_end = all(each.tokens // BLOCK_TOKENS == blocks for blocks, of_one in told for each in of_one)
+        return at_the_end and await self.is_confirmed(texts)
+
+    async def is_confirmed(self, texts: Sequence[str]) -> bool:
+        """Whether agents have said all that the map says of these prompts: none of it is a claim."""
+        told = [(await self.told(text))[1].values() for text in texts]
+        return all(of_one and all(each.is_resident for each in of_one) for of_one in told)
+
+    async def old_and_kept(self, replica: SimReplica) -> tuple[str, list[str]]:
+        """A full cache, of which `crowd_out` takes away most of the first prompt and nothing of the others."""
+        await self.fill(replica)
+        old, *kept = await self.warm(3, replica, words=300)
+        return old, kept
+
+    async def crowd_out(self, replica: SimReplica) -> None:
+        await self.fill(replica, blocks=BLOCKS - 80)
+
+    async def forget_chains(self) -> None:
+        """What gateways wrote down of requests for the agents is gone after a minute."""
+        if bound := [key async for key in self.client.scan_iter(self.keys.bind("*"))]:
+            await self.client.delete(*bound)
+
+    async def fill(self, replica: SimReplica, blocks: int = BLOCKS - 1) -> None:
+        """Past every gateway, push `blocks` least recently used blocks out of a replica's cache."""
+        words = f"filler {next(self._numbers)} ".ljust(blocks * BLOCK_TOKENS * 4 - 4, "x")
+        body = {"model": "sim", "prompt": words, "max_tokens": 1}
+        (await self.http.post(f"{replica.url}/v1/completions", json=body)).raise_for_status()
+
+    # -- the truth ---------------------------------------------------------------------------------------------
+
+    async def hashes(self, replica: SimReplica) -> set[str]:
+        """The blocks that a request can hit there."""
+        return set((await self.http.get(f"{replica.url}/sim/state")).json()["hashes"])
+
+    async def told(self, text: str, gateway: int = 0) -> tuple[list[int], dict[str, Told]]:
+        """The estimated ends of a prompt's keys in tokens, and what the map says of them by replica. Records that do
+        not hold any more are left out."""
+        answer = await self.http.post(f"{self.urls[gateway]}/v1/route/explain", json=chat(text))
+        answer.raise_for_status()
+        chain = answer.json()["chain"]
+        found: dict[str, Told] = {}
+        for index, key in enumerate(chain):
+            for owner in key["owners"]:
+                if owner["stale"]:
+                    continue
+                before = found.get(owner["replica"], Told()).records
+                found[owner["replica"]] = Told(index + 1, owner.get("tokens", key["tokens"]), (*before, owner))
+        return [key["tokens"] for key in chain], found
+
+    async def owners(self, text: str, gateway: int = 0) -> set[str]:
+        """The replicas that are told to hold all of a prompt."""
+        ends, found = await self.told(text, gateway)
+        return {replica for replica, told in found.items() if told.keys == len(ends)}
+
+    async def problems(self, texts: Sequence[str], *, complete: bool = True, claims: bool = True) -> list[str]:
+        """Where the map of either gateway says what is not so (claims are but predictions: only where `claims`), or
+        (`complete`) does not say what is."""
+        found: list[str] = []
+        for replica in self.cluster.replicas:
+            held = await self.hashes(replica)
+            for text, gateway in itertools.product(texts, range(len(self.urls))):
+                ends, told = await self.told(text, gateway)
+                name = f"{text.split(':')[0]} on {replica.id} by gw{gateway}"
+                mine = told.get(replica.id, Told())
+                found += (f"{name}: {each}" for each in untrue(path_of(text), held, mine, claims))
+                if complete:
+                    found += (f"{name}: {each}" for each in untold(path_of(text), held, mine, ends))
+        return found
+
+    async def settle(
+        self, texts: Sequence[str], *, complete: bool = True, claims: bool = True, within_s: float = SETTLES_WITHIN_S
+    ) -> None:
+        """Wait until there are no `problems`, and the map's sums are right."""
+        deadline = time.monotonic() + within_s
+        while problems := [
+            *await self.problems(texts, complete=complete, claims=claims),
+            *await self.ledger.ownership_problems(),
+        ]:
+            assert time.monotonic() < deadline, problems
+            await asyncio.sleep(_WATCH_S)
+
+    @asynccontextmanager
+    async def staying_resident(self, texts: Sequence[str]) -> AsyncIterator[None]:
+        """Fails where a prompt's owners, as they are now, are not all owners at every moment until the end."""
+        before = {text: await self.owners(text) for text in texts}
+        assert all(before.values())
+        missing: dict[str, set[str]] = {}
+        looks = itertools.count()
+
+        async def watch() -> None:
+            while not missing:
+                lost = {text: before[text] - await self.owners(text, next(looks) % 2) for text in texts}
+                missing.update({text.split(":")[0]: replicas for text, replicas in lost.items() if replicas})
+                await asyncio.sleep(_WATCH_S)
+
+        tasks = Tasks()
+        tasks.spawn(watch(), "watch residency")
+        try:
+            yield
+        finally:
+            await tasks.close()
+        assert not missing, missing
+        assert next(looks) > 2 * len(texts)
