@@ -1,5 +1,6 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 # make test   the tests, with real Redis and real processes
+# make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
 # make check  what must be clean before a commit: lint, format, types, sizes, compose file
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
-.PHONY: install up test check
+.PHONY: install up test test-vllm check
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -27,6 +28,11 @@ up: install
 
 test: install
 	$(BIN)/pytest $(ARGS)
+
+# -s: they take minutes, and say how far they are.
+test-vllm: install
+	@$(BIN)/python -m tests.vllm.install
+	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

@@ -1,0 +1,36 @@
+"""One cluster for all tests of this folder: two real engines, each with a cache of 16 000 tokens, and two gateways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from tests.vllm.clients import Client
+from tests.vllm.replicas import VllmCluster, running_cluster
+
+BLOCKS = 768
+# The engines keep both cores busy: a placement may wait longer than the 20 ms it has in production.
+CONFIG = {
+    "redis": {"budget_ms": 500},
+    "policy": {"allow_header": True},
+    "health": {"interval_s": 0.5},
+}
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[VllmCluster]:
+    with running_cluster(replicas=2, gateways=2, blocks=BLOCKS, config=CONFIG) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_keepalive_connections=None)) as client:
+        yield client
+
+
+@pytest.fixture
+def gateways(http: httpx.AsyncClient, cluster: VllmCluster) -> list[Client]:
+    return [Client(http, url) for url in cluster.gateway_urls]

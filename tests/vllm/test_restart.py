@@ -1,0 +1,119 @@
+"""A real engine is killed under load and comes back: what is lost, and what nobody may go on believing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.clients import HeldStream, held_stream, last_event
+from tests.polling import eventually
+from tests.vllm.clients import BROKEN, Client, Crowd
+from tests.vllm.install import MODEL
+from tests.vllm.replicas import BLOCK_TOKENS, VllmCluster, VllmReplica
+from tests.vllm.workload import Messages, Workload, text
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+CLIENTS = 4
+ANSWER_TOKENS = 100
+MAX_STREAMS = 4
+STREAM_TOKENS = 800  # some ten seconds: open when the engine dies
+BACK_WITHIN_S = 30.0
+
+
+async def test_an_engine_killed_under_load_loses_its_streams_and_what_it_held(
+    gateways: list[Client], cluster: VllmCluster
+) -> None:
+    victim = cluster.replicas[0]
+    lost = await _held_by(victim, gateways)
+    life = await _incarnation(gateways[0], lost[0], victim)
+    crowd = Crowd(gateways, Workload(seed=11), ANSWER_TOKENS)
+    is_over = asyncio.Event()
+    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+        stack.callback(is_over.set)
+        group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
+        await eventually(lambda: len(crowd.replies) > 30, within_s=60)
+        streams = await _streams_up_to_one_of(victim, stack, gateways)
+        await victim.restart()
+        answered = len(crowd.replies)
+        await _look_at_the_ends(streams, victim)
+        await eventually(lambda: _is_ready(victim, gateways), within_s=BACK_WITHIN_S)
+        await eventually(lambda: _was_used(crowd, victim, since=answered), within_s=60)
+
+    _look_at_the_answers(crowd, victim)
+    for gateway in gateways:
+        for messages in lost:
+            assert await _owners(gateway, messages, victim) == []
+    for number, messages in enumerate(lost):
+        reply = await gateways[number % 2].ask(messages, max_tokens=1)
+        assert max(reply.matched_tokens, reply.cached_tokens) < BLOCK_TOKENS, reply
+    held = await _held_by(victim, gateways, series="after")
+    assert await _incarnation(gateways[1], held[0], victim) != life
+
+
+async def _streams_up_to_one_of(victim: VllmReplica, stack: AsyncExitStack, gateways: list[Client]) -> list[HeldStream]:
+    """Open long streams on both replicas in turn until one is the victim's: that has only just begun."""
+    turns = httpx.AsyncClient(timeout=120, headers={"x-kvgate-policy": "round_robin"})
+    http = await stack.enter_async_context(turns)
+    streams: list[HeldStream] = []
+    for number in range(MAX_STREAMS):
+        prompt, url = text(f"long stream {number}", 1500), gateways[number % 2].url
+        opened = held_stream(http, url, prompt, STREAM_TOKENS, model=MODEL, ignore_eos=True)
+        streams.append(await stack.enter_async_context(opened))
+        if streams[-1].replica == victim.id:
+            return streams
+    raise AssertionError(f"{victim.id} was given none of {MAX_STREAMS} streams")
+
+
+async def _look_at_the_ends(streams: list[HeldStream], victim: VllmReplica) -> None:
+    """The one that the dead engine was giving says that it broke; the others are whole."""
+    ends = [(stream.replica, await stream.rest()) for stream in streams]
+    broken = [last_event(text)["error"]["code"] for replica, text in ends if replica == victim.id]
+    assert broken == [BROKEN]
+    assert all(text.endswith("data: [DONE]\n\n") for replica, text in ends if replica != victim.id)
+
+
+def _look_at_the_answers(crowd: Crowd, victim: VllmReplica) -> None:
+    """Nothing failed but streams that the dead engine was giving; what was not streamed was answered by the other."""
+    errors = [(ask, reply) for ask, reply in crowd.replies if reply.error]
+    print(f"\n{len(crowd.replies)} requests while {victim.id} died and came back, {len(errors)} of them broken streams")
+    assert crowd.failures == []
+    assert [pair for pair in errors if pair[1].error != BROKEN] == []
+    assert {reply.replica for _, reply in errors} <= {victim.id}
+    assert len(errors) <= CLIENTS
+
+
+async def _held_by(victim: VllmReplica, gateways: list[Client], series: str = "before") -> list[Messages]:
+    """Prompts that were served and are resident there, and nowhere else."""
+    held = []
+    for number in range(8):
+        messages: Messages = [{"role": "user", "content": text(f"{series} the engine died, {number}", 2500)}]
+        reply = await gateways[number % 2].ask(messages, max_tokens=1, policy="round_robin")
+        if reply.replica == victim.id:
+            await gateways[1 - number % 2].until_found(messages, reply)
+            held.append(messages)
+    assert held
+    return held
+
+
+async def _owners(gateway: Client, messages: Messages, replica: VllmReplica) -> list[Any]:
+    """What is believed of this replica's present life, for any prefix of the prompt."""
+    chain = (await gateway.explain(messages))["chain"]
+    return [one for link in chain for one in link["owners"] if one["replica"] == replica.id and not one["stale"]]
+
+
+async def _incarnation(gateway: Client, messages: Messages, replica: VllmReplica) -> str:
+    incarnation: str = (await _owners(gateway, messages, replica))[-1]["incarnation"]
+    return incarnation
+
+
+async def _is_ready(replica: VllmReplica, gateways: list[Client]) -> bool:
+    return all([replica.id in await gateway.ready_replicas() for gateway in gateways])
+
+
+def _was_used(crowd: Crowd, replica: VllmReplica, since: int) -> bool:
+    return sum(reply.replica == replica.id and not reply.error for _, reply in crowd.replies[since:]) > 5
