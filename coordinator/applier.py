@@ -109,7 +109,11 @@ class Applier:
                 await asyncio.sleep(max(0.0, lead_at - loop.time()))
                 continue
             for (pool, replica), entries in await self._read(wire):
-                await self._apply(wire, pool, replica, entries)
+                if loop.time() >= lead_at:  # many long streams must not cost the leases
+                    lead_at = loop.time() + _LEAD_S
+                    await self._lead(wire)
+                if (pool, replica) in self._cursors:
+                    await self._apply(wire, pool, replica, entries)
 
     async def _lead(self, wire: Wire) -> None:
         """Renew the leases, and take or hand over some: see lua/lead.lua."""

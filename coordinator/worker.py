@@ -22,6 +22,8 @@ _log = structlog.get_logger("kvgate.worker")
 CLAIM_TTL_MS = 3_600_000
 LOST_CLAIM_MS = 600_000
 """On a replica whose agent tells what it holds, a claim so old was left by a gateway that died."""
+AGENT_RETURNS_MS = 30_000
+"""What a replica is known to hold is not trimmed for so long after its agent has gone."""
 SWEEP_EVERY_MS = 60_000
 MAX_KEYS = 200_000
 _BATCH = 256
@@ -52,7 +54,7 @@ class Worker:
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
 
     async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
-        if not fleet.is_exact(record.replica):
+        if not fleet.is_exact(record.replica) and not _awaits_agent(record, fleet):
             await trim(self._pool, record, fleet)
             return
         await forget_older(self._pool, record.replica, record.since_ms)
@@ -62,6 +64,14 @@ class Worker:
             sweep = self._sweeps[record.replica] = _Sweep(life, fleet.now_ms, await _held(self._pool, record.replica))
         while sweep.end:  # a round that is cut off is gone on with in the next
             sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, fleet.now_ms - LOST_CLAIM_MS)
+
+
+def _awaits_agent(record: ReplicaRecord, fleet: Fleet) -> bool:
+    """Whether its agent has only just gone: the next one goes on from what the map says."""
+    agent = fleet.agents.get(record.replica)
+    if agent is None or agent.incarnation != record.incarnation or agent.mode == "none":
+        return False
+    return agent.lease_until_ms < fleet.now_ms <= agent.lease_until_ms + AGENT_RETURNS_MS
 
 
 @dataclass(slots=True)

@@ -41,6 +41,8 @@ class Member:
     alive: bool = False
     failures: int = 0
     problem: str = "not reached yet"
+    lacks_metrics: bool = False
+    """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -48,7 +50,7 @@ class Member:
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
         """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
-        if known is not None and not self.alive:
+        if known is not None and (not self.alive or self.lacks_metrics):
             return known.incarnation  # dying is not another life
         if self.facts.started:
             return self.facts.started
@@ -156,6 +158,7 @@ class Fleet:
         for pool_name in {served.pool for served in self._served.values()}:
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self.members:
+                    _log.info("registered, but not configured here: it gets no requests", replica=record.replica)
                     self.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
@@ -210,7 +213,9 @@ class Fleet:
             _, metrics = await self._upstream.fetch(member.url + "/metrics", timeout_s)
             facts = parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)
         except UpstreamError:
-            facts = member.facts
+            facts, member.lacks_metrics = member.facts, True
+        else:
+            member.lacks_metrics = False
         if facts.engines > 1 and member.dp_rank is None:
             raise UpstreamError(
                 "refused",
@@ -229,14 +234,19 @@ class Fleet:
             return
         pool: Pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
-        wanted = ReplicaRecord(
-            replica=member.id,
-            incarnation=member.incarnation(known),
-            state="ready" if member.alive else "dead",
-            capacity_tokens=member.facts.capacity_tokens,
-            since_ms=known.since_ms if known else 0,
-            url=member.url,
-        )
+        state = "ready" if member.alive else "dead"
+        if known is not None and member.id not in self._configured:
+            wanted = replace(known, state=state)  # all that is looked at here is its health
+        else:
+            wanted = ReplicaRecord(
+                replica=member.id,
+                incarnation=member.incarnation(known),
+                state=state,
+                capacity_tokens=member.facts.capacity_tokens,
+                since_ms=known.since_ms if known else 0,
+                url=member.url,
+                floor=known.floor if known else 0,
+            )
         if known == wanted:
             return
         if self._is_worker(member) or not self._store.is_up():

@@ -240,7 +240,8 @@ def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{path}: cannot be read ({error}); give a YAML file"]) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError([f"cannot be read ({why}); give a YAML file"]) from error
     data, problems = read_yaml(text)
     if data is None:
         raise SettingsError(problems)

@@ -33,9 +33,15 @@ class Agent:
                 "following",
                 replica=self._replica,
                 started=sight.started or "unknown",
-                events=sight.events or "none: it publishes no KV events",
+                events=sight.events or "none",
                 replay=sight.replay or "none",
             )
+            if not sight.events:
+                _log.warning(
+                    "it publishes no KV events: the replica stays degraded; give vLLM --kv-events-config, or name the "
+                    "endpoint of this rank with --events",
+                    replica=self._replica,
+                )
             try:
                 await self.life.run()
             except LifeOver:

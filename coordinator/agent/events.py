@@ -177,7 +177,8 @@ def _event(found: _Map | _Array) -> Event:
 
 
 def _numbers(hashes: list[int | bytes]) -> list[int]:
-    return [each if isinstance(each, int) else int.from_bytes(each, "big") & _MASK for each in hashes]
+    """As unsigned: Python's own hash, which engines may use, has a sign."""
+    return [(each if isinstance(each, int) else int.from_bytes(each, "big")) & _MASK for each in hashes]
 
 
 def _medium(name: str | None) -> str:

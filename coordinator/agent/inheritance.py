@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from coordinator.agent.link import Attended, Link
 from coordinator.agent.residency import Residency, Resident
 
+_log = structlog.get_logger("kvgate.agent")
+
+APPLIED_POLL_S = 0.25
+APPLIED_POLLS = 32
+"""For so long the map may be behind what the last agent said: a lease to apply has changed hands by then."""
 _OVERDUE_S = 5.0
-_APPLIED_POLL_S = 0.1
-_APPLIED_POLLS = 20
+
+
+class NotApplied(Exception):
+    """What was published last is still on its way into the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +33,18 @@ class Inheritance:
     """When to stop waiting for the events to come as far (monotonic time)."""
 
     @classmethod
-    async def find(cls, link: Link, answer: Attended) -> Inheritance | None:
-        """None where nothing is left of this life. Raises StoreError."""
+    async def find(cls, link: Link, answer: Attended, may_wait: bool) -> Inheritance | None:
+        """None where there is nothing that can be gone on from: nothing was left of this life, or the map is behind
+        what was said, so that evictions would be taken back. Raises StoreError, and NotApplied instead of the latter
+        where the caller may wait."""
         before = answer.before
         if before is None or before.incarnation != link.incarnation or before.seq < 0:
             return None
-        for _ in range(_APPLIED_POLLS):  # what was published last may still be on its way into the map
-            if await link.is_applied(answer.entries):
-                break
-            await asyncio.sleep(_APPLIED_POLL_S)
+        if not await link.is_applied(answer.entries):
+            if may_wait:
+                raise NotApplied
+            _log.warning("nobody applies what the last agent said: its replica is learned anew")
+            return None
         return cls(before.seq, await link.residents(), time.monotonic() + _OVERDUE_S)
 
     def is_due(self, seq: int) -> bool:

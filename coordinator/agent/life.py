@@ -14,7 +14,7 @@ import structlog
 
 from coordinator.agent.feed import Item, Lost, Received
 from coordinator.agent.hearing import Hearing
-from coordinator.agent.inheritance import Inheritance
+from coordinator.agent.inheritance import APPLIED_POLL_S, APPLIED_POLLS, Inheritance, NotApplied
 from coordinator.agent.link import Attended, Fenced, Link, Vitals
 from coordinator.agent.lookups import Lookups
 from coordinator.agent.residency import Residency, Transition
@@ -54,6 +54,7 @@ class Life:
         self._has_taken_over = False
         """Whether what the last agent knew is known here, or is void."""
         self._is_complete = True
+        self._was_deaf = False
         self._lookups = Lookups()
         self._prepare()
 
@@ -182,8 +183,12 @@ class Life:
         if self.link is None and not await self._reach():
             return
         assert self.link is not None
+        vitals = self._vitals()
+        if self._was_deaf and vitals.mode != "none":
+            self._must_restate = True  # while nothing was heard, its keys were trimmed as claims are
+        self._was_deaf = vitals.mode == "none"
         try:
-            answer = await self.link.attend(self._vitals())
+            answer = await self.link.attend(vitals)
             if not isinstance(answer, Attended):
                 raise Fenced("another agent holds the replica")
             await self._heed(answer)
@@ -218,29 +223,34 @@ class Life:
     def _vitals(self) -> Vitals:
         mode = "session" if self.residency.echoes_sessions else "token_ids"
         mode = mode if self._sight.events and self._hearing.hears() else "none"
-        seq = self.seq if self._has_taken_over else None
+        seq = self.seq if self._has_taken_over and not self._must_restate else None
         return Vitals(mode, self.residency.is_relearning, self._sight.waiting, seq, self._sight.counters)
 
     # -- the link ----------------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
         """Connect, wait until no other agent holds the replica, and find what the last one knew."""
-        while True:
+        held_by_other, polls_left = False, APPLIED_POLLS
+        while not self._has_taken_over and self._inheritance is None:
+            wait_s = BEAT_S
             try:
                 if await self._reach():
                     assert self.link is not None
                     answer = await self.link.attend(self._vitals())
                     if isinstance(answer, Attended):
-                        self._inheritance = await Inheritance.find(self.link, answer)
-                        self._has_taken_over = self._inheritance is None
                         await self._heed(answer)
-                        return
-                    await asyncio.sleep(min(answer, BEAT_S))
-                    await self._look()
-                    continue
+                        self._inheritance = await Inheritance.find(self.link, answer, polls_left > 0)
+                        self._has_taken_over |= self._inheritance is None
+                        continue
+                    if not held_by_other:
+                        held_by_other = True
+                        _log.info("waiting: another agent holds this replica", replica=self._replica)
+                    wait_s = min(answer, BEAT_S)
+            except NotApplied:
+                wait_s, polls_left = APPLIED_POLL_S, polls_left - 1
             except StoreError as error:
                 await self._lost_link(error)
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(wait_s)
             await self._look()
 
     async def _reach(self) -> bool:

@@ -93,6 +93,8 @@ class Link:
         self._agent = agent
         self.incarnation = ""
         """The life that is watched; empty before `register`."""
+        self._entries: int | None = None
+        """How many entries the stream has: as of the first heartbeat, and what was said since."""
 
     @classmethod
     async def open(cls, url: str, pool: str, replica: str, agent: str) -> Link:
@@ -148,6 +150,7 @@ class Link:
             return float(reply[1]) / 1000
         if reply[0] == b"unregistered":
             raise Fenced("the registry knows the replica in another life")
+        self._entries = int(reply[4]) if self._entries is None else self._entries
         measured = [said for text in reply[3] if (said := _measured(text)) is not None]
         return Attended(Held.parse(reply[1]), reply[2].decode(), measured, int(reply[4]), reply[5] == 1)
 
@@ -160,28 +163,36 @@ class Link:
         here = (self._replica, self.incarnation)
         return [binding if at == here else replace(binding, is_report=elsewhere_is_report) for at, binding in found]
 
-    async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int) -> int:
-        """Append transitions to the stream; returns the number of the first entry. Raises Fenced."""
+    async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int | None) -> int:
+        """Append transitions to the stream; returns the number of the first entry. Raises Fenced.
+
+        `seq` is the engine batch with which all is said up to there; None where more has to be said first.
+        """
         numbers = []
         for start in range(0, len(transitions), _BATCH):
             lines = "\n".join(_line(each) for each in transitions[start : start + _BATCH])
-            numbers.append(await self._publish(lines, age_s, seq))
+            is_last = start + _BATCH >= len(transitions)
+            numbers.append(await self._publish(lines, age_s, seq if is_last else None))
         return numbers[0] if numbers else 0
 
     async def restate(self, residents: Sequence[Resident], seq: int) -> None:
         """Say everything that holds again, and then that nothing else does. Raises Fenced."""
-        first = await self.publish(residents, 0.0, seq)
+        first = await self.publish(residents, 0.0, None)
         await self._publish(f"floor {first}" if first else "reset", 0.0, seq)
 
-    async def _publish(self, lines: str, age_s: float, seq: int) -> int:
-        k = self._keys
+    async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
+        """Only behind the first heartbeat, which tells how far the stream has come."""
+        k, said, entries = self._keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
             (k.agents, k.replicas, k.entries, k.events(self._replica)),
-            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), seq, lines),
+            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), said, entries, lines),
         )
         if number == 0:
             raise Fenced("another agent holds the replica")
+        if number < 0:
+            raise StoreDown("what this agent said on an earlier connection has only now arrived")
+        self._entries = int(number)
         return int(number)
 
     async def is_applied(self, entries: int) -> bool:

@@ -19,8 +19,9 @@ if agent and agent ~= ARGV[2] and tonumber(until_ms) >= now then
   return { 'held', tonumber(until_ms) - now }
 end
 if ARGV[4] == '0' then
-  if agent == ARGV[2] then -- what it knew is kept for its successor
-    redis.call('HSET', KEYS[1], ARGV[1], (string.gsub(record, '^(%S+ %S+) %d+', '%1 0')))
+  if agent == ARGV[2] then -- what it knew is kept for its successor, and when it went
+    redis.call('HSET', KEYS[1], ARGV[1],
+      (string.gsub(record, '^(%S+ %S+) %d+', '%1 ' .. string.format('%d', now - 1))))
   end
   return { 'ok', record, '', {}, 0, 0 }
 end

@@ -3,9 +3,13 @@
 --
 -- KEYS[1] agents   KEYS[2] replicas   KEYS[3] entries   KEYS[4] events:<replica>
 -- ARGV[1] replica   ARGV[2] agent   ARGV[3] incarnation   ARGV[4] cap (entries)   ARGV[5] age_ms of its oldest event
--- ARGV[6] seq: the last engine batch that is in it   ARGV[7] transitions, a line each: "+ <key> <tokens> <span_tokens> <medium> <block hash>" | "- <key>" |
+-- ARGV[6] seq: the last engine batch of which all is said with this ("": what was said stands)
+-- ARGV[7] the number of the stream's last entry, as the agent knows it: what it sent on a connection that it has given
+-- up may run late, behind what it has said since, and is refused
+-- ARGV[8] transitions, a line each: "+ <key> <tokens> <span_tokens> <medium> <block hash>" | "- <key>" |
 -- "reset" | "floor <entry>" (what was said before that entry and not since is void)
--- Returns the entry's number, or 0: another agent holds the replica, or it lives another life.
+-- Returns the entry's number, 0: another agent holds the replica, or it lives another life, or -1: the stream has gone
+-- on.
 
 -- include time
 
@@ -15,9 +19,14 @@ local incarnation = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^%
 if agent ~= ARGV[2] or incarnation ~= ARGV[3] then
   return 0
 end
+if (redis.call('HGET', KEYS[3], ARGV[1]) or '0') ~= ARGV[7] then
+  return -1
+end
 local number = redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
 local happened_ms = string.format('%d', now_ms() - tonumber(ARGV[5]))
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*',
-  'n', number, 'inc', ARGV[3], 'at_ms', happened_ms, 'transitions', ARGV[7])
-redis.call('HSET', KEYS[1], ARGV[1], (string.gsub(record, '%S+$', ARGV[6])))
+  'n', number, 'inc', ARGV[3], 'at_ms', happened_ms, 'transitions', ARGV[8])
+if ARGV[6] ~= '' then
+  redis.call('HSET', KEYS[1], ARGV[1], (string.gsub(record, '%S+$', ARGV[6])))
+end
 return number

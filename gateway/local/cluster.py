@@ -137,6 +137,12 @@ class LocalCluster:
         """An agent for each replica that publishes KV events; gateways are ready when they hear all of them. A replica
         that does not answer yet gets one as well, but is not waited for."""
         found = await asyncio.gather(*(self._publishes_events(http, replica) for replica in replicas))
+        applies = self._base.get("coordinator", {}).get("apply_events", True)
+        if not applies and any(found):
+            self._say(
+                "coordinator.apply_events is false: replicas stay degraded until `kvgate coordinator --redis-url "
+                f"{without_password(redis_url)}` runs"
+            )
         for replica, publishes in zip(replicas, found, strict=True):
             if publishes is False:
                 continue
@@ -146,7 +152,7 @@ class LocalCluster:
             if replica.replay:
                 command += ["--replay", replica.replay]
             self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
-            if publishes:
+            if publishes and applies:
                 self._exact.add(replica.id)
 
     async def _publishes_events(self, http: httpx.AsyncClient, replica: Fronted) -> bool | None:

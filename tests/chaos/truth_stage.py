@@ -43,7 +43,6 @@ CONFIG: dict[str, Any] = {
 }
 # The node size bounds what `MAXLEN ~` keeps beyond its cap.
 REDIS_OPTIONS = ("--stream-node-max-entries", "10")
-AGENT_LEASE_S = 3.0
 SETTLES_WITHIN_S = 25.0
 _WATCH_S = 0.05
 
@@ -183,11 +182,12 @@ class TruthStage:
     async def warm(self, count: int = 6, on: SimReplica | None = None, words: int = 400) -> list[str]:
         """New prompts that the map knows of: as many on one replica, or wherever they go."""
         texts: list[str] = []
-        while len(texts) < count:
+        for number in itertools.takewhile(lambda _: len(texts) < count, range(100)):
             text = self.new_prompt(words)
-            answer = await self.ask(text, gateway=len(texts) % 2)
+            answer = await self.ask(text, gateway=number % 2)
             if on is None or on.id == answer.replica:
                 texts.append(text)
+        assert len(texts) == count, (await self.ledger.sums(), await self.ledger.replicas())
         await self.settle(texts)
         await eventually(lambda: self.is_measured(texts))
         return texts

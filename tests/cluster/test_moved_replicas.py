@@ -84,3 +84,25 @@ async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
 
 async def is_dead(ledger: Ledger, replica: str) -> bool:
     return (await ledger.replicas())[replica].state == "dead"
+
+
+async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_configured_with_it(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    model = "kvgate/joins"
+    async with (
+        another_server(http, tmp_path, "--model", model) as first,
+        another_server(http, tmp_path, "--model", model) as second,
+        redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
+    ):
+        replicas = [{"id": "stays", "url": first.url}, {"id": "joins", "url": second.url}]
+        ledger = Ledger(client, pool_slug(model))
+        async with (
+            another_gateway(cluster, "worker", replicas=replicas[:1], health={"interval_s": 0.2}) as worker,
+            another_gateway(cluster, "newer", replicas=replicas),
+        ):
+            before = (await ledger.replicas())["joins"]
+            await eventually(lambda: '"replica": "joins", "alive": true' in worker.log.read_text(), within_s=10)
+            after = (await ledger.replicas())["joins"]
+            assert (after.incarnation, after.capacity_tokens) == (before.incarnation, before.capacity_tokens)
+            assert not after.incarnation.startswith("life-")

@@ -272,3 +272,20 @@ async def test_an_entry_that_no_agent_wrote_is_taken_out_and_what_follows_is_app
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
+    client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Applier._apply
+
+    async def slow(self: Applier, wire: Wire, pool: str, replica: str, entries: Any) -> None:
+        await asyncio.sleep(0.2)  # of three replicas, longer than a lease
+        await apply(self, wire, pool, replica, entries)
+
+    monkeypatch.setattr(Applier, "_apply", slow)
+    async with agents(redis_server.url) as links, crew_on(redis_server.url, "gw0"):
+        await say(links)
+        await caught_up(links, SENT)
+        assert await hash_of(client, KEYS.asks) == {}
+    await assert_map(client)

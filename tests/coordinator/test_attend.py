@@ -6,12 +6,14 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.agent import link as link_module
+from coordinator.agent.inheritance import Inheritance, NotApplied
 from coordinator.agent.link import Fenced, Held, Link, Measured
+from coordinator.errors import StoreDown
 from coordinator.pool import Pool
 from coordinator.registry import AgentRecord
 from coordinator.truth import ask_reset, tell_measured
 from tests.coordinator.stage import KEYS, chain, drained, dump, hash_of, now_ms, register, replica, request
-from tests.coordinator.stream import VITALS, Stream, attend, followed, gains, lead, linked
+from tests.coordinator.stream import VITALS, Stream, attend, followed, gains, lead, linked, losses
 from tests.redis_server import RedisServer
 
 
@@ -185,9 +187,9 @@ async def test_entries_are_numbered_without_gaps_across_agents_and_lives(
         assert await other.publish(gains(chain(1)), 0.0, 0) == 4
     await pool.register(replica("r0", "life2"))
     await expire_lease(client)
-    stream.link.incarnation = "life2"
-    await attend(stream.link)
-    assert await stream.say(*gains(chain(1))) == 5
+    async with linked(redis_server.url, incarnation="life2") as third:
+        await attend(third)
+        assert await third.publish(gains(chain(1)), 0.0, 0) == 5
     entries = await client.xrange(KEYS.events("r0"))
     assert [fields["n"] for _, fields in entries] == ["1", "2", "3", "4", "5"]
     assert [fields["inc"] for _, fields in entries] == ["life1"] * 4 + ["life2"]
@@ -221,3 +223,42 @@ async def test_a_successor_reads_back_what_holds(stream: Stream, client: redis.R
     await stream.apply_all()
     assert await stream.link.is_applied(3)
     assert sorted(await stream.link.residents(), key=lambda each: each.tokens) == kept
+
+
+async def test_what_was_sent_on_a_connection_that_was_given_up_is_refused_behind_what_was_said_since(
+    stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    """A stalled network: the agent connects anew and says everything again before its old bytes arrive."""
+    await register(pool, 1)
+    old = stream.link
+    async with linked(redis_server.url) as new:
+        await attend(new)
+        await new.restate([], 7)
+        said = await hash_of(client, KEYS.entries), await hash_of(client, KEYS.agents)
+        with pytest.raises(StoreDown):
+            await old.publish(gains(chain(1)), 0.0, 5)
+        assert (await hash_of(client, KEYS.entries), await hash_of(client, KEYS.agents)) == said
+
+
+async def test_until_all_is_said_a_successor_is_told_the_engine_batch_from_before(stream: Stream) -> None:
+    await stream.link.publish(gains(chain(1)), 0.0, 4)
+    await stream.link.publish(gains(chain(2)), 0.0, None)
+    answer = await attend(stream.link, seq=None)
+    assert answer.before is not None
+    assert answer.before.seq == 4
+
+
+async def test_a_successor_goes_on_from_what_is_applied_only(stream: Stream, redis_server: RedisServer) -> None:
+    await stream.say(*gains(chain(1, 2)))
+    await stream.apply_all()
+    await stream.say(*losses(chain(1, 2)[1:]))
+    await attend(stream.link, leaving=True)
+    async with linked(redis_server.url, agent="agent1") as successor:
+        answer = await attend(successor, seq=None)
+        with pytest.raises(NotApplied):
+            await Inheritance.find(successor, answer, may_wait=True)
+        assert await Inheritance.find(successor, answer, may_wait=False) is None
+        await stream.apply_all()
+        found = await Inheritance.find(successor, answer, may_wait=True)
+        assert found is not None
+        assert [resident.key for resident in found.residents] == chain(1)

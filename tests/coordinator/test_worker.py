@@ -22,6 +22,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
+from tests.coordinator.stream import agent_record, followed
 from tests.redis_server import RedisServer
 
 
@@ -232,3 +233,25 @@ async def test_a_tick_that_fails_on_what_the_store_holds_is_logged(pool: Pool, c
     with capture_logs() as logs:
         await Worker(pool).tick()
     assert [(log["event"], log["pool"], log["error"]) for log in logs] == [("chores failed", "m", "ValueError")]
+
+
+async def test_what_a_replica_holds_is_not_trimmed_while_its_next_agent_may_still_come(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1, capacity_tokens=100)
+    await place(pool, "a", chain(1, 2))
+    chores = Worker(pool)
+    await agent_record(client, lease_ms=-1)
+    await chores.tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    await agent_record(client, lease_ms=-worker.AGENT_RETURNS_MS - 1)
+    await chores.tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+
+
+async def test_a_replica_whose_agent_hears_nothing_is_trimmed(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1, capacity_tokens=100)
+    await place(pool, "a", chain(1, 2))
+    await followed(client, mode="none")
+    await Worker(pool).tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}

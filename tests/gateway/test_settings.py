@@ -137,7 +137,7 @@ def test_the_default_id_is_one_that_may_be_used(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path / "missing.yaml")
-    assert "missing.yaml: cannot be read" in problem
+    assert "cannot be read (No such file" in problem
 
 
 @pytest.mark.parametrize(

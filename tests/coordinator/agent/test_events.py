@@ -143,3 +143,10 @@ def test_whatever_comes_is_a_batch_or_an_event_error(raw: bytes, event: bytes) -
             decode(sent)
         except EventError:
             continue
+
+
+def test_hashes_with_a_sign_are_read_as_unsigned() -> None:
+    stored = one(STORED | {"block_hashes": [-5, b"\xff" * 32], "parent_block_hash": -1})
+    assert stored.hashes == [2**64 - 5, 2**64 - 1]
+    assert stored.parent == 2**64 - 1
+    assert one({"type": "BlockRemoved", "block_hashes": [-5]}).hashes == [2**64 - 5]
