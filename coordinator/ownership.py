@@ -92,9 +92,11 @@ class Ownership:
             if failed(withdrawn):
                 self._lost.append(request)
 
-        keys = request.keys[first:]
-        withdrawn = self._run("withdraw", self._owner_keys(replica, keys), (replica, request.reservation, *keys))
-        withdrawn.add_done_callback(check)
+        self.take_back(replica, request.reservation, request.keys[first:]).add_done_callback(check)
+
+    def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
+        """Withdraw the claims that a reservation made; the future counts them."""
+        return self._run("withdraw", self._owner_keys(replica, keys), (replica, reservation, *keys))
 
     def await_events(self, replica: str, request: PlaceRequest, first: int) -> None:
         """The claims that the request made lapse soon, unless its engine's events confirm them (see `lapse`)."""

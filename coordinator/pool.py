@@ -273,17 +273,21 @@ class Pool:
         return fleet
 
     async def _reap(self, gateway: str) -> None:
-        """Give a dead gateway's load back, and see that the claims it made last are held by their replica."""
+        """Give a dead gateway's load back, and see to the claims of its requests: where events tell what a replica
+        computed, what they did not confirm by now was not; elsewhere they are claims like others, to be held."""
         k = self.keys
         entries = await self.run(
             "reap", (k.gateways, k.flight(gateway), k.replicas, k.active, k.backlog_tokens), (gateway,)
         )
         fields = [entry.decode().split(" ") for entry in entries[1::2]]
         bound = await asyncio.gather(*(self.read("GET", k.bind(tip)) for *_, tip in fields))
-        for (replica, *_), bind in zip(fields, bound, strict=True):
+        for reservation, (replica, *_), bind in zip(entries[::2], fields, bound, strict=True):
             if bind is not None:
                 _, _, _, _, _, *chain = bind.decode().split(" ")
-                self.hold(replica, chain)
+                if self.fleet is not None and self.fleet.is_followed(replica):
+                    await self._ownership.take_back(replica, reservation.decode(), chain)
+                else:
+                    self.hold(replica, chain)
 
     def read(self, *command: Any) -> asyncio.Future[Any]:
         """A plain command, for reads off the hot path and values of their own (see responses.py)."""

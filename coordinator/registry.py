@@ -78,11 +78,14 @@ class Fleet:
 
     def is_exact(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
+        return self.is_followed(replica) and self.applied_until_ms.get(replica, 0) >= self.now_ms
+
+    def is_followed(self, replica: str) -> bool:
+        """Whether a live agent tells what the replica's current life holds."""
         agent, record = self.agents.get(replica), self.replicas.get(replica)
-        if agent is None or record is None:
+        if agent is None or record is None or agent.mode == "none":
             return False
-        is_followed = agent.incarnation == record.incarnation and agent.lease_until_ms >= self.now_ms
-        return is_followed and agent.mode != "none" and self.applied_until_ms.get(replica, 0) >= self.now_ms
+        return agent.incarnation == record.incarnation and agent.lease_until_ms >= self.now_ms
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:

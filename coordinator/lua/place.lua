@@ -132,13 +132,14 @@ local knobs = {
   copy_weight = tonumber(ARGV[15]), max_active = tonumber(ARGV[17]),
 }
 local limit = guard_limit(fleet, knobs)
+local occupied = occupied_tokens(fleet)
 local cost, charged, displaced
 local chosen
 if policy == 'prefix_kv_aware' or explain then
-  cost, charged, displaced = prefix_costs(fleet, prompt_tokens, tokens_at(best_depth), hits, knobs)
+  cost, charged, displaced = prefix_costs(fleet, occupied, prompt_tokens, tokens_at(best_depth), hits, knobs)
 end
 if policy == 'prefix_kv_aware' then
-  chosen = least(fleet, limit, cost, fleet.owned)
+  chosen = least(fleet, limit, cost, occupied)
 elseif policy == 'round_robin' then
   local turn = explain and tonumber(redis.call('GET', KEYS[8]) or 0) + 1 or redis.call('INCR', KEYS[8])
   chosen = (turn - 1) % fleet.count + 1

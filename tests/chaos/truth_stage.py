@@ -187,7 +187,7 @@ class TruthStage:
             answer = await self.ask(text, gateway=number % 2)
             if on is None or on.id == answer.replica:
                 texts.append(text)
-        assert len(texts) == count, (await self.ledger.sums(), await self.ledger.replicas())
+        assert len(texts) == count, (await self.ledger.sums(), await self.client.hgetall(self.keys.owned_tokens))
         await self.settle(texts)
         await eventually(lambda: self.is_measured(texts))
         return texts

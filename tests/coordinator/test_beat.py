@@ -21,6 +21,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
+from tests.coordinator.stream import agent_record
 from tests.redis_server import RedisServer
 
 
@@ -104,6 +105,25 @@ async def test_what_a_dead_gateway_claimed_and_did_not_hold_is_held(
     await drained(pool)
     assert await client.zrevrange(KEYS.held("r0"), 0, -1) == keys
     assert await client.zrevrange(KEYS.held("r1"), 0, -1) == keys
+
+
+async def test_what_a_dead_gateway_claimed_and_no_event_confirmed_is_withdrawn(
+    pool: Pool, other: Pool, client: redis.Redis
+) -> None:
+    """Its request broke off with it; on a replica whose agent tells what it computed, nothing stays believed. Who died
+    may have been the one to apply that."""
+    await register(pool, 2)
+    await agent_record(client, "r0")
+    await agent_record(client, "r1", mode="none")
+    await place(other, "told", chain(1, 2, 3), pinned="r0")
+    await place(other, "untold", chain(1, 2, 3), pinned="r1")
+    await drained(other)
+    await pool.beat()
+    await let_lease_end(client, "gw1")
+    await pool.beat()
+    assert await numbers(client, KEYS.owned_tokens) == {"r1": 300}
+    assert await client.zcard(KEYS.held("r0")) == 0
+    assert await client.zcard(KEYS.held("r1")) == 3
 
 
 async def test_a_live_gateways_reservations_are_never_reaped(pool: Pool, other: Pool, client: redis.Redis) -> None:

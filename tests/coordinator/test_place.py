@@ -254,3 +254,17 @@ async def test_a_placement_is_one_call(pool: Pool, client: redis.Redis) -> None:
     wire._enqueue = lambda call, command: (sent.append(command[0]), original(call, command))[1]  # type: ignore[method-assign, assignment, func-returns-value]
     await place(pool, "a", chain(1))
     assert sent == ["EVALSHA", "EVALSHA"]  # place, and hold written behind it
+
+
+async def test_of_caches_that_are_full_none_is_spared_for_ever(pool: Pool, client: redis.Redis) -> None:
+    """One is believed to hold somewhat more than the others, and more than it can."""
+    await register(pool, 3, capacity_tokens=1000)
+    await client.hset(KEYS.owned_tokens, mapping={"r0": 1400, "r1": 990, "r2": 1010})
+    chosen = set()
+    for number in range(60):
+        placed = await place(pool, f"a{number}", chain(f"new {number}"), seed=number * 7919)
+        chosen.add(placed.replica)
+        pool.done(f"a{number}")
+        await drained(pool)
+        await client.hset(KEYS.owned_tokens, mapping={"r0": 1400, "r1": 990, "r2": 1010})
+    assert chosen == {"r0", "r1", "r2"}

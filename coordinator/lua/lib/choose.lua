@@ -38,6 +38,17 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
+-- What each cache is believed to hold. One that is nearly full counts as full: what is in it goes up and down with every
+-- prompt, and the difference is no reason to spare one of them for ever.
+local function occupied_tokens(fleet)
+  local occupied = {}
+  for i = 1, fleet.count do
+    local owned, capacity = fleet.owned[i], fleet.capacity[i]
+    occupied[i] = capacity > 0 and owned > 0.96 * capacity and capacity or owned
+  end
+  return occupied
+end
+
 -- In tokens, on every candidate (why: docs/adr/0002-placing.md):
 --   backlog + 2 * charged + displaced + request_cost_tokens * active
 -- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
@@ -46,7 +57,7 @@ end
 -- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
 -- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
 -- idle, a deepest owner is always the cheapest.
-local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
+local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, knobs)
   local cost, charged, displaced = {}, {}, {}
   for i = 1, fleet.count do
     local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
@@ -61,7 +72,7 @@ local function prefix_costs(fleet, prompt_tokens, best_tokens, hits, knobs)
     displaced[i] = 0
     if capacity > 0 then
       local copied = best_tokens == 0 and prompt_tokens or lacks * share
-      displaced[i] = math.min(copied, math.max(0, fleet.owned[i] + copied - capacity))
+      displaced[i] = math.min(copied, math.max(0, occupied[i] + copied - capacity))
     end
     cost[i] = fleet.backlog[i] + 2 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
   end

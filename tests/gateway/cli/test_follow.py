@@ -124,9 +124,10 @@ class Follower:
         return url
 
     def agent_lease_ms(self) -> int | None:
-        """Until when the replica's agent holds it (0: it let go); None while none has."""
-        record = self.store.hget(KEYS.agents, "r0")
-        return int(str(record).split(" ")[2]) if record else None
+        """For how long the replica's agent holds it (0: it let go); None while none has."""
+        record: Any = self.store.hget(KEYS.agents, "r0")
+        now: Any = self.store.time()
+        return max(0, int(record.split(" ")[2]) - now[0] * 1000 - now[1] // 1000) if record else None
 
     def appliers(self) -> dict[str, Any]:
         """Who holds the lease on the replica's stream, and who asks for one."""
