@@ -179,6 +179,7 @@ class Attempts:
             asked = _asks_token_ids(job, ticket)
             self._learn(job, ticket, document, take_token_ids(document) if asked else [])
             body = orjson.dumps(document) if asked and document and not job.wants_token_ids else body
+        ticket.pool.done(ticket.request.reservation)  # before the client, who may ask on at once, hears of it
         await reply.whole(answer.status, passed_headers(answer), body)
 
     async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
@@ -210,6 +211,7 @@ class Attempts:
             raise self._broken("ended early")
         if rest:
             await reply.more(rest)
+        ticket.pool.done(ticket.request.reservation)
         await reply.end()
         self._learn(job, ticket, relay.document, relay.prompt_token_ids)
 

@@ -49,7 +49,7 @@ def test_it_names_the_replica_that_place_then_takes(stage: Stage, path: str) -> 
     first = stage.post(path, body).headers["x-kvgate-replica"]
     explained = stage.explain(body, gateway=1, path=path)
     assert explained["path"] == path
-    assert explained["choice"]["replica"] == first
+    assert explained["choice"]["replica"] == first, explained
     assert explained["choice"]["why"] == "hit"
 
     # How long a token is, each gateway learns for itself; and the engine's events may tell of it meanwhile. What they

@@ -29,7 +29,7 @@ def test_the_same_text_and_image_are_found_by_the_other_gateway(stage: Stage) ->
     before = text(400)
     first = stage.chat(marked(before, data_url(40, SIDE), "What is it?"))
     again = stage.chat(marked(before, data_url(40, SIDE), "And what colour?"), gateway=1)
-    assert again.replica == first.replica
+    assert again.replica == first.replica, (first, again)
     assert again.decision.startswith("hit")
     assert again.matched_tokens > IMAGE_TOKENS * 0.5
     assert again.cached_tokens > IMAGE_TOKENS
