@@ -17,6 +17,7 @@ import structlog
 
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
+from coordinator.registry import pairs
 from coordinator.scripts import load
 from coordinator.store import load_scripts
 from coordinator.wire import Wire
@@ -69,6 +70,7 @@ class Applier:
         self._observe = observe
         self._allow_oom = True
         self._cursors: dict[tuple[str, str], str] = {}
+        self._lead_at_s = 0.0
 
     @property
     def held(self) -> list[tuple[str, str]]:
@@ -100,20 +102,22 @@ class Applier:
     async def _serve(self, wire: Wire) -> None:
         self._allow_oom = await self._answer(load_scripts(wire))
         loop = asyncio.get_running_loop()
-        lead_at = loop.time()
+        self._lead_at_s = loop.time()
         while True:
-            if loop.time() >= lead_at:
-                lead_at = loop.time() + _LEAD_S
-                await self._lead(wire)
+            await self._lead_when_due(wire)
             if not self._cursors:
-                await asyncio.sleep(max(0.0, lead_at - loop.time()))
+                await asyncio.sleep(max(0.0, self._lead_at_s - loop.time()))
                 continue
             for (pool, replica), entries in await self._read(wire):
-                if loop.time() >= lead_at:  # many long streams must not cost the leases
-                    lead_at = loop.time() + _LEAD_S
-                    await self._lead(wire)
+                await self._lead_when_due(wire)  # many long streams must not cost the leases
                 if (pool, replica) in self._cursors:
                     await self._apply(wire, pool, replica, entries)
+
+    async def _lead_when_due(self, wire: Wire) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._lead_at_s:
+            self._lead_at_s = now_s + _LEAD_S
+            await self._lead(wire)
 
     async def _lead(self, wire: Wire) -> None:
         """Renew the leases, and take or hand over some: see lua/lead.lua."""
@@ -197,7 +201,7 @@ class Applier:
 
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:
-    fields = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    fields = pairs(flat)
     lines = fields["transitions"].split("\n")
     if not all(_LINE.fullmatch(line) for line in lines) or not (fields["n"].isdigit() and fields["at_ms"].isdigit()):
         raise ValueError(fields["n"])

@@ -82,20 +82,25 @@ class Fleet:
 
     def is_followed(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current life holds."""
+        return self.followed_until_ms(replica) >= self.now_ms
+
+    def followed_until_ms(self, replica: str) -> int:
+        """Until when an agent has the lease to tell what the replica's current life holds; -1 where none ever told."""
         agent, record = self.agents.get(replica), self.replicas.get(replica)
-        if agent is None or record is None or agent.mode == "none":
-            return False
-        return agent.incarnation == record.incarnation and agent.lease_until_ms >= self.now_ms
+        if agent is None or record is None or agent.mode == "none" or agent.incarnation != record.incarnation:
+            return -1
+        return agent.lease_until_ms
 
 
-def _pairs(flat: list[bytes]) -> dict[str, str]:
+def pairs(flat: list[bytes]) -> dict[str, str]:
+    """A reply's fields and values, which come flat."""
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
 
 def _each(flat: list[bytes], parse: Callable[[str, str], _Record]) -> dict[str, _Record]:
     """Each record by itself: one that cannot be read must not hide the others."""
     found = {}
-    for name, text in _pairs(flat).items():
+    for name, text in pairs(flat).items():
         try:
             found[name] = parse(name, text)
         except (ValueError, TypeError, IndexError):
@@ -104,7 +109,7 @@ def _each(flat: list[bytes], parse: Callable[[str, str], _Record]) -> dict[str, 
 
 
 def _applied_until_ms(leases: list[bytes]) -> dict[str, int]:
-    streams = {name: text for name, text in _pairs(leases).items() if name.startswith(_STREAM)}
+    streams = {name: text for name, text in pairs(leases).items() if name.startswith(_STREAM)}
     return {name.removeprefix(_STREAM): int(text.rpartition(" ")[2]) for name, text in streams.items()}
 
 
@@ -121,7 +126,7 @@ def parse_fleet(reply: Any) -> Fleet:
         open_until_ms=_each(breakers, lambda _, text: int(text.split(" ")[1])),
         worker=worker.decode(),
         now_ms=now_ms,
-        active={name: int(text) for name, text in _pairs(active).items()},
+        active={name: int(text) for name, text in pairs(active).items()},
         agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
         engines=_each(engines, _figures),

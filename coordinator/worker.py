@@ -54,7 +54,7 @@ class Worker:
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
 
     async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
-        if not fleet.is_exact(record.replica) and not _awaits_agent(record, fleet):
+        if not fleet.is_exact(record.replica) and not _awaits_agent(record.replica, fleet):
             await trim(self._pool, record, fleet)
             return
         await forget_older(self._pool, record.replica, record.since_ms)
@@ -66,12 +66,10 @@ class Worker:
             sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, fleet.now_ms - LOST_CLAIM_MS)
 
 
-def _awaits_agent(record: ReplicaRecord, fleet: Fleet) -> bool:
+def _awaits_agent(replica: str, fleet: Fleet) -> bool:
     """Whether its agent has only just gone: the next one goes on from what the map says."""
-    agent = fleet.agents.get(record.replica)
-    if agent is None or agent.incarnation != record.incarnation or agent.mode == "none":
-        return False
-    return agent.lease_until_ms < fleet.now_ms <= agent.lease_until_ms + AGENT_RETURNS_MS
+    until_ms = fleet.followed_until_ms(replica)
+    return until_ms < fleet.now_ms <= until_ms + AGENT_RETURNS_MS
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.keys import POOLS, PoolKeys
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import AgentRecord, ReplicaRecord
 from coordinator.scripts import load
 from coordinator.store import load_scripts
 from coordinator.wire import Wire
@@ -45,8 +45,8 @@ class Held:
     def parse(cls, record: bytes) -> Held | None:
         if not record:
             return None
-        agent, incarnation, _, _, _, _, seq = record.decode().split(" ")
-        return cls(agent, incarnation, int(seq))
+        told = AgentRecord.parse(record.decode())
+        return cls(told.agent, told.incarnation, told.seq)
 
 
 @dataclass(frozen=True, slots=True)

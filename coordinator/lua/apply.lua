@@ -10,6 +10,7 @@
 --         the lease is another's.
 
 -- include time
+-- include owned
 
 local now = now_ms()
 local replica = ARGV[2]
@@ -40,10 +41,6 @@ if missing then
 end
 
 local owned, index, since = 0, 6, tonumber(since_ms)
-local function counted_span(record) -- what a record of this replica adds to owned_tokens
-  local of, span, used = string.match(record, '^(%S+) %S+ %S+ (%S+) %S+ (%S+)')
-  return (of == incarnation and tonumber(used) >= since) and tonumber(span) or 0
-end
 local void = 0 -- what an entry says before a reset in it is void with the rest
 for i = 8, #ARGV do
   if ARGV[i] == 'reset' then
@@ -63,7 +60,7 @@ for i = 8, #ARGV do
     local record = redis.call('HGET', KEYS[index], replica)
     local hits, used = '0', string.format('%d', math.max(now, since))
     if record then
-      owned = owned - counted_span(record)
+      owned = owned - counted_span(record, incarnation, since_ms)
       local of, was_hits, was_used = string.match(record, '^(%S+) %S+ %S+ %S+ (%S+) (%S+)')
       if of == incarnation and tonumber(was_used) >= since then
         hits, used = was_hits, was_used
@@ -77,7 +74,7 @@ for i = 8, #ARGV do
     -- A claim stays: entries are in order, so whoever made it computes the key again after this.
     local record = redis.call('HGET', KEYS[index], replica)
     if record and string.find(record, '^%S+ resident ') then
-      owned = owned - counted_span(record)
+      owned = owned - counted_span(record, incarnation, since_ms)
       redis.call('HDEL', KEYS[index], replica)
       redis.call('ZREM', KEYS[5], rest)
     end

@@ -7,6 +7,7 @@
 -- Returns the number of keys dropped.
 
 -- include load
+-- include owned
 
 local incarnation, since_ms = life_of(KEYS[1], ARGV[1])
 local before_ms = tonumber(ARGV[2])
@@ -17,11 +18,8 @@ for i = 4, #KEYS do
   if used_ms and tonumber(used_ms) < before_ms then
     local record = redis.call('HGET', KEYS[i], ARGV[1])
     if record then
-      local owner, span, last_use = string.match(record, '^(%S+) %S+ %S+ (%S+) %S+ (%S+)')
       redis.call('HDEL', KEYS[i], ARGV[1])
-      if owner == incarnation and tonumber(last_use) >= tonumber(since_ms) then
-        freed_tokens = freed_tokens + tonumber(span)
-      end
+      freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms)
     end
     redis.call('ZREM', KEYS[3], key)
     dropped = dropped + 1

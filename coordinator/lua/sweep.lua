@@ -6,6 +6,8 @@
 -- ARGV[3..] the keys (32 hex each), in the order of KEYS[4..]
 -- Returns the number of keys taken out.
 
+-- include owned
+
 local incarnation, since_ms, floor =
   string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%S+) %S+ %S+ (%S+) (%S+)')
 local swept, freed_tokens = 0, 0
@@ -13,16 +15,13 @@ for i = 4, #KEYS do
   local record = redis.call('HGET', KEYS[i], ARGV[1])
   local gone = record == false
   if record then
-    local of, span, used = string.match(record, '^(%S+) %S+ %S+ (%S+) %S+ (%S+)')
+    local of, used = string.match(record, '^(%S+) %S+ %S+ %S+ %S+ (%S+)')
     local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
-    local is_current = of == incarnation
     local is_old = entry == nil and tonumber(used) < tonumber(ARGV[2])
-    if not is_current or is_old or (entry and tonumber(entry) < tonumber(floor)) then
+    if of ~= incarnation or is_old or (entry and tonumber(entry) < tonumber(floor)) then
       gone = true
       redis.call('HDEL', KEYS[i], ARGV[1])
-      if is_current and tonumber(used) >= tonumber(since_ms) then
-        freed_tokens = freed_tokens + tonumber(span)
-      end
+      freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms)
     end
   end
   if gone then

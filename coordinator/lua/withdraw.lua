@@ -6,20 +6,19 @@
 -- Returns the number of claims withdrawn.
 
 -- include load
+-- include owned
 
 local incarnation, since_ms = life_of(KEYS[1], ARGV[1])
 local withdrawn, freed_tokens = 0, 0
 for i = 4, #KEYS do
   local record = redis.call('HGET', KEYS[i], ARGV[1])
   if record then
-    local owner, span, last_use, by = string.match(record, '^(%S+) claim %S+ (%S+) %S+ (%S+) (%S+)')
+    local by = string.match(record, '^%S+ claim %S+ %S+ %S+ %S+ (%S+)')
     if by == ARGV[2] then
       redis.call('HDEL', KEYS[i], ARGV[1])
       redis.call('ZREM', KEYS[3], ARGV[i - 1])
       withdrawn = withdrawn + 1
-      if owner == incarnation and tonumber(last_use) >= tonumber(since_ms) then
-        freed_tokens = freed_tokens + tonumber(span)
-      end
+      freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms)
     end
   end
 end
