@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,28 +190,64 @@ def running_cluster(
     with tempfile.TemporaryDirectory(prefix="kvgate-") as folder:
         state_dir = Path(folder)
         sims = _start_replicas(state_dir, replicas, tuple(replica_command), arguments)
-        daemons: list[Daemon] = []
+        urls = {sim.id: sim.url for sim in sims}
         try:
-            _up(state_dir, gateways, sims, config, policy, redis_url)
-            described = json.loads((state_dir / "cluster.json").read_text())
-            cluster = Cluster(
-                described["url"],
-                described["redis_url"],
-                state_dir,
-                described["gateways"],
-                sims,
-                gateway_processes=_daemons(state_dir, "gateway"),
-                agents=_daemons(state_dir, "agent"),
-            )
-            daemons = [*cluster.gateway_processes, *cluster.agents]
-            yield cluster
+            with _gateways(state_dir, urls, sims, gateways, config, policy, redis_url) as cluster:
+                yield cluster
         finally:
-            processes: list[Daemon | SimReplica] = [*daemons, *sims]
-            for each in processes:
-                each.signal(signal.SIGCONT)
-            subprocess.run([*_KVGATE, "down", "--state-dir", folder], capture_output=True, check=False)
-            for each in processes:
-                each.kill()
+            for sim in sims:
+                sim.kill()
+
+
+@contextmanager
+def running_gateways(
+    urls: Mapping[str, str],
+    *,
+    gateways: int = 2,
+    config: dict[str, Any] | None = None,
+    policy: str | None = None,
+    redis_url: str | None = None,
+) -> Iterator[Cluster]:
+    """Gateways, and agents where there are events, before servers that run already: their urls by replica id."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
+        _gateways(Path(folder), urls, [], gateways, config, policy, redis_url) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
+def _gateways(
+    state_dir: Path,
+    urls: Mapping[str, str],
+    sims: list[SimReplica],
+    gateways: int,
+    config: dict[str, Any] | None,
+    policy: str | None,
+    redis_url: str | None,
+) -> Iterator[Cluster]:
+    daemons: list[Daemon] = []
+    try:
+        _up(state_dir, gateways, urls, config, policy, redis_url)
+        described = json.loads((state_dir / "cluster.json").read_text())
+        cluster = Cluster(
+            described["url"],
+            described["redis_url"],
+            state_dir,
+            described["gateways"],
+            sims,
+            gateway_processes=_daemons(state_dir, "gateway"),
+            agents=_daemons(state_dir, "agent"),
+        )
+        daemons = [*cluster.gateway_processes, *cluster.agents]
+        yield cluster
+    finally:
+        processes: list[Daemon | SimReplica] = [*daemons, *sims]
+        for each in processes:
+            each.signal(signal.SIGCONT)
+        subprocess.run([*_KVGATE, "down", "--state-dir", str(state_dir)], capture_output=True, check=False)
+        for daemon in daemons:
+            daemon.kill()
 
 
 def _daemons(state_dir: Path, kind: Kind) -> list[Daemon]:
@@ -235,14 +271,14 @@ def _start_replicas(
 def _up(
     state_dir: Path,
     gateways: int,
-    sims: list[SimReplica],
+    urls: Mapping[str, str],
     config: dict[str, Any] | None,
     policy: str | None,
     redis_url: str | None,
 ) -> None:
     options = ["--detach", "--state-dir", str(state_dir), "--gateways", str(gateways), "--port", str(free_ports(1)[0])]
-    for sim in sims:
-        options += ["--replica", f"id={sim.id},url={sim.url}"]
+    for replica, url in urls.items():
+        options += ["--replica", f"id={replica},url={url}"]
     if config is not None:
         base = state_dir / "base.yaml"
         base.write_text(yaml.safe_dump(config))

@@ -21,7 +21,7 @@ class Request:
     body: dict[str, Any]
 
 
-def _text(rng: random.Random, size_bytes: int) -> str:
+def text(rng: random.Random, size_bytes: int) -> str:
     words: list[str] = []
     length = 0
     while length < size_bytes:
@@ -49,7 +49,7 @@ def shared_contexts(
     rng = random.Random(seed)
     system = {"role": "system", "content": "You answer questions about what you are shown, briefly."}
     contexts: list[list[dict[str, Any]]] = [
-        [{"type": "text", "text": _text(rng, document_bytes)}] for _ in range(documents)
+        [{"type": "text", "text": text(rng, document_bytes)}] for _ in range(documents)
     ] + [[{"type": "image_url", "image_url": {"url": _image_url(rng, side)}}] for _ in range(images)]
     weights = [1 / (rank + 1) ** 0.6 for rank in range(len(contexts))]
     order = list(range(len(contexts)))
@@ -65,7 +65,7 @@ def shared_contexts(
                     system,
                     {
                         "role": "user",
-                        "content": [*contexts[group], {"type": "text", "text": f"Question {n}: {_text(rng, 60)}?"}],
+                        "content": [*contexts[group], {"type": "text", "text": f"Question {n}: {text(rng, 60)}?"}],
                     },
                 ],
             },

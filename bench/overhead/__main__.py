@@ -1,0 +1,169 @@
+"""What a request costs a proxy, KVGate and others, all in one run on one machine.
+
+    python -m bench.overhead [--quick] [--install] [--out FILE]
+    python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
+
+The proxies run side by side and take turns, so that a machine whose speed drifts does so for all of them. The full grid
+takes hours, --quick ten minutes. CPU is what the proxy's processes used (/proc), whatever the client and the upstream
+used beside it; requests/s are those of this machine, which all of them share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bench.overhead.cell import Figures, Row, Shape, measure, median_of
+from bench.overhead.contenders import CONTENDERS
+from bench.overhead.shapes import ANSWERS, PROMPTS
+from bench.peers import PEERS, DoesNotStart
+from gateway.local.ports import free_ports
+
+_QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
+
+
+@contextmanager
+def upstreams(count: int = 2) -> Iterator[list[str]]:
+    """Canned servers, all of one process."""
+    ports = free_ports(count)
+    command = [sys.executable, "-P", "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
+    process = subprocess.Popen(command)
+    try:
+        transport = httpx.HTTPTransport(retries=5)
+        with httpx.Client(transport=transport) as client:
+            client.get(f"http://127.0.0.1:{ports[-1]}/health").raise_for_status()
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _names(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"--{what}: {name!r} is none of {', '.join(known)}")
+    return names
+
+
+def _shapes(options: argparse.Namespace) -> list[Shape]:
+    prompts = _names(options.prompts, list(PROMPTS), "prompts")
+    answers = _names(options.answers, list(ANSWERS), "answers")
+    counts = [int(count) for count in options.connections.split(",") if count]
+    rates = [float(rate) for rate in options.rates.split(",") if rate]
+    loads = [(count, 0.0) for count in counts] + [(0, rate) for rate in rates]
+    return [Shape(prompt, answer, *load) for prompt in prompts for answer in answers for load in loads]
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="CPU per request, requests/s and latency: medians")
+    columns = ("prompt", "answer", "load", "proxy", "CPU us", "Redis us", "req/s", "first p50", "p99 ms", "failed")
+    for column in columns:
+        table.add_column(column, justify="left" if column in columns[:4] else "right", no_wrap=True)
+    for row in rows:
+        shape, figures = row.shape, row.figures
+        table.add_row(
+            shape.prompt,
+            shape.answer,
+            f"{shape.rate_per_s:g}/s" if shape.rate_per_s else f"{shape.connections} conns",
+            row.contender,
+            f"{figures.cpu_us:.0f}",
+            f"{figures.store_cpu_us:.0f}",
+            f"{figures.per_s:.0f}",
+            f"{figures.first_byte_p50_ms:.2f}",
+            f"{figures.first_byte_p99_ms:.2f}",
+            str(figures.failed),
+        )
+    return table
+
+
+def machine() -> dict[str, str]:
+    """Where and of what this was measured."""
+    processor = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    cores = str(len([line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")]))
+    return {
+        "processor": processor,
+        "cores": cores,
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[str, str]]:
+    """Every shape with every contender that can run here, side by side, so often; and the contenders' versions."""
+    shapes, proxies = _shapes(options), {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        urls = stack.enter_context(upstreams())
+        for name in _names(options.contenders, list(CONTENDERS), "contenders"):
+            if reason := CONTENDERS[name].missing():
+                console.print(f"{name} is left out: {reason}")
+                continue
+            try:
+                proxies[name] = stack.enter_context(CONTENDERS[name].start(urls))
+            except DoesNotStart as error:
+                console.print(f"{name} is left out: {error}")
+        progress = stack.enter_context(Progress(*columns, console=console))
+        task = progress.add_task("", total=len(shapes) * len(proxies) * options.rounds)
+        for shape in shapes:
+            found: dict[str, list[Figures]] = {name: [] for name in proxies}
+            for _ in range(options.rounds):
+                for name, proxy in proxies.items():
+                    progress.update(task, description=f"{shape.prompt}, {shape.answer}: {name}")
+                    found[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
+                    progress.advance(task)
+            rows += [Row(shape, name, median_of(figures)) for name, figures in found.items()]
+    return rows, {name: proxy.version for name, proxy in proxies.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="of: %(default)s")
+    parser.add_argument("--prompts", default=",".join(PROMPTS), help="of: %(default)s")
+    parser.add_argument("--answers", default=",".join(ANSWERS), help="of: %(default)s")
+    parser.add_argument("--connections", default="8,256", help="clients in closed loops (default: %(default)s)")
+    parser.add_argument("--rates", default="100,400", help="requests/s of the open loops (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn; medians count (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="each cell, after its warm-up (default: %(default)s)"
+    )
+    parser.add_argument("--warm-up-s", type=float, default=1.0, help="before each cell (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="the cells that README shows")
+    parser.add_argument("--install", action="store_true", help="install the peers first, from PyPI")
+    parser.add_argument("--out", type=Path, help="write everything as JSON")
+    options = parser.parse_args()
+    if options.quick:
+        parser.set_defaults(**_QUICK)
+        options = parser.parse_args()
+    if options.install:
+        for peer in PEERS.values():
+            peer.install()
+    console = Console()
+    rows, versions = run(options, console)
+    console.print(_table(rows))
+    if options.out:
+        found = {"machine": machine(), "versions": versions, "rows": [row.as_dict() for row in rows]}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+
+
+if __name__ == "__main__":
+    main()

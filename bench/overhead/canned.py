@@ -1,0 +1,205 @@
+"""An upstream that is never what is measured: every answer is prepared beforehand.
+
+    python -m bench.overhead.canned --ports 8101,8102
+
+It passes for a vLLM server with one model (GET /v1/models, /health, /metrics) so that any proxy takes it for one. What
+it answers to a POST is set from outside for all ports at once: `POST /canned?tokens=16&pace_ms=4`, where a pace of 0
+writes a stream whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import httptools
+import orjson
+import uvloop
+
+MODEL = "canned"
+_STREAM = (b'"stream":true', b'"stream": true')
+_CAPACITY_BLOCKS = 100_000
+
+
+class Answers:
+    """The answers, as bytes on the wire."""
+
+    def __init__(self) -> None:
+        self.tokens = 16
+        self.pace_s = 0.0
+        self.requests = 0
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Put together what a POST gets."""
+        self.whole = _whole(_completion(self.tokens))
+        self.head = (
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        self.pieces = [_chunk(event) for event in _events(self.tokens)]
+        self.end = b"0\r\n\r\n"
+        self.stream = self.head + b"".join(self.pieces) + self.end
+
+    def get(self, path: str) -> bytes:
+        if path == "/v1/models":
+            card = {"id": MODEL, "object": "model", "created": 1, "owned_by": "vllm", "root": MODEL, "parent": None}
+            return _whole(orjson.dumps({"object": "list", "data": [card]}))
+        if path == "/metrics":
+            return _whole(_metrics(), b"text/plain")
+        if path in ("/get_server_info", "/server_info", "/get_model_info", "/model_info"):
+            return _whole(orjson.dumps({"model_path": MODEL, "served_model_name": MODEL, "version": "0.32.0"}))
+        if path in ("/health", "/health_generate"):
+            return _whole(b"")
+        return b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+
+
+def _whole(body: bytes, kind: bytes = b"application/json") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind, len(body), body)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _usage(tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": 100,
+        "total_tokens": 100 + tokens,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def _completion(tokens: int) -> bytes:
+    """A whole answer in the shape that vLLM gives it."""
+    message: dict[str, Any] = {"role": "assistant", "content": " token" * tokens, "refusal": None, "tool_calls": []}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    return orjson.dumps(
+        {
+            "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+            "object": "chat.completion",
+            "created": 1_700_000_000,
+            "model": MODEL,
+            "choices": [choice],
+            "usage": _usage(tokens),
+        }
+    )
+
+
+def _events(tokens: int) -> list[bytes]:
+    """A stream as vLLM sends it: the role, an event for each token, usage, the end mark."""
+    base = {
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1_700_000_000,
+        "model": MODEL,
+    }
+
+    def event(document: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps(document) + b"\n\n"
+
+    def of_choice(delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return event({**base, "choices": [choice]})
+
+    events = [of_choice({"role": "assistant", "content": ""})]
+    events += [of_choice({"content": " token"}, "length" if i == tokens - 1 else None) for i in range(tokens)]
+    return [*events, event({**base, "choices": [], "usage": _usage(tokens)}) + b"data: [DONE]\n\n"]
+
+
+def _metrics() -> bytes:
+    info = f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{_CAPACITY_BLOCKS}"}} 1.0'
+    return f"process_start_time_seconds {time.time():.0f}\n{info}\n".encode()
+
+
+class Protocol(asyncio.Protocol):
+    """One connection. httptools parses its requests; of a body only the words that ask for a stream are looked at."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._parser = httptools.HttpRequestParser(self)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # some probe for HTTP/2 first
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._streams = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_body(self, body: bytes) -> None:
+        # At the beginning or at the end: proxies append what they add.
+        ends = body if len(body) < 8192 else body[:4096] + body[-4096:]
+        self._streams = self._streams or any(mark in ends for mark in _STREAM)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":
+            self._transport.write(self._answers.get(urlsplit(self._url.decode()).path))
+        elif self._url.startswith(b"/canned"):
+            self._configure()
+        else:
+            self._answer()
+
+    def _configure(self) -> None:
+        asked = parse_qs(urlsplit(self._url.decode()).query)
+        self._answers.tokens = int(asked["tokens"][0])
+        self._answers.pace_s = float(asked["pace_ms"][0]) / 1000
+        self._answers.prepare()
+        self._transport.write(_whole(b"{}"))
+
+    def _answer(self) -> None:
+        answers = self._answers
+        answers.requests += 1
+        if not self._streams:
+            self._transport.write(answers.whole)
+        elif not answers.pace_s:
+            self._transport.write(answers.stream)
+        else:
+            self._transport.write(answers.head + answers.pieces[0])
+            self._next(1)
+
+    def _next(self, index: int) -> None:
+        """Every token by itself, one each `pace_s`."""
+        self._timer = asyncio.get_running_loop().call_later(self._answers.pace_s, self._send, index)
+
+    def _send(self, index: int) -> None:
+        pieces = self._answers.pieces
+        if index < len(pieces) - 1:
+            self._transport.write(pieces[index])
+            self._next(index + 1)
+        else:
+            self._transport.write(pieces[-1] + self._answers.end)
+
+
+async def _serve(ports: list[int]) -> None:
+    answers = Answers()
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(lambda: Protocol(answers), "127.0.0.1", port, backlog=2048) for port in ports]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead.canned", description=__doc__)
+    parser.add_argument("--ports", required=True, help="comma separated; every port gives the same answers")
+    options = parser.parse_args()
+    uvloop.run(_serve([int(port) for port in options.ports.split(",")]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""One measurement: a load against a proxy, and what its processes used of the CPU meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
+from bench.overhead.contenders import Running
+from bench.overhead.shapes import ANSWERS, payload
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A load: `rate_per_s` 0 stands for as fast as `connections` go."""
+
+    prompt: str
+    answer: str
+    connections: int
+    rate_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured. CPU is user and system time of the proxy's whole process tree."""
+
+    requests: int
+    failed: int
+    per_s: float
+    cpu_us: float
+    """A request, of the proxy."""
+    store_cpu_us: float
+    """A request, of Redis."""
+    idle: float
+    """The machine's idle share: a proxy that had none left to use was not the only one to slow it down."""
+    first_byte_p50_ms: float
+    first_byte_p99_ms: float
+    total_p50_ms: float
+    total_p99_ms: float
+    rss_mb: float
+    """Of the proxy's process tree, at the end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contender made of one load."""
+
+    shape: Shape
+    contender: str
+    figures: Figures
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures)}
+
+
+def median_of(rounds: Sequence[Figures]) -> Figures:
+    """Each figure's median; failures are summed."""
+    middle = {field.name: median(getattr(one, field.name) for one in rounds) for field in fields(Figures)}
+    return Figures(**middle | {"failed": sum(one.failed for one in rounds)})
+
+
+def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:
+    """Set the upstream's answer, warm up, and measure."""
+    answer = ANSWERS[shape.answer]
+    httpx.post(f"{control_url}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}").raise_for_status()
+    requests = payload(shape.prompt, answer)
+    asyncio.run(_load(shape, running, requests, warm_up_s))
+    before = _cpu_s(running.pids), _cpu_s(running.store_pids), _idle_s()
+    started = time.perf_counter()
+    measured = asyncio.run(_load(shape, running, requests, seconds))
+    wall_s = time.perf_counter() - started
+    proxy_s, store_s, idle_s = (
+        after - then
+        for after, then in zip((_cpu_s(running.pids), _cpu_s(running.store_pids), _idle_s()), before, strict=True)
+    )
+    done = max(1, measured.done)
+    return Figures(
+        requests=measured.done,
+        failed=measured.failed,
+        per_s=round(measured.done / wall_s, 1),
+        cpu_us=round(proxy_s / done * 1e6, 1),
+        store_cpu_us=round(store_s / done * 1e6, 1),
+        idle=round(idle_s / wall_s / (os.cpu_count() or 1), 3),
+        first_byte_p50_ms=_percentile_ms(measured.first_byte_s, 0.5),
+        first_byte_p99_ms=_percentile_ms(measured.first_byte_s, 0.99),
+        total_p50_ms=_percentile_ms(measured.total_s, 0.5),
+        total_p99_ms=_percentile_ms(measured.total_s, 0.99),
+        rss_mb=round(sum(_rss_bytes(pid) for pid in _trees(running.pids)) / 1e6, 1),
+    )
+
+
+async def _load(shape: Shape, running: Running, requests: Payload, seconds: float) -> Measured:
+    if shape.rate_per_s:
+        return await fixed_rate(running.urls, requests, shape.rate_per_s, seconds)
+    return await closed_loop(running.urls, requests, shape.connections, seconds)
+
+
+def _percentile_ms(times_s: list[float], share: float) -> float:
+    ranked = sorted(times_s)
+    return round(ranked[min(len(ranked) - 1, int(len(ranked) * share))] * 1000, 3) if ranked else 0.0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the command's name: state, parent, …; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _trees(roots: Iterable[int]) -> set[int]:
+    """The processes and all that descend from them."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (stat := _stat(int(folder.name))):
+            parents[int(folder.name)] = int(stat[1])
+    found = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _cpu_s(roots: list[int]) -> float:
+    """User and system time so far of the process trees, their ended children included."""
+    total = 0.0
+    for pid in _trees(roots) if roots else ():
+        if stat := _stat(pid):
+            total += sum(int(each) for each in stat[11:15]) * _TICK_S
+    return total
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _idle_s() -> float:
+    """Idle time of all processors since boot."""
+    stat = Path("/proc/stat").read_text().splitlines()[0].split()
+    return (int(stat[4]) + int(stat[5])) * _TICK_S

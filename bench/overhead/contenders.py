@@ -1,0 +1,111 @@
+"""How each proxy is put before the canned servers, and which processes its cost is counted on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from bench.cluster import running_gateways
+from bench.overhead.canned import MODEL
+from bench.peers import PEERS, Peer, running_peer, running_process
+from gateway.local.ports import free_ports
+from gateway.local.state import read_processes
+
+
+@dataclass(frozen=True)
+class Running:
+    """A proxy that answers."""
+
+    urls: list[str]
+    pids: list[int]
+    """The roots of its process trees; none: there is no proxy."""
+    version: str
+    store_pids: list[int] = field(default_factory=list)
+    """Redis, where there is one: its cost is shown beside the proxy's."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that requests can be sent through. `missing` says how to get it, empty where it is there."""
+
+    name: str
+    start: Callable[[Sequence[str]], AbstractContextManager[Running]]
+    missing: Callable[[], str] = lambda: ""
+
+
+def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
+    return nullcontext(Running(list(upstreams), [], ""))
+
+
+def _kvgate(gateways: int) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
+    @contextmanager
+    def start(upstreams: Sequence[str]) -> Iterator[Running]:
+        urls = {f"r{index}": url for index, url in enumerate(upstreams)}
+        with running_gateways(urls, gateways=gateways) as cluster:
+            processes = read_processes(cluster.state_dir)
+            yield Running(
+                cluster.gateway_urls,
+                [process.pid for process in processes if process.kind == "gateway"],
+                metadata.version("kvgate"),
+                [process.pid for process in processes if process.kind == "redis"],
+            )
+
+    return start
+
+
+def _of_peer(peer: Peer) -> Contender:
+    @contextmanager
+    def start(upstreams: Sequence[str]) -> Iterator[Running]:
+        with running_peer(peer, upstreams, MODEL) as (url, pid):
+            yield Running([url], [pid], peer.version)
+
+    return Contender(peer.name, start, lambda: "" if peer.is_installed else "run once with --install")
+
+
+_NGINX = """
+daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_processes 1;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  client_max_body_size 64m; client_body_buffer_size 4m; keepalive_requests 1000000000;
+  upstream replicas {{ {servers} keepalive 512; keepalive_requests 1000000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=2048;
+    location / {{
+      proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+@contextmanager
+def _nginx(upstreams: Sequence[str]) -> Iterator[Running]:
+    (port,) = free_ports(1)
+    version = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr.split("/")[-1].strip()
+    with tempfile.TemporaryDirectory() as folder:
+        servers = " ".join(f"server {url.removeprefix('http://')};" for url in upstreams)
+        config = Path(folder) / "nginx.conf"
+        config.write_text(_NGINX.format(folder=folder, servers=servers, port=port))
+        command = ["nginx", "-c", str(config), "-e", f"{folder}/error.log"]
+        with running_process(command, port, "/health", MODEL) as pid:
+            yield Running([f"http://127.0.0.1:{port}"], [pid], version)
+
+
+CONTENDERS = {
+    each.name: each
+    for each in (
+        Contender("direct", _direct),
+        Contender("nginx", _nginx, lambda: "" if shutil.which("nginx") else "apt install nginx-light"),
+        Contender("kvgate", _kvgate(1)),
+        Contender("kvgate x2", _kvgate(2)),
+        *(_of_peer(peer) for peer in PEERS.values()),
+    )
+}

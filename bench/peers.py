@@ -1,0 +1,142 @@
+"""Other routers, as their users run them: installed from PyPI, each in a virtual environment of its own.
+
+What is not installed is left out of a run, which says so; `python -m bench.overhead --install` installs all of them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import yaml
+
+from gateway.local.ports import free_ports
+
+FOLDER = Path.home() / ".cache" / "kvgate" / "peers"
+_READY_S = 60.0
+_POLL_S = 0.2
+
+
+class DoesNotStart(Exception):
+    """A proxy that is installed, and does not serve."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A router. `command` makes its command line of a port, another for its metrics, the upstreams and the model."""
+
+    name: str
+    requirement: str
+    command: Callable[[Path, int, int, Sequence[str], str, Path], list[str]]
+    probe: str = "/health"
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+    @property
+    def is_installed(self) -> bool:
+        return (self.folder / "bin").exists()
+
+    @property
+    def version(self) -> str:
+        return self.requirement.partition("==")[2]
+
+    def install(self) -> None:
+        if not self.is_installed:
+            subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
+        pip = [str(self.folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, self.requirement], check=True)
+
+
+def _vllm_router(bin_: Path, port: int, metrics: int, upstreams: Sequence[str], _model: str, _at: Path) -> list[str]:
+    options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    options += ["--policy", "cache_aware", "--log-level", "error"]
+    return [str(bin_ / "vllm-router"), *options, "--worker-urls", *upstreams]
+
+
+def _sglang_router(bin_: Path, port: int, metrics: int, upstreams: Sequence[str], _model: str, _at: Path) -> list[str]:
+    options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    options += ["--policy", "cache_aware", "--log-level", "error"]
+    return [str(bin_ / "python"), "-m", "sglang_router.launch_router", *options, "--worker-urls", *upstreams]
+
+
+def _litellm(bin_: Path, port: int, _metrics: int, upstreams: Sequence[str], model: str, folder: Path) -> list[str]:
+    models = [
+        {
+            "model_name": model,
+            "litellm_params": {"model": f"openai/{model}", "api_base": f"{url}/v1", "api_key": "none"},
+        }
+        for url in upstreams
+    ]
+    config = folder / "litellm.yaml"
+    config.write_text(yaml.safe_dump({"model_list": models}))
+    environment = ["LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True"]
+    environment += ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true"]  # no keys, like the others
+    options = ["--host", "127.0.0.1", "--port", str(port), "--config", str(config), "--num_workers", "1"]
+    return ["env", *environment, str(bin_ / "litellm"), *options]
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("sglang-router", "sglang-router==0.3.2", _sglang_router),
+        Peer("vllm-router", "vllm-router==0.1.17", _vllm_router),
+        Peer("litellm", "litellm[proxy]==1.106.2", _litellm, "/health/liveliness"),
+    )
+}
+
+
+@contextmanager
+def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[tuple[str, int]]:
+    """Its url and its process. Raises DoesNotStart."""
+    port, metrics = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="kvgate-peer-") as folder:
+        command = peer.command(peer.folder / "bin", port, metrics, upstreams, model, Path(folder))
+        with running_process(command, port, peer.probe, model) as pid:
+            yield f"http://127.0.0.1:{port}", pid
+
+
+@contextmanager
+def running_process(command: Sequence[str], port: int, probe: str, model: str) -> Iterator[int]:
+    """A proxy that listens on `port` and has answered a request; its pid. Raises DoesNotStart."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            try:
+                _wait_until_it_answers(process, f"http://127.0.0.1:{port}", probe, model)
+            except (RuntimeError, httpx.HTTPError) as error:
+                log.seek(0)
+                raise DoesNotStart(f"{error}; its last words: {log.read().decode()[-500:]}") from error
+            yield process.pid
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, probe: str, model: str) -> None:
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
+    deadline = time.monotonic() + _READY_S
+    while True:
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with {process.returncode}")
+        try:
+            httpx.get(url + probe, timeout=5).raise_for_status()
+            httpx.post(f"{url}/v1/chat/completions", json=body, timeout=5).raise_for_status()
+        except httpx.HTTPError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)  # noqa: TID251 -- between two looks at a process that announces nothing
+        else:
+            return

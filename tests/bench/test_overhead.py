@@ -1,0 +1,36 @@
+"""bench.overhead, run as a user runs it: what it writes is what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+OPTIONS = ("--prompts", "350 B,1 MB image", "--answers", "plain,stream 16 paced", "--connections", "2")
+SHORT = ("--rates", "50", "--seconds", "0.4", "--warm-up-s", "0.1", "--rounds", "1")
+
+
+def test_it_measures_what_it_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "overhead.json"
+    command = [sys.executable, "-P", "-m", "bench.overhead", "--contenders", "direct,kvgate x2", *OPTIONS, *SHORT]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    rows = {(row["contender"], row["prompt"], row["answer"], row["rate_per_s"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 2 * 2 * 2 * 2
+    for (contender, _, answer, _), row in rows.items():
+        assert row["failed"] == 0
+        assert row["requests"] > 0
+        assert (row["rss_mb"] > 10) == (contender != "direct")
+        assert row["total_p50_ms"] >= row["first_byte_p50_ms"] > 0
+        if answer == "stream 16 paced":
+            assert row["total_p50_ms"] - row["first_byte_p50_ms"] > 16 * 4 * 0.9
+    assert {"processor", "cores", "python", "commit"} <= found["machine"].keys()
+
+
+def test_what_it_does_not_know_is_named() -> None:
+    command = [sys.executable, "-P", "-m", "bench.overhead", "--contenders", "direct,haproxy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert "--contenders: 'haproxy' is none of direct," in done.stderr
