@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 PREFIX = "kvgate"
@@ -21,69 +22,69 @@ def pool_slug(base_model: str) -> str:
     return f"{readable}-{digest}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what it spells is kept
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
 
     pool: str
 
-    @property
+    @cached_property
     def _base(self) -> str:
         return f"{PREFIX}:{{{self.pool}}}"
 
-    @property
+    @cached_property
     def replicas(self) -> str:
         return f"{self._base}:replicas"
 
-    @property
+    @cached_property
     def breakers(self) -> str:
         return f"{self._base}:breakers"
 
-    @property
+    @cached_property
     def active(self) -> str:
         return f"{self._base}:active"
 
-    @property
+    @cached_property
     def backlog_tokens(self) -> str:
         return f"{self._base}:backlog_tokens"
 
-    @property
+    @cached_property
     def owned_tokens(self) -> str:
         return f"{self._base}:owned_tokens"
 
-    @property
+    @cached_property
     def turn(self) -> str:
         return f"{self._base}:turn"
 
-    @property
+    @cached_property
     def gateways(self) -> str:
         return f"{self._base}:gateways"
 
-    @property
+    @cached_property
     def leases(self) -> str:
         return f"{self._base}:leases"
 
-    @property
+    @cached_property
     def agents(self) -> str:
         return f"{self._base}:agents"
 
-    @property
+    @cached_property
     def engines(self) -> str:
         return f"{self._base}:engines"
 
-    @property
+    @cached_property
     def asks(self) -> str:
         return f"{self._base}:asks"
 
-    @property
+    @cached_property
     def reports(self) -> str:
         return f"{self._base}:reports"
 
-    @property
+    @cached_property
     def entries(self) -> str:
         return f"{self._base}:entries"
 
-    @property
+    @cached_property
     def cursors(self) -> str:
         return f"{self._base}:cursors"
 
@@ -100,7 +101,7 @@ class PoolKeys:
         """KEYS of reassert and adopt."""
         return (self.gateways, self.flight(gateway), self.replicas, self.active, self.backlog_tokens)
 
-    @property
+    @cached_property
     def of_register(self) -> tuple[str, ...]:
         """KEYS of register."""
         return (self.replicas, self.active, self.backlog_tokens, self.owned_tokens, self.breakers)
@@ -108,7 +109,7 @@ class PoolKeys:
     def held(self, replica: str) -> str:
         return f"{self._base}:held:{replica}"
 
-    @property
+    @cached_property
     def own_prefix(self) -> str:
         """`own:<key>` is `own_prefix + key`: chains are spelled on the hot path."""
         return f"{self._base}:own:"

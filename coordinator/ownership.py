@@ -7,15 +7,19 @@ So what a broken connection swallowed is remembered here, and said again on the 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
 from coordinator.scripts import PlaceRequest
+from coordinator.wire import Reply
 
 _MAX_REMEMBERED = 4096
+_HELD_AT_ONCE = 1024
 CONFIRM_S = 2.0
 """An engine's events tell of a prompt within this time of its first token, or not at all."""
 
@@ -26,20 +30,24 @@ def failed(future: asyncio.Future[Any]) -> bool:
 
 
 class Ownership:
-    """Holds, withdraws and drops keys. `run(script, keys, args)` and `read(*command)` are the pool's."""
+    """Holds, withdraws and drops keys. `run(script, keys, args)`, `tell(script, keys, args, on_reply)` and
+    `read(*command)` are the pool's."""
 
     def __init__(
         self,
         keys: PoolKeys,
         run: Callable[[str, Sequence[str], Sequence[Any]], asyncio.Future[Any]],
+        tell: Callable[[str, Sequence[str], Sequence[Any], Reply], None],
         read: Callable[..., asyncio.Future[Any]],
     ) -> None:
         self._keys = keys
         self._run = run
+        self._tell = tell
         self._read = read
         self._unanswered: dict[str, PlaceRequest] = {}
         self._lost: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
         self._unconfirmed: deque[tuple[float, str, PlaceRequest, int]] = deque()
+        self._to_hold: dict[str, dict[str, None]] = {}
         self._unheld: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
 
     def expect(self, request: PlaceRequest) -> None:
@@ -79,33 +87,47 @@ class Ownership:
     def hold(self, replica: str, keys: Sequence[str]) -> None:
         """Record keys, shallow to deep, under the replica that owns them."""
 
-        def check(held: asyncio.Future[Any]) -> None:
-            if failed(held):
-                self._unheld.append((replica, keys))
+        if not self._to_hold:
+            asyncio.get_running_loop().call_soon(self._send_holds)
+        self._to_hold.setdefault(replica, {}).update(dict.fromkeys(keys))
 
-        self._run("hold", (self._keys.held(replica),), keys).add_done_callback(check)
+    def _send_holds(self) -> None:
+        """Those of one turn of the event loop together."""
+        to_hold, self._to_hold = self._to_hold, {}
+        for replica, of_replica in to_hold.items():
+            everything = list(of_replica)
+            for start in range(0, len(everything), _HELD_AT_ONCE):
+                keys = everything[start : start + _HELD_AT_ONCE]
+                self._tell("hold", (self._keys.held(replica),), keys, partial(self._check_hold, replica, keys))
+
+    def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
+        if isinstance(reply, StoreError):
+            self._unheld.append((replica, keys))
 
     def withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
         """Take back what the request claimed for `replica`, from the key at index `first` on."""
 
-        def check(withdrawn: asyncio.Future[Any]) -> None:
-            if failed(withdrawn):
+        def check(reply: Any) -> None:
+            if isinstance(reply, StoreError):
                 self._lost.append(request)
 
-        self.take_back(replica, request.reservation, request.keys[first:]).add_done_callback(check)
+        keys = request.keys[first:]
+        self._send_holds()  # in the order in which they were said
+        self._tell("withdraw", self._owner_keys(replica, keys), (replica, request.reservation, *keys), check)
 
     def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Withdraw the claims that a reservation made; the future counts them."""
+        self._send_holds()
         return self._run("withdraw", self._owner_keys(replica, keys), (replica, reservation, *keys))
 
     def await_events(self, replica: str, request: PlaceRequest, first: int) -> None:
         """The claims that the request made lapse soon, unless its engine's events confirm them (see `lapse`)."""
-        due_s = asyncio.get_running_loop().time() + CONFIRM_S
+        due_s = time.monotonic() + CONFIRM_S
         self._unconfirmed.append((due_s, replica, request, first))
 
     def lapse(self) -> None:
         """Take back the claims whose time to be confirmed is over; what became resident is no claim any more."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
             _, replica, request, first = self._unconfirmed.popleft()
             tip = self._read("HGET", self._keys.own_prefix + request.tip, replica)
@@ -124,6 +146,7 @@ class Ownership:
 
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""
+        self._send_holds()
         return self._run("drop", self._owner_keys(replica, keys), (replica, before_ms, *keys))
 
     def _owner_keys(self, replica: str, keys: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
 from coordinator.registry import Fleet, ReplicaRecord, parse_fleet
 from coordinator.scripts import Placement, PlaceRequest, Reservation, Script, load, parse_placement
-from coordinator.wire import Wire
+from coordinator.wire import Reply, Wire
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
 
@@ -49,7 +49,7 @@ class Pool:
         self._allow_oom = True
         self._live: dict[str, Reservation] = {}
         self._placing: set[str] = set()
-        self._ownership = Ownership(self.keys, self.run, self.read)
+        self._ownership = Ownership(self.keys, self.run, self.tell, self.read)
         self._records: dict[str, ReplicaRecord] = {}
         self._settled: list[str] = []
 
@@ -102,9 +102,14 @@ class Pool:
         self, name: str, keys: Sequence[str], args: Sequence[Any], budget_s: float | None = None
     ) -> asyncio.Future[Any]:
         """Run one of the scripts."""
-        if self._wire is None:
-            return _down()
-        return self._wire.run(self._script(name), keys, args, budget_s)
+        return _down() if self._wire is None else self._wire.run(self._script(name), keys, args, budget_s)
+
+    def tell(self, name: str, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None) -> None:
+        """Run one of the scripts behind everything that was sent before; `on_reply` gets its reply or a StoreError."""
+        if self._wire is not None:
+            self._wire.tell(self._script(name), keys, args, on_reply)
+        elif on_reply is not None:
+            on_reply(StoreDown("the store is not connected"))
 
     # -- placing ---------------------------------------------------------------------------------------------
 
@@ -177,8 +182,9 @@ class Pool:
             placement.backlog_tokens,
             request.tip,
         )
-        if placement.claimed_from or placement.touch:
-            self.hold(placement.replica, request.keys)
+        if placement.touch or placement.claimed_from:
+            first = 0 if placement.touch else placement.claimed_from - 1
+            self.hold(placement.replica, request.keys[first:])
 
     def _undo(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
@@ -221,7 +227,7 @@ class Pool:
         if self._settled:
             batch, self._settled = self._settled, []
             k = self.keys
-            self.run("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch)
+            self.tell("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
@@ -244,7 +250,7 @@ class Pool:
     def report(self, replica: str, incarnation: str, outcome: str, failures: int, open_ms: int) -> None:
         """Tell all gateways of a `failure` or `success` of a replica (its shared circuit breaker)."""
         k = self.keys
-        self.run("report", (k.replicas, k.breakers), (replica, incarnation, outcome, failures, open_ms))
+        self.tell("report", (k.replicas, k.breakers), (replica, incarnation, outcome, failures, open_ms))
 
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
@@ -282,13 +288,12 @@ class Pool:
         fields = [entry.decode().split(" ") for entry in entries[1::2]]
         bound = await asyncio.gather(*(self.read("GET", k.bind(tip)) for *_, tip in fields))
         for reservation, (replica, *_), bind in zip(entries[::2], fields, bound, strict=True):
-            if bind is not None:
-                _, _, _, _, _, *chain = bind.decode().split(" ")
-                if self.fleet is not None and self.fleet.is_followed(replica):
-                    await self._ownership.take_back(replica, reservation.decode(), chain)
-                else:
-                    self.hold(replica, chain)
+            chain = bind.decode().split(" ")[5:] if bind is not None else []
+            if chain and self.fleet is not None and self.fleet.is_followed(replica):
+                await self._ownership.take_back(replica, reservation.decode(), chain)
+            elif chain:
+                self.hold(replica, chain)
 
     def read(self, *command: Any) -> asyncio.Future[Any]:
-        """A plain command, for reads off the hot path and values of their own (see responses.py)."""
+        """A plain command off the hot path (see responses.py)."""
         return _down() if self._wire is None else self._wire.send(*command)

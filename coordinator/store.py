@@ -94,10 +94,11 @@ class Store:
 
         Those that miss together count once: a hiccup is one miss, however many were in flight.
         """
-        now = asyncio.get_running_loop().time()
         if error is None:
             self._misses = 0
-        elif isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
+            return
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
             self._missed_at = now
             self._misses += 1
             if self._misses >= self._settings.breaker_misses:

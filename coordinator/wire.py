@@ -5,23 +5,26 @@ time abandons its future: the reply is still read and dropped, so that nobody ev
 A connection whose oldest reply is overdue is discarded, and every call on it fails as StoreDown: such a call may
 have run, or may still run when Redis resumes, which is what epochs are for (see pool.py).
 
-redis-py opens the connection (URL, TLS, AUTH) and speaks the protocol; this file decides who waits for what.
+redis-py opens the connection (URL, TLS, AUTH) and hands it over; hiredis packs and parses. Between them and this file
+there is no task that wakes up: replies are handed out in the call in which the socket gave them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import hiredis
 from redis.asyncio import Connection
 from redis.asyncio.connection import AbstractConnection, parse_url
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
+
+Reply = Callable[[Any], None]
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
@@ -40,24 +43,38 @@ def _connection(url: str, connect_s: float) -> AbstractConnection:
         options: dict[str, Any] = dict(parse_url(url))
         kind: type[AbstractConnection] = options.pop("connection_class", Connection)
         options |= {"protocol": 2, "socket_connect_timeout": connect_s}
-        # Overdue replies are watched for by the store; redis-py's own timeout would cost a task for each write.
-        return kind(**{"socket_timeout": None, **options})
+        return kind(**options)
     except (RedisError, TypeError, ValueError) as error:
         raise StoreDown(f"no connection can be made of this URL: {error}") from error
 
 
+class _NoScript(StoreRefused):
+    """The server has forgotten a script."""
+
+
+def _refusal(text: str) -> StoreRefused:
+    return _NoScript(text) if text.startswith("NOSCRIPT") else StoreRefused(text)
+
+
+_INCOMPLETE = object()
+_BEHIND_S = 0.002
+
+
 class _Call:
-    __slots__ = ("future", "on_abandoned", "retry", "sent_at", "timer")
+    __slots__ = ("future", "on_reply", "script", "sent_at", "tail", "timer")
 
-    def __init__(self, future: asyncio.Future[Any], sent_at: float, retry: tuple[Any, ...] | None) -> None:
-        self.future = future
+    def __init__(self, sent_at: float) -> None:
         self.sent_at = sent_at
-        self.retry = retry
+        self.future: asyncio.Future[Any] | None = None
+        """Of a call that somebody may await."""
+        self.on_reply: Reply | None = None
+        """Of others; and told what comes when the future is done already."""
         self.timer: asyncio.TimerHandle | None = None
-        self.on_abandoned: Callable[[Any], None] | None = None
+        self.script: Script | None = None
+        self.tail: tuple[Any, ...] = ()
 
 
-class Wire:
+class Wire(asyncio.Protocol):
     """A pipelined connection. Not reusable: once closed or broken, open another."""
 
     def __init__(self, connection: AbstractConnection, on_broken: Callable[[StoreError], None]) -> None:
@@ -66,9 +83,15 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Call] = deque()
         self._outbox: list[bytes] = []
-        self._wake = asyncio.Event()
+        self._writes_soon = False
+        self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._replies = hiredis.Reader(replyError=_refusal, notEnoughData=_INCOMPLETE)
+        # redis-py has no way to hand a connection over: what it keeps its stream in is looked up by name.
+        writer = connection._writer  # noqa: SLF001
+        assert writer is not None
+        self._transport = cast("asyncio.Transport", writer.transport)
+        self._transport.set_protocol(self)
 
     def __repr__(self) -> str:
         state = "broken" if self._broken else "open"
@@ -87,15 +110,16 @@ class Wire:
         except asyncio.CancelledError:
             await connection.disconnect(nowait=True)
             raise
-        wire = cls(connection, on_broken)
-        wire._tasks = [wire._loop.create_task(wire._write()), wire._loop.create_task(wire._read())]
-        return wire
+        return cls(connection, on_broken)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
 
     def send(self, *command: Any) -> asyncio.Future[Any]:
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError."""
-        call = self._call(None)
+        call = _Call(self._loop.time())
+        future = call.future = self._future()
         self._enqueue(call, command)
-        return call.future
+        return future
 
     def run(
         self,
@@ -103,38 +127,57 @@ class Wire:
         keys: Sequence[str],
         args: Sequence[Any],
         budget_s: float | None = None,
-        on_abandoned: Callable[[Any], None] | None = None,
+        on_abandoned: Reply | None = None,
     ) -> asyncio.Future[Any]:
         """Run a script; where the server has forgotten it, it is sent again with its text.
 
         After `budget_s` the future fails with StoreLate. A reply that comes when the caller has given up (late, or
         cancelled) goes to `on_abandoned`, in the order of the connection; an exception where Redis refused the call.
         """
-        tail = (len(keys), *keys, *args)
-        call = self._call(("EVAL", script.text, *tail))
-        call.on_abandoned = on_abandoned
-        self._enqueue(call, ("EVALSHA", script.sha, *tail))
-        if budget_s is not None and not call.future.done():
+        call = _Call(self._loop.time())
+        future = call.future = self._future()
+        call.on_reply = on_abandoned
+        self._enqueue_script(call, script, keys, args)
+        if budget_s is not None and self._broken is None:
             call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
-        return call.future
+        return future
 
-    def _call(self, retry: tuple[Any, ...] | None) -> _Call:
+    def tell(self, script: Script, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None) -> None:
+        """Run a script that nobody waits for; `on_reply` gets its reply, or the StoreError that it ended with."""
+        call = _Call(self._loop.time())
+        call.on_reply = on_reply
+        self._enqueue_script(call, script, keys, args)
+
+    def _schedule(self, is_waited_for: bool) -> None:
+        """What nobody waits for leaves with the next call that somebody does, or in a moment."""
+        if is_waited_for:
+            if not self._writes_soon:
+                self._writes_soon = True
+                self._loop.call_soon(self._write)
+        elif self._write_later is None and not self._writes_soon:
+            self._write_later = self._loop.call_later(_BEHIND_S, self._write)
+
+    def _future(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         future.add_done_callback(_retrieve)
-        if self._broken is not None:
-            future.set_exception(self._broken)
-        return _Call(future, self._loop.time(), retry)
+        return future
+
+    def _enqueue_script(self, call: _Call, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
+        call.script, call.tail = script, (len(keys), *keys, *args)
+        self._enqueue(call, ("EVALSHA", script.sha, *call.tail))
 
     def _enqueue(self, call: _Call, command: tuple[Any, ...]) -> None:
         if self._broken is not None:
+            _give(call, self._broken)
             return
-        packed = self._connection.pack_command(*command)  # first: it raises where an argument has no encoding
+        packed = hiredis.pack_command(command)  # first: it raises where an argument has no encoding
         self._pending.append(call)
-        self._outbox.extend(packed)
-        self._wake.set()
+        self._outbox.append(packed)
+        self._schedule(call.future is not None)
 
     def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:
         """The budget is Redis', not ours: if the loop itself ran late, replies may be waiting to be read."""
+        assert call.future is not None
         if call.future.done():
             return
         overrun = self._loop.time() - call.sent_at - budget_s
@@ -147,66 +190,65 @@ class Wire:
         """How long the oldest unanswered call has waited; 0 when none does."""
         return self._loop.time() - self._pending[0].sent_at if self._pending else 0.0
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                if self._broken is not None:  # not left to cancellation: redis-py's wait_for may swallow one
-                    return
-                self._wake.clear()
-                batch, self._outbox = self._outbox, []
-                await self._connection.send_packed_command([b"".join(batch)], check_health=False)
-        except (RedisError, OSError) as error:
-            self._break(StoreDown(f"connection to Redis lost: {error}"))
+    # -- the socket ----------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    def _write(self) -> None:
+        self._writes_soon = False
+        if self._write_later is not None:
+            self._write_later.cancel()
+            self._write_later = None
+        if self._outbox and self._broken is None:
+            batch, self._outbox = self._outbox, []
+            self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
+
+    def data_received(self, data: bytes) -> None:
+        replies = self._replies
         try:
-            while True:
-                try:
-                    reply = await self._connection.read_response(
-                        disable_decoding=True, timeout=math.inf, disconnect_on_error=False
-                    )
-                except ResponseError as error:
-                    reply = error
+            replies.feed(data)
+            while (reply := replies.gets()) is not _INCOMPLETE:
                 self._answer(self._pending.popleft(), reply)
-        except (RedisError, OSError) as error:
+        except hiredis.ProtocolError as error:
             self._break(StoreDown(f"connection to Redis lost: {error}"))
         except IndexError:
             self._break(StoreDown("Redis sent a reply that nobody asked for"))
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(StoreDown(f"connection to Redis lost: {exc or 'closed by the server'}"))
+
     def _answer(self, call: _Call, reply: Any) -> None:
-        if isinstance(reply, NoScriptError) and call.retry is not None:
-            command, call.retry = call.retry, None
-            self._enqueue(call, command)
+        if isinstance(reply, _NoScript) and call.script is not None:
+            script, call.script = call.script, None
+            self._enqueue(call, ("EVAL", script.text, *call.tail))
             return
-        if call.timer is not None:
-            call.timer.cancel()
-        if call.future.done():
-            if call.on_abandoned is not None:
-                call.on_abandoned(reply)
-            return
-        if isinstance(reply, ResponseError):
-            call.future.set_exception(StoreRefused(str(reply)))
-        else:
-            call.future.set_result(reply)
+        _give(call, reply)
 
     def _break(self, error: StoreError) -> None:
         if self._broken is not None:
             return
         self._broken = error
-        self._wake.set()
-        for call in self._pending:
-            if call.timer is not None:
-                call.timer.cancel()
-            if not call.future.done():
-                call.future.set_exception(error)
-        self._pending.clear()
+        self._outbox.clear()
+        pending, self._pending = self._pending, deque()
+        for call in pending:
+            _give(call, error, is_broken=True)
         self._on_broken(error)
 
     async def close(self, reason: str = "closed") -> None:
         """Fail what is pending and drop the connection without waiting for Redis."""
         self._break(StoreDown(reason))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._transport.abort()
         await self._connection.disconnect(nowait=True)
+
+
+def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
+    """Hand a reply, or the StoreError in its place, to whoever it is for."""
+    if call.timer is not None:
+        call.timer.cancel()
+    future = call.future
+    if future is None or future.done():
+        # Of a call that was given up, nobody knows on a broken connection whether it ran: no reply is told.
+        if call.on_reply is not None and not (is_broken and future is not None):
+            call.on_reply(reply)
+    elif isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)

@@ -43,13 +43,17 @@ async def wired(url: str) -> AsyncIterator[tuple[Wire, list[StoreError]]]:
 
 def count_writes(wire: Wire) -> list[bytes]:
     writes: list[bytes] = []
-    send = wire._connection.send_packed_command
+    transport = wire._transport
 
-    async def counting(command: list[bytes], check_health: bool = True) -> None:
-        writes.extend(command)
-        await send(command, check_health)
+    class Counting:
+        def write(self, data: bytes) -> None:
+            writes.append(data)
+            transport.write(data)
 
-    wire._connection.send_packed_command = counting  # type: ignore[method-assign, assignment]
+        def abort(self) -> None:
+            transport.abort()
+
+    wire._transport = Counting()  # type: ignore[assignment]
     return writes
 
 
@@ -137,6 +141,27 @@ async def test_a_late_caller_fails_at_its_budget_and_others_do_not(
         assert broken == []
 
 
+async def test_what_nobody_waits_for_is_told_its_reply_or_why_there_is_none(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    told: list[Any] = []
+    async with wired(redis_server.url) as (wire, _):
+        wire.tell(script(ECHO), (), ("first", 0), told.append)
+        wire.tell(script("return redis.error_reply('NO')"), (), (), told.append)
+        wire.tell(script(ECHO), (), ("unheard", 0))
+        for _ in range(2):  # scripts that were unknown to the server are sent again behind the first
+            assert await wire.send("PING") == b"PONG"
+        redis_server.pause()
+        try:
+            wire.tell(script(ECHO), (), ("lost", 0), told.append)
+            await wire.close("had enough")
+        finally:
+            redis_server.resume()
+        wire.tell(script(ECHO), (), ("too late", 0), told.append)
+    assert told[0] == b"first"
+    assert [type(reply) for reply in told[1:]] == [StoreRefused, StoreDown, StoreDown]
+
+
 async def test_a_refusal_reaches_a_caller_that_gave_up_as_well(redis_server: RedisServer, client: redis.Redis) -> None:
     async with wired(redis_server.url) as (wire, _):
         late: list[Any] = []
@@ -177,7 +202,6 @@ async def test_closing_fails_what_is_pending_and_does_not_wait_for_the_server(
 
 
 async def test_closing_right_behind_a_write_ends(redis_server: RedisServer, client: redis.Redis) -> None:
-    """asyncio.wait_for (Python 3.11) swallows a cancellation that meets a finished write."""
     for turns in range(6):
         async with wired(redis_server.url + "?socket_timeout=5") as (wire, _):
             wire.send("PING")
@@ -204,8 +228,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_down_in_time() -> None:
 
 async def test_a_server_that_talks_nonsense_breaks_the_wire(redis_server: RedisServer, client: redis.Redis) -> None:
     async with wired(redis_server.url) as (wire, broken):
-        wire._connection._reader.feed_data(b"+what nobody asked for\r\n")  # type: ignore[attr-defined]
-        await eventually(lambda: broken)
+        wire.data_received(b"+what nobody asked for\r\n")
         assert "nobody asked" in str(broken[0])
 
 
