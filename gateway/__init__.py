@@ -2,15 +2,15 @@
 
 A request's way through this package, in order (each word is a file, or a folder, here):
 
-    protocol     HTTP/1.1 on a client's connection: uvicorn's, with a limit on a request's head
-    app          one ASGI application: proxied paths go to `proxy`, the rest to `control` (FastAPI)
+    http/        a client's connection (`protocol`), and one request with its answer (`exchange`)
+    app          proxied paths go to `proxy`, the rest to `control` (FastAPI)
     admission    who is calling, and is there room: keys and tenants, requests in flight, bytes held
     paths        which paths may reach a replica, and how they are spelled there
     job          the request as read: body, model, prompt, what must not reach the engine
     form, media  what must not reach the engine in forms, and in bodies whose prompt is not read
     prompt/      the prompt as a byte stream, and its chain of prefix keys
     routing/     where it goes: `router` asks the store for a placement, or falls back to `rendezvous`
-    upstream     the only module that speaks to replicas
+    upstream/    the only module that speaks to replicas: a connection each, an answer as it arrives
     proxy        the request path: place, forward, retry, relay, settle
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
@@ -77,8 +76,7 @@ class Admission:
     def __repr__(self) -> str:
         return f"<Admission {self.in_flight} in flight, {self.held_bytes} bytes held>"
 
-    @contextmanager
-    def enter(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Count a request for as long as it runs. Raises a 429 when the gateway is full."""
         if self.in_flight >= self._limits.max_in_flight:
             raise ApiError(
@@ -88,10 +86,9 @@ class Admission:
                 headers=_RETRY_AFTER,
             )
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.in_flight -= 1
 
     def hold(self, count: int, held_so_far: int) -> None:
         """Account for `count` more bytes of one body. Raises a 413 for a body too large, a 429 when all are."""

@@ -8,21 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import structlog
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.applier import Applier
 from coordinator.store import Store, StoreSettings
 from gateway.admission import Admission, Keyring
-from gateway.asgi import Receive, Scope, Send, headers_of, request_id, with_request_id
 from gateway.attempt import Attempts
 from gateway.audit import Audit
 from gateway.control import Status, build_control
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
+from gateway.http.asgi import run_asgi
+from gateway.http.exchange import Exchange
 from gateway.job import PROMPT_PATHS
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.reader import Reader
+from gateway.reply import request_id
 from gateway.responses import Responses
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
@@ -67,7 +69,7 @@ class Gateway:
             self.metrics,
         )
         self.applier = Applier(redis.url, self.id, self.store.pool_names, self.metrics.applied)
-        self.status = Status(self.id, self.store, self.fleet, self.metrics)
+        self.status = Status(self.id, self.store, self.fleet, self.admission, self.metrics)
         self.proxy = Proxy(
             self.keyring,
             self.admission,
@@ -75,8 +77,8 @@ class Gateway:
             attempts,
             responses.pin,
             self.metrics,
-            self.tasks,
             settings.timeouts.body_s,
+            settings.log.level == "debug",
         )
         self.control: ASGIApp = build_control(
             self.status,
@@ -109,11 +111,12 @@ class Gateway:
         await self.upstream.close()
         _log.info("gateway stopped", id=self.id)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_proxied(scope["path"]):
-            await self.proxy(scope, receive, send)
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        if _is_proxied(exchange.path):
+            await self.proxy(exchange)
         else:
-            await self.control(scope, receive, with_request_id(send, request_id(headers_of(scope))))
+            await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
 
 
 def _is_proxied(path: str) -> bool:
@@ -123,20 +126,20 @@ def _is_proxied(path: str) -> bool:
 
 
 class App:
-    """The ASGI application that a server runs: builds the gateway inside the running loop, by lifespan."""
+    """What uvicorn runs: builds the gateway inside the running loop, by ASGI's lifespan."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            assert self.gateway is not None
-            await self.gateway(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1000})
+        assert scope["type"] == "lifespan"  # requests come as exchanges: see `answer`
+        await self._lifespan(receive, send)
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        assert self.gateway is not None
+        await self.gateway.answer(exchange)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import orjson
 
 from coordinator.truth import tell_measured
 from gateway.audit import Audit, read_usage
+from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.job import Job, no_replica, with_fields
@@ -72,6 +72,7 @@ class Attempts:
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
         self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
+        self._deadlines = Deadlines()
         self._router = router
         self._fleet = fleet
         self._upstream = upstream
@@ -83,7 +84,7 @@ class Attempts:
     async def run(self, job: Job, reply: Reply) -> None:
         """Answer the client. Raises ApiError when nobody could, or when a started stream broke."""
         try:
-            async with asyncio.timeout(self._timeouts.request_s):
+            with self._deadlines.within(self._timeouts.request_s, reply.task):
                 await self._run(job, reply)
         except TimeoutError:
             raise ApiError(
@@ -102,7 +103,7 @@ class Attempts:
                 if ticket is None:
                     break
                 if failure is not None:
-                    self._metrics.retries.labels(failure.reason).inc()
+                    self._metrics.retries.inc(failure.reason)
                 reservations.append(ticket.request.reservation)
                 reply.note(ticket, job.caller.sees_decisions)
                 failure = await self._attempt(job, ticket, reply)
@@ -118,7 +119,7 @@ class Attempts:
         if failure is None:
             raise no_replica()
         if failure.status:
-            await reply.whole(failure.status, failure.headers, failure.body)
+            reply.whole(failure.status, failure.headers, failure.body)
             return
         raise ApiError(
             502, "replica_unreachable", f"No replica answered ({failure.reason}).", headers={"retry-after": "1"}
@@ -128,14 +129,14 @@ class Attempts:
         """One attempt: None when the client was answered, whatever the answer."""
         answer: Answer | None = None
         try:
-            async with asyncio.timeout(self._timeouts.first_byte_s if job.stream else None):
+            with self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task):
                 answer = await self._upstream.send(
-                    job.method, ticket.url + job.target, self._headers(job, ticket), _body(job, ticket) or None
+                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket) or None
                 )
                 if answer.status in _RETRIED:
                     return await self._declined(ticket, answer)
                 streamed = answer.status == 200 and answer.is_event_stream
-                first = await answer.next_chunk() if streamed else await answer.body()
+                first = await answer.next_piece() if streamed else await answer.rest()
             if streamed and (reason := _broken_start(first)):
                 return self._failed(ticket, reason)
             ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
@@ -143,7 +144,7 @@ class Attempts:
             if streamed:
                 await self._stream(job, ticket, reply, answer, first)
             else:
-                await self._whole(job, ticket, reply, answer, first)
+                self._whole(job, ticket, reply, answer, first)
             return None
         except UpstreamError as error:
             return self._failed(ticket, error.reason)
@@ -166,12 +167,12 @@ class Attempts:
 
     async def _declined(self, ticket: Ticket, answer: Answer) -> Failure:
         """The replica answered that it cannot: passed on only if nobody else can."""
-        body = await answer.body()
+        body = await answer.rest()
         if answer.status != _OVERLOADED:
             self._router.failed(ticket)
         return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
-    async def _whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, body: bytes) -> None:
+    def _whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, body: bytes) -> None:
         if ticket.computed and ticket.placement is not None:
             ticket.pool.confirm(ticket.request, ticket.placement)
         if ticket.computed and job.prompt is not None and job.prompt.keys:
@@ -180,29 +181,37 @@ class Attempts:
             self._learn(job, ticket, document, take_token_ids(document) if asked else [])
             body = orjson.dumps(document) if asked and document and not job.wants_token_ids else body
         ticket.pool.done(ticket.request.reservation)  # before the client, who may ask on at once, hears of it
-        await reply.whole(answer.status, passed_headers(answer), body)
+        reply.whole(answer.status, passed_headers(answer), body)
 
     async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
         """Relay events as they come. Raises ApiError when the stream breaks off."""
-        has_begun = False
+        is_response = job.path == "/v1/responses"
+        has_begun = not is_response
+        if has_begun:
+            self._begun(ticket)
         relay = EventRelay(
             job.strip_usage,
             _END_MARKS.get(job.path, ()),
             reads_token_ids=_asks_token_ids(job, ticket),
             strip_token_ids=not job.wants_token_ids,
         )
-        await reply.start_stream(answer)
+        reply.start_stream(answer)
+
+        def pass_on(piece: bytes) -> bool:
+            nonlocal has_begun
+            if not has_begun and not _is_preface(piece):
+                has_begun = True
+                self._begun(ticket)
+            ready = relay.feed(piece)
+            if not ready:
+                return True
+            if is_response:
+                self._responses.notice(job, ticket, ready)
+            return reply.more(ready)
+
         try:
-            chunk = first
-            while chunk:
-                if not has_begun and not _is_preface(job, chunk):
-                    has_begun = True
-                    self._begun(ticket)
-                ready = relay.feed(chunk)
-                if ready:
-                    self._responses.notice(job, ticket, ready)
-                    await reply.more(ready)
-                chunk = await answer.next_chunk()
+            pass_on(first)
+            await answer.relay(pass_on, reply.drained)
         except UpstreamError as error:
             self._failed(ticket, error.reason)
             raise self._broken(error.reason) from error
@@ -210,9 +219,9 @@ class Attempts:
         if not relay.saw_end:
             raise self._broken("ended early")
         if rest:
-            await reply.more(rest)
+            reply.more(rest)
         ticket.pool.done(ticket.request.reservation)
-        await reply.end()
+        reply.end()
         self._learn(job, ticket, relay.document, relay.prompt_token_ids)
 
     def _begun(self, ticket: Ticket) -> None:
@@ -251,9 +260,9 @@ def _body(job: Job, ticket: Ticket) -> bytes:
     return with_fields(job.body, asked) if asked else job.body
 
 
-def _is_preface(job: Job, chunk: bytes) -> bool:
+def _is_preface(chunk: bytes) -> bool:
     """Whether a stream has only said that it will begin: responses are announced before their prompt is computed."""
-    events = _EVENT_NAME.findall(chunk) if job.path == "/v1/responses" else []
+    events = _EVENT_NAME.findall(chunk)
     return bool(events) and all(event in _PREFACE for event in events)
 
 

@@ -101,24 +101,24 @@ class Audit:
     def observe(self, ticket: Ticket, usage: Usage) -> None:
         """Count one answer; where the engine had more or less than the map promised, correct the map."""
         replica, predicted = ticket.replica, ticket.matched_tokens
-        self._metrics.prompt_tokens.labels(replica).inc(usage.prompt_tokens)
+        self._metrics.prompt_tokens.inc(replica, by=usage.prompt_tokens)
         if usage.cached_tokens is not None and usage.omits_zero:  # a response's usage has the field in any case
             self._reporting[replica] = ticket.incarnation
         cached = known_cached_tokens(usage, self._reporting.get(replica) == ticket.incarnation)
         if cached is None:
             return
-        self._metrics.cached_tokens.labels(replica).inc(cached)
+        self._metrics.cached_tokens.inc(replica, by=cached)
         if ticket.placement is None:
             return
-        self._metrics.predicted_tokens.labels(replica).inc(predicted)
+        self._metrics.predicted_tokens.inc(replica, by=predicted)
         error = predicted - cached
         direction = "over" if error > 0 else "under"
-        self._metrics.prediction_error_tokens.labels(direction).observe(abs(error))
+        self._metrics.prediction_error_tokens.observe(abs(error), direction)
         record = ticket.pool.records.get(replica)
         is_current = record is None or record.incarnation == ticket.incarnation
         cause = cause_of(ticket, cached, self._block_tokens(replica), is_current)
         if cause:
-            self._metrics.wrong_predictions.labels(replica, cause).inc()
+            self._metrics.wrong_predictions.inc(replica, cause)
             self._repair(ticket, ticket.placement, cause, cached)
 
     def _repair(self, ticket: Ticket, placement: Placement, cause: str, cached: int) -> None:
@@ -145,7 +145,7 @@ class Audit:
         for old in [key for key, since in doubts.items() if since < now - _DOUBT_S]:
             del doubts[old]
         _log.warning("residency was not true", replica=ticket.replica, key=key)
-        self._metrics.doubts.labels(ticket.replica).inc()
+        self._metrics.doubts.inc(ticket.replica)
         if len(doubts) >= _DOUBTS:  # one may be a request of a kind that reads no cache
             doubts.clear()
             ask_reset(ticket.pool, ticket.replica)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,11 +10,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from coordinator.store import Store
 from gateway import __version__
 from gateway.admission import Admission, Keyring
-from gateway.asgi import Body, ClientGone
+from gateway.body import Body
 from gateway.errors import ApiError
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
@@ -23,8 +25,9 @@ from gateway.metrics import Metrics
 class Status:
     """What this gateway can say of itself."""
 
-    def __init__(self, gateway: str, store: Store, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, gateway: str, store: Store, fleet: Fleet, admission: Admission, metrics: Metrics) -> None:
         self.gateway = gateway
+        self._admission = admission
         self._store = store
         self._fleet = fleet
         self._metrics = metrics
@@ -55,6 +58,7 @@ class Status:
         """Gauges that are read from elsewhere, set when they are scraped."""
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
+        metrics.in_flight.set(self._admission.in_flight)
         for member in self._fleet.members.values():
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             fleet = self._store.pool(member.pool).fleet if member.pool else None
@@ -125,10 +129,10 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
             raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
         body = Body(admission)
         try:
-            with admission.enter():
-                data = await body.read(headers, request.receive)
+            with admission:
+                data = await body.read(headers, partial(anext, request.stream(), b""))
                 return _json(200, await explainer.explain(data, headers, caller, path))
-        except ClientGone:
+        except ClientDisconnect:
             return Response(status_code=400)
         finally:
             body.release()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.applier import Applied
 from gateway.job import PROMPT_PATHS
+from gateway.tallies import Distribution, Tally
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PLACEMENT_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -25,87 +26,79 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "kvgate_requests", "Requests answered, by path and status.", ("path", "status"), registry=registry
-        )
+        self.requests = Tally("kvgate_requests", "Requests answered, by path and status.", ("path", "status"), registry)
         self.in_flight = Gauge("kvgate_requests_in_flight", "Requests being served.", registry=registry)
-        self.time_to_first_token_s = Histogram(
+        self.time_to_first_token_s = Distribution(
             "kvgate_time_to_first_token_seconds",
             "From the request's arrival to the first bytes of a streamed answer.",
             ("path",),
-            buckets=_LATENCY_S,
-            registry=registry,
+            _LATENCY_S,
+            registry,
         )
-        self.duration_s = Histogram(
+        self.duration_s = Distribution(
             "kvgate_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
             ("path",),
-            buckets=_LATENCY_S,
-            registry=registry,
+            _LATENCY_S,
+            registry,
         )
-        self.placement_s = Histogram(
-            "kvgate_placement_seconds",
-            "Time to choose a replica, the store included.",
-            buckets=_PLACEMENT_S,
-            registry=registry,
+        self.placement_s = Distribution(
+            "kvgate_placement_seconds", "Time to choose a replica, the store included.", (), _PLACEMENT_S, registry
         )
-        self.decisions = Counter(
-            "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry=registry
+        self.decisions = Tally(
+            "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry
         )
         self._add_tokens(registry)
         self._add_events(registry)
         self._add_trouble(registry)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
-        self.prompt_tokens = Counter(
-            "kvgate_prompt_tokens", "Prompt tokens, as the engines count them.", ("replica",), registry=registry
+        self.prompt_tokens = Tally(
+            "kvgate_prompt_tokens", "Prompt tokens, as the engines count them.", ("replica",), registry
         )
-        self.cached_tokens = Counter(
-            "kvgate_cached_tokens", "Prompt tokens the engines served from cache.", ("replica",), registry=registry
+        self.cached_tokens = Tally(
+            "kvgate_cached_tokens", "Prompt tokens the engines served from cache.", ("replica",), registry
         )
-        self.predicted_tokens = Counter(
+        self.predicted_tokens = Tally(
             "kvgate_predicted_cached_tokens",
             "Prompt tokens predicted to be cached, of requests whose engine reported what was.",
             ("replica",),
-            registry=registry,
+            registry,
         )
-        self.prediction_error_tokens = Histogram(
+        self.prediction_error_tokens = Distribution(
             "kvgate_prediction_error_tokens",
             "Distance between predicted and actual cached tokens, by direction.",
             ("direction",),
-            buckets=_TOKENS,
-            registry=registry,
+            _TOKENS,
+            registry,
         )
 
-        self.wrong_predictions = Counter(
+        self.wrong_predictions = Tally(
             "kvgate_wrong_predictions",
             "Answers whose cached tokens lie outside of what the map promised, by cause.",
             ("replica", "cause"),
-            registry=registry,
+            registry,
         )
-        self.doubts = Counter(
+        self.doubts = Tally(
             "kvgate_residency_doubts",
             "Prefixes that a replica's events had promised, that it did not hold, and of which no event told.",
             ("replica",),
-            registry=registry,
+            registry,
         )
 
     def _add_events(self, registry: CollectorRegistry) -> None:
-        self.event_lag_s = Histogram(
+        self.event_lag_s = Distribution(
             "kvgate_event_lag_seconds",
             "From an engine's KV event to the map, of the streams that this process applies.",
             ("replica",),
-            buckets=_LAG_S,
-            registry=registry,
+            _LAG_S,
+            registry,
         )
-        self.transitions = Counter(
-            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry=registry
+        self.transitions = Tally(
+            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry
         )
-        self.stream_gaps = Counter(
-            "kvgate_event_stream_gaps",
-            "Times a stream's cap cut off what was not applied.",
-            ("replica",),
-            registry=registry,
+        self.stream_gaps = Tally(
+            "kvgate_event_stream_gaps", "Times a stream's cap cut off what was not applied.", ("replica",), registry
         )
         self.replica_exact = Gauge(
             "kvgate_replica_exact", "1 while an agent tells what a replica holds.", ("replica",), registry=registry
@@ -116,16 +109,14 @@ class Metrics:
         }
 
     def _add_trouble(self, registry: CollectorRegistry) -> None:
-        self.retries = Counter("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry=registry)
-        self.broken_streams = Counter(
-            "kvgate_broken_streams", "Streams ended by an error event after their first byte.", registry=registry
+        self.retries = Tally("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry)
+        self.broken_streams = Tally(
+            "kvgate_broken_streams", "Streams ended by an error event after their first byte.", (), registry
         )
-        self.disconnects = Counter(
-            "kvgate_client_disconnects", "Requests whose client hung up first.", registry=registry
-        )
+        self.disconnects = Tally("kvgate_client_disconnects", "Requests whose client hung up first.", (), registry)
         self.store_up = Gauge("kvgate_store_up", "1 while placements go through the store.", registry=registry)
-        self.store_reconnects = Counter(
-            "kvgate_store_connections", "Times the store's connection was (re)established.", registry=registry
+        self.store_reconnects = Tally(
+            "kvgate_store_connections", "Times the store's connection was (re)established.", (), registry
         )
         self.breaker_open = Gauge(
             "kvgate_breaker_open", "1 while a replica's breaker is open.", ("replica",), registry=registry
@@ -142,10 +133,10 @@ class Metrics:
 
     def applied(self, applied: Applied) -> None:
         """Count one entry of an event stream."""
-        self.event_lag_s.labels(applied.replica).observe(max(0, applied.lag_ms) / 1000)
-        self.transitions.labels(applied.replica).inc(applied.transitions)
+        self.event_lag_s.observe(max(0, applied.lag_ms) / 1000, applied.replica)
+        self.transitions.inc(applied.replica, by=applied.transitions)
         if applied.entries_missing:
-            self.stream_gaps.labels(applied.replica).inc()
+            self.stream_gaps.inc(applied.replica)
 
     def path_label(self, path: str) -> str:
         """A bounded set of labels: clients choose paths."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admission import Caller, Keyring
-from gateway.asgi import Scope
 from gateway.errors import ApiError, bad_field
 from gateway.fleet import Fleet, Served
 from gateway.form import is_form, without_fields
+from gateway.http.exchange import Exchange
 from gateway.job import (
     PROMPT_PATHS,
     TRUSTED_FIELDS,
@@ -58,16 +58,16 @@ class Reader:
         if is_denied(path, self._denied) or not is_plain(path):
             raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
 
-    def read(self, scope: Scope, headers: Mapping[str, str], request_id: str, caller: Caller, body: bytes) -> Job:
+    def read(self, exchange: Exchange, request_id: str, caller: Caller, body: bytes) -> Job:
         """Read one request. Raises ApiError naming the field that is wrong."""
-        method, path = scope["method"], scope["path"]
+        method, path, headers = exchange.method, exchange.path, exchange.headers
         document = self._document(method, path, headers, body)
         as_form = _is_form(path, headers)
         job = Job(
             id=request_id,
             method=method,
             path=path,
-            target=upstream_target(path, scope["query_string"]),
+            target=upstream_target(path, exchange.query),
             caller=caller,
             body=without_fields(headers["content-type"], body, self._removed_from_forms) if as_form else body,
             served=resolve_model(self._fleet, document, path),

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from gateway.asgi import RawHeaders, Send
 from gateway.errors import ApiError
+from gateway.http.exchange import Exchange
 from gateway.routing.router import Ticket
 from gateway.sse import error_event
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
     {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "proxy-authenticate",
-        "server",
-        "set-cookie",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "x-request-id",
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"server",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
     }
 )
+_MAX_ID_CHARS = 128
+
+RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Reply:
     """Sends status, headers and body once, and remembers what the log and the metrics need."""
 
-    def __init__(self, send: Send, request_id: str, started: float) -> None:
-        self.send = send
-        self.request_id = request_id
+    def __init__(self, exchange: Exchange, started: float) -> None:
+        self.request_id = request_id(exchange.headers)
         self.status = 0
         self.code = ""
         self.replica = ""
         self.decision = ""
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
-        self.has_started = False
-        self.is_complete = False
+        self._exchange = exchange
         self._started = started
 
     def note(self, ticket: Ticket, visible: bool) -> None:
@@ -56,39 +59,64 @@ class Reply:
                 (b"x-kvgate-decision", ticket.decision.encode()),
             ]
 
-    async def whole(self, status: int, upstream_headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """What answers."""
+        return self._exchange.task
+
+    @property
+    def has_started(self) -> bool:
+        return self._exchange.has_started
+
+    def whole(self, status: int, upstream_headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """An answer in one piece."""
-        await self._start(status, [*upstream_headers, (b"content-length", str(len(body)).encode())])
-        await self.send({"type": "http.response.body", "body": body})
+        self.status = status
+        self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
-    async def start_stream(self, answer: Answer) -> None:
+    def start_stream(self, answer: Answer) -> None:
         self.first_byte_s = time.perf_counter() - self._started
-        await self._start(answer.status, passed_headers(answer))
+        self.status = answer.status
+        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()])
 
-    async def more(self, data: bytes) -> None:
-        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+    def more(self, data: bytes) -> bool:
+        """Send on a piece of a stream; False where the client does not keep up: then wait until it is `drained`."""
+        return self._exchange.write(data)
 
-    async def end(self) -> None:
-        self.is_complete = True
-        await self.send({"type": "http.response.body", "body": b""})
+    async def drained(self) -> None:
+        await self._exchange.drained()
 
-    async def end_with_error(self, error: ApiError) -> None:
-        """A stream that broke ends with an error event, so that nobody takes it for complete."""
-        if self.is_complete:
+    def end(self) -> None:
+        self._exchange.end()
+
+    def refuse(self, error: ApiError) -> None:
+        """An error in OpenAI's shape. A stream that has begun ends with an error event, so that nobody takes it for
+        complete."""
+        self.code = error.code
+        if self._exchange.is_answered:
             return
-        await self.more(error_event(error.body()))
-        await self.end()
+        if self._exchange.has_started:
+            self.more(error_event(error.body()))
+            self.end()
+            return
+        self.status = error.status
+        headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        headers += [(b"content-type", b"application/json"), *self._own_headers()]
+        self._exchange.whole(error.status, headers, error.body())
 
-    async def _start(self, status: int, headers: RawHeaders) -> None:
-        self.status, self.has_started = status, True
-        headers += [(b"x-request-id", self.request_id.encode()), *self.receipt]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+    def _own_headers(self) -> RawHeaders:
+        return [(b"x-request-id", self.request_id.encode()), *self.receipt]
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's x-request-id where it is printable and short, else a new one."""
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= _MAX_ID_CHARS and given.isascii() and given.isprintable():
+        return given
+    return f"{random.getrandbits(128):032x}"
 
 
 def passed_headers(answer: Answer) -> RawHeaders:
     """The replica's headers that are the client's business."""
     return [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in answer.headers.items()
-        if name.lower() not in _NOT_PASSED and not name.lower().startswith("x-kvgate-")
+        header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(b"x-kvgate-")
     ]

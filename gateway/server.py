@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from gateway.app import App
+from gateway.http.protocol import HttpProtocol
 from gateway.logs import configure
-from gateway.protocol import HttpProtocol
 from gateway.settings import GatewaySettings
 
 _BACKLOG = 2048
@@ -51,6 +53,11 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     return sock
 
 
+def _protocols(app: App) -> Callable[..., HttpProtocol]:
+    """As uvicorn makes them, one for each connection."""
+    return lambda config, server_state, app_state, _loop: HttpProtocol(app.answer, server_state)
+
+
 def serve(settings: GatewaySettings) -> None:
     """Run one gateway until it is told to stop. Raises OSError when a port is taken."""
     configure(settings.log, gateway=settings.id)
@@ -61,14 +68,11 @@ def serve(settings: GatewaySettings) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=HttpProtocol,
+        http=cast("type[asyncio.Protocol]", _protocols(app)),
         ws="none",
         lifespan="on",
         access_log=False,
         log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=round(settings.timeouts.grace_s),
         backlog=_BACKLOG,
     )

@@ -39,6 +39,9 @@ class EventRelay:
     def feed(self, chunk: bytes) -> bytes:
         """The complete events in what arrived so far, to send on now (may be empty)."""
         data = self._tail + chunk if self._tail else chunk
+        if data.endswith(b"\n\n"):
+            self._tail = b""
+            return self._passed(data)
         end = _end_of_last_event(data)
         if end == 0:
             self._tail = data
@@ -57,7 +60,9 @@ class EventRelay:
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if not self.saw_end:
-            self.saw_end = any(ready.startswith(mark) or b"\n" + mark in ready for mark in self._end_marks)
+            for mark in self._end_marks:
+                if mark in ready and (ready.startswith(mark) or b"\n" + mark in ready):
+                    self.saw_end = True
         return ready
 
     def _token_ids_read(self, event: bytes) -> bytes:

@@ -44,7 +44,7 @@ def test_only_the_coordinator_speaks_to_redis(library: str) -> None:
 
 
 def test_only_upstream_speaks_to_replicas() -> None:
-    assert importers("aiohttp", ("gateway", "coordinator")) <= {"gateway/upstream.py"}
+    assert importers("aiohttp", ("gateway", "coordinator")) == {"gateway/upstream/client.py"}
 
 
 def test_the_coordinator_knows_nothing_of_http_or_of_the_gateway() -> None:

@@ -115,7 +115,7 @@ class Router:
                 )
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
-            self._metrics.decisions.labels(request.knobs.name, ticket.why, ticket.state).inc()
+            self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
         return ticket
 
     def _predicted_tokens(self, placement: Placement) -> int:

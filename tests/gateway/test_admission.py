@@ -69,12 +69,12 @@ def test_shared_caches_leave_the_clients_salt_alone() -> None:
 
 def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
     admission = Admission(LimitSettings(max_in_flight=1))
-    with admission.enter():
-        with pytest.raises(ApiError) as refused, admission.enter():
+    with admission:
+        with pytest.raises(ApiError) as refused, admission:
             pass
         assert refused.value.status == 429
         assert refused.value.headers["retry-after"]
-    with admission.enter():
+    with admission:
         assert admission.in_flight == 1
 
 

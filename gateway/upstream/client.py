@@ -1,8 +1,7 @@
-"""The only module that speaks to replicas.
+"""Requests to replicas: those of clients, which have to be cheap, and those for control, which aiohttp sends.
 
 A request is sent once per call: whether to try elsewhere is the caller's decision, and until the first byte of an
-answer's body has been read there is always that choice. Connections are reused for less time than vLLM keeps them
-open (5 s), so that a request is not sent into one that is being closed.
+answer's body has been read there is always that choice.
 """
 
 from __future__ import annotations
@@ -13,57 +12,14 @@ from typing import Any
 
 import aiohttp
 import orjson
-from multidict import CIMultiDictProxy
-from yarl import URL
 
 from gateway.settings import TimeoutSettings
+from gateway.upstream.answer import Answer
+from gateway.upstream.errors import UpstreamError
+from gateway.upstream.pool import Origin
 
-_READ_AHEAD_BYTES = 2**18
-
-
-class UpstreamError(Exception):
-    """A replica did not answer, or stopped answering: `reason` is refused, reset, timeout or protocol."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-class Answer:
-    """A replica's answer: status and headers are in, the body is still to be read."""
-
-    __slots__ = ("_response", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        return self._response.headers
-
-    @property
-    def is_event_stream(self) -> bool:
-        return self._response.headers.get("content-type", "").startswith("text/event-stream")
-
-    async def next_chunk(self) -> bytes:
-        """The next bytes as they came; empty at the end. Raises UpstreamError when the replica breaks off."""
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _translated(error) from error
-
-    async def body(self) -> bytes:
-        """The whole body."""
-        try:
-            return await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _translated(error) from error
-
-    def close(self) -> None:
-        """Let go of the answer. One not read to its end closes its connection: vLLM then aborts the request."""
-        self._response.close()
+Headers = Mapping[str, str]
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Upstream:
@@ -71,24 +27,37 @@ class Upstream:
 
     def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
         self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._origins: dict[str, Origin] = {}
+        self._connect_s = timeouts.connect_s
+        self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
-            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=_READ_AHEAD_BYTES,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send one request and wait for the answer's headers; `url` goes out as it stands. Raises UpstreamError."""
+    async def send(self, method: str, url: str, target: str, headers: Headers, body: bytes | None) -> Answer:
+        """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
+        as it stands. Raises UpstreamError."""
+        origin = self._origins.get(url)
+        if origin is None:
+            origin = self._origins[url] = Origin(url, self._connect_s, self._keep_alive_s)
+        lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
+        lines.append(self._key_line)
+        if body is not None or method in _WITH_BODY:
+            lines.append(f"content-length: {len(body or b'')}\r\n")
+        lines.append("\r\n")
+        connection = await origin.acquire()
+        answer = connection.send("".join(lines).encode("latin-1"), body, method == "HEAD")
         try:
-            response = await self._session.request(
-                method, URL(url, encoded=True), data=body, headers={**headers, **self._key}, allow_redirects=False
-            )
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _translated(error) from error
-        return Answer(response)
+            await answer.head()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
     async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
         """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
@@ -131,6 +100,8 @@ class Upstream:
             raise _translated(error) from error
 
     async def close(self) -> None:
+        for origin in self._origins.values():
+            origin.close()
         await self._session.close()
 
 

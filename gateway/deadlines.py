@@ -1,0 +1,70 @@
+"""Time limits for requests: hundreds of them for the price of one timer.
+
+`asyncio.timeout` makes and cancels a timer of the event loop each time; these limits are seconds to minutes long, and
+one look at all of them every TICK_S is exact enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+TICK_S = 0.05
+
+
+class Deadlines:
+    """`with deadlines.within(seconds, task): await …`, in that task, raises TimeoutError when it takes longer."""
+
+    def __init__(self) -> None:
+        self._running: set[Limit] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def within(self, limit_s: float | None, task: asyncio.Task[None]) -> Limit:
+        """A limit of so many seconds; None is no limit."""
+        return Limit(self, limit_s, task)
+
+    def add(self, limit: Limit) -> None:
+        self._running.add(limit)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        for limit in [limit for limit in self._running if limit.due_s <= now_s]:
+            limit.expire()
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick) if self._running else None
+
+    def remove(self, limit: Limit) -> None:
+        self._running.discard(limit)
+
+
+class Limit:
+    """One limit, of the task that enters it."""
+
+    __slots__ = ("_deadlines", "_has_expired", "_limit_s", "_task", "due_s")
+
+    def __init__(self, deadlines: Deadlines, limit_s: float | None, task: asyncio.Task[None]) -> None:
+        self._deadlines = deadlines
+        self._task = task
+        self._limit_s = limit_s
+        self._has_expired = False
+        self.due_s = 0.0
+
+    def __enter__(self) -> None:
+        if self._limit_s is not None:
+            self.due_s = time.monotonic() + self._limit_s
+            self._deadlines.add(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._deadlines.remove(self)
+        if self._has_expired and self._task.uncancel() <= 0 and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def expire(self) -> None:
+        """The time is over."""
+        self._deadlines.remove(self)
+        self._has_expired = True
+        self._task.cancel()

@@ -1,0 +1,50 @@
+"""An ASGI application, answering an exchange: for all routes that are not hot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from gateway.http.exchange import ClientGone, Exchange
+
+
+async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[bytes, bytes]]) -> None:
+    """Let `app` answer; `added_headers` go into its answer."""
+    pieces: list[bytes] = []
+    start: dict[str, Any] = {}
+
+    async def receive() -> Message:
+        try:
+            piece = await exchange.receive()
+        except ClientGone:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            start.update(message)
+            return
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+            exchange.whole(start["status"], [*headers, *added_headers], b"".join(pieces))
+
+    await app(_scope(exchange), receive, send)
+
+
+def _scope(exchange: Exchange) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": exchange.http_version,
+        "method": exchange.method,
+        "scheme": "http",
+        "path": exchange.path,
+        "raw_path": exchange.path.encode(),
+        "query_string": exchange.query,
+        "root_path": "",
+        "headers": exchange.raw_headers,
+        "client": None,
+        "server": None,
+    }

@@ -1,0 +1,234 @@
+"""One request of a client, and the answer to it. Everything that is sent is written at once, without a task's turn."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import Sequence
+from typing import Protocol
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_READ_AHEAD_BYTES = 2**18
+_BODYLESS_STATUSES = frozenset({204, 304})
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+_STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+
+
+class ClientGone(Exception):
+    """The client hung up: there is nobody left to answer."""
+
+
+class Line(Protocol):
+    """The connection that an exchange takes place on."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is complete."""
+        ...
+
+
+class Exchange:
+    """`receive` the body, then `start`, `write` and `end` the answer, or send it `whole`."""
+
+    __slots__ = (
+        "_can_write",
+        "_expects_continue",
+        "_has_all",
+        "_held_bytes",
+        "_is_chunked",
+        "_is_paused",
+        "_line",
+        "_loop",
+        "_pieces",
+        "_waiter",
+        "has_started",
+        "headers",
+        "http_version",
+        "is_answered",
+        "is_gone",
+        "keeps_alive",
+        "method",
+        "path",
+        "query",
+        "raw_headers",
+        "stops_when_gone",
+        "task",
+    )
+
+    def __init__(
+        self,
+        line: Line,
+        loop: asyncio.AbstractEventLoop,
+        method: str,
+        path: str,
+        query: bytes,
+        raw_headers: list[tuple[bytes, bytes]],
+        http_version: str,
+        keeps_alive: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        """Decoded once."""
+        self.query = query
+        self.raw_headers = raw_headers
+        """Names in lower case."""
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers}
+        """Of repeated ones the last."""
+        self.http_version = http_version
+        self.keeps_alive = keeps_alive
+        self.task: asyncio.Task[None]
+        """What answers: set by the connection that starts it."""
+        self.stops_when_gone = False
+        """Whether `task` is cancelled when the client hangs up."""
+        self.has_started = False
+        self.is_answered = False
+        self.is_gone = False
+        self._line = line
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._has_all = False
+        self._is_paused = False
+        self._is_chunked = False
+        self._expects_continue = self.headers.get("expect", "").lower() == "100-continue"
+        self._waiter: asyncio.Future[None] | None = None
+        self._can_write: asyncio.Future[None] | None = None
+
+    # -- the request's body --------------------------------------------------------------------------------------
+
+    @property
+    def has_body(self) -> bool:
+        """Whether all of the body is here already."""
+        return self._has_all
+
+    async def receive(self) -> bytes:
+        """What has come of the body since; empty at its end. Raises ClientGone."""
+        if self._expects_continue:
+            self._expects_continue = False
+            if not self._pieces and not self._has_all:
+                self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self._pieces and not self._has_all:
+            if self.is_gone:
+                raise ClientGone
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if not self._pieces:
+            return b""
+        pieces, self._pieces, self._held_bytes = self._pieces, [], 0
+        if self._is_paused:
+            self._is_paused = False
+            self._line.resume_reading()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def put(self, piece: bytes) -> None:
+        """More of the body has come."""
+        if self.is_answered:
+            return
+        self._pieces.append(piece)
+        self._held_bytes += len(piece)
+        if self._held_bytes > _READ_AHEAD_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._line.pause_reading()
+        self._wake()
+
+    def put_end(self) -> None:
+        """All of the body has come."""
+        self._has_all = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """The answer in one piece."""
+        self.has_started = True
+        has_length = status not in _BODYLESS_STATUSES
+        head = self._head(status, headers, b"content-length: %d\r\n" % len(body) if has_length else b"")
+        self._write(head if self.method == "HEAD" else head + body)
+        self._complete()
+
+    def start(self, status: int, headers: RawHeaders) -> None:
+        """Status and headers of an answer of unknown length."""
+        self.has_started = True
+        has_body = self.method != "HEAD" and status not in _BODYLESS_STATUSES
+        self._is_chunked = has_body and self.http_version != "1.0"
+        if has_body and not self._is_chunked:
+            self.keeps_alive = False  # its end is the connection's
+        self._write(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._is_chunked else b""))
+
+    def write(self, data: bytes) -> bool:
+        """A piece of the body, not empty; False where the client does not keep up: then wait until it is `drained`.
+        A client that is gone gets nothing, silently."""
+        if self.is_gone:
+            return True
+        if self._is_chunked:
+            self._line.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif self.method != "HEAD":
+            self._line.write(data)
+        return self._can_write is None
+
+    def end(self) -> None:
+        """The answer is complete."""
+        if self._is_chunked:
+            self._write(b"0\r\n\r\n")
+        self._complete()
+
+    async def drained(self) -> None:
+        """Until the client has taken most of what was written, or is gone."""
+        while self._can_write is not None and not self.is_gone:
+            await asyncio.shield(self._can_write)
+
+    def _head(self, status: int, headers: RawHeaders, length: bytes) -> bytes:
+        lines = [_STATUS_LINES[status], *(b"%b: %b\r\n" % header for header in headers), length]
+        if any(name == b"connection" and value == b"close" for name, value in headers):
+            self.keeps_alive = False
+        elif not self.keeps_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _write(self, data: bytes) -> None:
+        if not self.is_gone:
+            self._line.write(data)
+
+    def _complete(self) -> None:
+        self.is_answered = True
+        self._pieces.clear()
+        self._line.answered(self)
+
+    # -- what the connection tells -------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        if self._can_write is None:
+            self._can_write = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._can_write is not None:
+            waiter, self._can_write = self._can_write, None
+            waiter.set_result(None)
+
+    def lost(self) -> None:
+        """The client hung up: whoever answers is stopped."""
+        self.is_gone = True
+        self._wake()
+        self.resume_writing()
+        if self.stops_when_gone and not self.is_answered:
+            self.task.cancel()

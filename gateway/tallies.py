@@ -1,0 +1,80 @@
+"""Counters and histograms that cost nanoseconds to write: plain dictionaries, put into Prometheus' form when scraped.
+
+prometheus_client's own take a lock and look a child up for every label set: about 1.5 us each, a dozen times a request.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+
+class Tally(Collector):
+    """A counter. `name` is without the `_total` that Prometheus' form ends it with."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._described = (name, text, labels)
+        self._totals: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        registry.register(self)
+
+    def inc(self, *labels: str, by: float = 1.0) -> None:
+        """Add to the count under these label values."""
+        totals = self._totals
+        totals[labels] = totals.get(labels, 0.0) + by
+
+    def describe(self) -> Iterator[Metric]:
+        name, text, labels = self._described
+        yield CounterMetricFamily(name, text, labels=labels)
+
+    def collect(self) -> Iterator[Metric]:
+        name, text, labels = self._described
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, total in list(self._totals.items()):  # a scrape may come from another thread
+            family.add_metric(values, total)
+        yield family
+
+
+class Distribution(Collector):
+    """A histogram with upper bounds `bounds`, ascending."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._described = (name, text, labels)
+        self._bounds = tuple(bounds)
+        self._names = (*(str(float(bound)) for bound in bounds), "+Inf")
+        # Of each label set, a count for each bound and one above all; and the sum.
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._row(())
+        registry.register(self)
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one value under these label values."""
+        counts = self._counts.get(labels)
+        if counts is None:
+            counts = self._row(labels)
+        counts[bisect_left(self._bounds, value)] += 1
+        self._sums[labels] += value
+
+    def _row(self, labels: tuple[str, ...]) -> list[int]:
+        self._sums[labels] = 0.0
+        counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
+        return counts
+
+    def describe(self) -> Iterator[Metric]:
+        name, text, labels = self._described
+        yield HistogramMetricFamily(name, text, labels=labels)
+
+    def collect(self) -> Iterator[Metric]:
+        name, text, labels = self._described
+        family = HistogramMetricFamily(name, text, labels=labels)
+        for values, counts in list(self._counts.items()):
+            buckets = list(zip(self._names, accumulate(counts), strict=True))
+            family.add_metric(values, buckets, self._sums[values])
+        yield family

@@ -1,0 +1,7 @@
+"""The only module that speaks to replicas."""
+
+from gateway.upstream.answer import Answer
+from gateway.upstream.client import Upstream
+from gateway.upstream.errors import UpstreamError
+
+__all__ = ["Answer", "Upstream", "UpstreamError"]

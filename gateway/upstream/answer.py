@@ -1,0 +1,167 @@
+"""A replica's answer as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from gateway.upstream.errors import UpstreamError
+
+Sink = Callable[[bytes], bool]
+"""Takes a piece of a body; False where no more can be taken for now."""
+
+_READ_AHEAD_BYTES = 2**18
+
+
+class Source(Protocol):
+    """The connection that an answer comes on."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Answer:
+    """One answer. Its connection puts in what comes, whoever asked takes it out: in pieces, whole, or into a sink.
+
+    Into a sink, bytes go in the call in which the socket gave them, without a task that wakes up in between: of a
+    stream of tokens nearly all of the cost is per piece.
+    """
+
+    __slots__ = (
+        "_error",
+        "_held_bytes",
+        "_is_paused",
+        "_loop",
+        "_pieces",
+        "_sink",
+        "_source",
+        "_waiter",
+        "has_head",
+        "headers",
+        "is_complete",
+        "status",
+    )
+
+    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Names in lower case."""
+        self.has_head = False
+        self.is_complete = False
+        self._source = source
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._is_paused = False
+        self._sink: Sink | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: UpstreamError | None = None
+
+    @property
+    def is_event_stream(self) -> bool:
+        return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    async def head(self) -> None:
+        """Until status and headers are here. Raises UpstreamError."""
+        while not self.has_head:
+            await self._news()
+
+    async def next_piece(self) -> bytes:
+        """What has come since; empty at the end. Raises UpstreamError when the replica breaks off."""
+        while not self._pieces and not self.is_complete:
+            await self._news()
+        return self._taken()
+
+    async def rest(self) -> bytes:
+        """All that is still to come. Raises UpstreamError."""
+        while not self.is_complete:
+            self._resume()  # all of it is held, however much
+            await self._news()
+        return self._taken()
+
+    async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
+        """Give each piece to `sink` as it comes, until the end; where it takes no more, wait for `drained()`.
+        Raises UpstreamError."""
+        self._sink = sink
+        try:
+            if held := self._taken():
+                self._give(held)
+            while not self.is_complete:
+                if self._is_paused:
+                    await drained()
+                    self._resume()
+                else:
+                    await self._news()
+        finally:
+            self._sink = None
+
+    def close(self) -> None:
+        """Let go of it. One that is not complete takes its connection with it: vLLM then aborts the request."""
+        if not self.is_complete:
+            self._source.abort()
+
+    def _taken(self) -> bytes:
+        pieces, self._pieces, self._held_bytes = self._pieces, [], 0
+        self._resume()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            if not self.is_complete:
+                self._source.resume()
+
+    async def _news(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if self._error is not None:
+            raise self._error
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def put(self, piece: bytes) -> None:
+        """What one read of the socket brought."""
+        if self._sink is not None:
+            self._give(piece)
+            return
+        self._pieces.append(piece)
+        self._held_bytes += len(piece)
+        if self._held_bytes > _READ_AHEAD_BYTES:
+            self._pause()
+        self.wake()
+
+    def end(self) -> None:
+        self.is_complete = True
+        self.wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        if not self.is_complete:
+            self._error = error
+            self.wake()
+
+    def wake(self) -> None:
+        """Somebody may wait for the head, a piece or the end."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _give(self, piece: bytes) -> None:
+        assert self._sink is not None
+        if not self._sink(piece):
+            self._pause()
+            self.wake()
+
+    def _pause(self) -> None:
+        if not self._is_paused and not self.is_complete:
+            self._is_paused = True
+            self._source.pause()

@@ -1,0 +1,152 @@
+"""One HTTP/1.1 connection to a replica, one request at a time: httptools parses, the answer gets what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from gateway.upstream.answer import Answer
+from gateway.upstream.errors import UpstreamError
+
+MAX_HEAD_BYTES = 64 * 1024
+_COPIED_BYTES = 2**16
+_BODYLESS_STATUSES = frozenset({204, 304})
+
+
+class Connection(asyncio.Protocol):
+    """A connection; `send` again once the answer before is complete, which `on_idle` is told."""
+
+    def __init__(self, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
+        self.is_open = False
+        self.idle_since_s = 0.0
+        """When its last answer was complete (monotonic time)."""
+        self._on_idle = on_idle
+        self._on_lost = on_lost
+        self._answer: Answer | None = None
+        self._body: list[bytes] = []
+
+    def send(self, head: bytes, body: bytes | None, is_head: bool) -> Answer:
+        """Send a request; its answer is still to come."""
+        self._answer = answer = Answer(self, self._loop)
+        self._is_head = is_head
+        self._has_length = self._keeps_alive = self._is_over = False
+        self._head_bytes = 0
+        if body is None:
+            self._transport.write(head)
+        elif len(body) <= _COPIED_BYTES:
+            self._transport.write(head + body)  # one system call
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+        return answer
+
+    # -- what an answer asks for ---------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        if self.is_open:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.is_open:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._answer = None
+        self.is_open = False
+        self._transport.abort()
+
+    # -- asyncio -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:  # nobody asked: whatever it is, it must not answer the next request
+            self.abort()
+            return
+        had_head = answer.has_head
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(UpstreamError("protocol", str(error)))
+            return
+        if not had_head:
+            if not answer.has_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._fail(UpstreamError("protocol", f"headers of more than {MAX_HEAD_BYTES} bytes"))
+                return
+            answer.wake()
+        if self._body:
+            pieces, self._body = self._body, []
+            answer.put(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._is_over:
+            self._finish(answer)
+
+    def _finish(self, answer: Answer) -> None:
+        if self._answer is None:  # let go of while it took its last piece
+            return
+        self._answer = None
+        if self._keeps_alive and self.is_open:
+            self._transport.resume_reading()  # however slow its reader is: idle, it must be seen to close
+            self.idle_since_s = time.monotonic()
+            self._on_idle(self)
+        else:
+            self._close()
+        answer.end()
+
+    def _close(self) -> None:
+        self.is_open = False
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            if answer.has_head and not self._has_length and exc is None:  # the end of the connection ends such a body
+                answer.end()
+            else:
+                answer.fail(UpstreamError("reset", str(exc) if exc else "the replica closed the connection"))
+        self._on_lost(self)
+
+    def _fail(self, error: UpstreamError) -> None:
+        answer = self._answer
+        self.abort()
+        if answer is not None:
+            answer.fail(error)
+
+    # -- httptools -----------------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        assert self._answer is not None
+        name = name.lower()
+        if name == b"content-length" or (name == b"transfer-encoding" and value.lower() == b"chunked"):
+            self._has_length = True
+        self._answer.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        answer = self._answer
+        assert answer is not None
+        status = self._parser.get_status_code()
+        if status < 200:  # an interim answer
+            answer.headers, self._has_length = [], False
+            return
+        answer.status, answer.has_head = status, True
+        self._keeps_alive = self._parser.should_keep_alive() and not self._is_head
+        self._is_over = self._is_head or status in _BODYLESS_STATUSES
+
+    def on_body(self, data: bytes) -> None:
+        if not self._is_head:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._answer is not None and self._answer.has_head:
+            self._is_over = True

@@ -1,0 +1,12 @@
+"""What can go wrong between a gateway and a replica."""
+
+from __future__ import annotations
+
+
+class UpstreamError(Exception):
+    """A replica did not answer, or stopped answering: `reason` is refused, reset, timeout or protocol."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail

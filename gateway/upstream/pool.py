@@ -1,0 +1,61 @@
+"""Connections to replicas, kept for the next request.
+
+They are reused for less time than vLLM keeps them open (5 s), so that a request is not sent into one that is being
+closed. The one used last is used next: those that the load does not need any more grow old together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from urllib.parse import urlsplit
+
+from gateway.upstream.connection import Connection
+from gateway.upstream.errors import UpstreamError
+
+
+class Origin:
+    """The connections to one replica's address."""
+
+    def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
+        parts = urlsplit(url)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
+        self._connect_s = connect_s
+        self._keep_alive_s = keep_alive_s
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        self.path_prefix = parts.path.rstrip("/")
+        self.host_header = parts.netloc.rpartition("@")[2]
+
+    async def acquire(self) -> Connection:
+        """An open connection that nobody uses. Raises UpstreamError."""
+        oldest_s = time.monotonic() - self._keep_alive_s
+        while self._idle and not (self._idle[0].is_open and self._idle[0].idle_since_s >= oldest_s):
+            self._idle.popleft().abort()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return await self._connect()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._idle.append, self._open.discard), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            raise UpstreamError("refused", f"no connection within {self._connect_s:g} s") from None
+        except OSError as error:
+            raise UpstreamError("refused", str(error)) from error
+        self._open.add(connection)
+        return connection
+
+    def close(self) -> None:
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()

@@ -1,0 +1,239 @@
+"""What replicas send, and what comes of it: whole answers, streams, and those that break off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.upstream import Answer, Upstream, UpstreamError
+from tests.gateway.upstream.conftest import RawReplica
+from tests.polling import eventually
+
+
+async def get(upstream: Upstream, raw: RawReplica, method: str = "GET") -> Answer:
+    return await upstream.send(method, raw.url, "/v1/x?y=1", {"accept": "*/*"}, None)
+
+
+async def test_a_request_goes_out_as_it_was_given_with_the_replicas_key(raw: RawReplica, upstream: Upstream) -> None:
+    answer = await get(upstream, raw)
+    assert (answer.status, await answer.rest()) == (200, b"hi")
+    lines = raw.heads[0].decode().split("\r\n")
+    assert lines[0] == "GET /v1/x?y=1 HTTP/1.1"
+    assert set(lines[1:-2]) == {f"host: {raw.url[7:]}", "accept: */*", "authorization: Bearer secret"}
+
+
+async def test_a_connection_is_used_again(raw: RawReplica, upstream: Upstream) -> None:
+    for _ in range(3):
+        assert await (await get(upstream, raw)).rest() == b"hi"
+    assert raw.connections == 1
+
+
+async def test_answers_at_the_same_time_have_connections_of_their_own(raw: RawReplica, upstream: Upstream) -> None:
+    answers = await asyncio.gather(*(get(upstream, raw) for _ in range(5)))
+    assert [await answer.rest() for answer in answers] == [b"hi"] * 5
+    assert raw.connections == 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "method", "status", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", "GET", 200, b"until the end"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", "GET", 204, b""),
+        (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx", "GET", 200, b"x"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n", "HEAD", 200, b""),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n", "GET", 200, b"abcd"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", "GET", 200, b"hi"),
+    ],
+    ids=["ended by the connection", "no content", "interim", "head", "chunked", "1.0"],
+)
+async def test_answers_of_every_form_are_read_to_their_end(
+    raw: RawReplica, upstream: Upstream, reply: bytes, method: str, status: int, body: bytes
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(reply)
+
+    raw.serve = once
+    answer = await get(upstream, raw, method)
+    assert (answer.status, await answer.rest()) == (status, body)
+    assert all(name == name.lower() for name, _ in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"", "reset"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "reset"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort", "reset"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", "reset"),
+        (b"what is this\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"x" * 2**17 + b"\r\n\r\n", "protocol"),
+    ],
+    ids=["nothing", "half a head", "less than announced", "chunks without an end", "no HTTP", "an endless head"],
+)
+async def test_an_answer_that_breaks_off_is_an_error(
+    raw: RawReplica, upstream: Upstream, reply: bytes, reason: str
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(reply)
+
+    raw.serve = once
+    with pytest.raises(UpstreamError) as failure:
+        await (await get(upstream, raw)).rest()
+    assert failure.value.reason == reason
+
+
+async def test_nobody_there_is_refused(upstream: Upstream) -> None:
+    with pytest.raises(UpstreamError) as failure:
+        await upstream.send("GET", "http://127.0.0.1:1", "/", {}, None)
+    assert failure.value.reason == "refused"
+
+
+async def test_a_connection_that_says_something_unasked_is_not_used_again(raw: RawReplica, upstream: Upstream) -> None:
+    spoke = asyncio.Event()
+
+    async def talkative(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply)
+        await spoke.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison")
+        await reader.read()
+
+    raw.serve = talkative
+    assert await (await get(upstream, raw)).rest() == b"hi"
+    (idle,) = upstream._origins[raw.url]._idle
+    spoke.set()
+    await eventually(lambda: not idle.is_open)
+    raw.serve = raw._answer_each
+    assert await (await get(upstream, raw)).rest() == b"hi"
+    assert raw.connections == 2
+
+
+async def test_a_stream_reaches_its_sink_piece_by_piece(raw: RawReplica, upstream: Upstream) -> None:
+    go_on = asyncio.Event()
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in (b"one", b"two", b"end"):
+            writer.write(b"3\r\n" + piece + b"\r\n")
+            await go_on.wait()
+            go_on.clear()
+        writer.write(b"0\r\n\r\n")
+        await reader.read()
+
+    raw.serve = stream
+    answer = await get(upstream, raw)
+    got = [await answer.next_piece()]
+    assert got == [b"one"]
+
+    def sink(piece: bytes) -> bool:
+        got.append(piece)
+        go_on.set()
+        return True
+
+    async def drained() -> None:
+        raise AssertionError
+
+    go_on.set()
+    await answer.relay(sink, drained)
+    assert got == [b"one", b"two", b"end"]
+    assert await answer.next_piece() == b""
+
+
+async def test_a_sink_that_is_full_stops_the_replica_and_loses_nothing(raw: RawReplica, upstream: Upstream) -> None:
+    size = 50 * 2**20
+    written = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(b"x" * 2**20)
+            written += 2**20
+            await writer.drain()
+        await reader.read()
+
+    raw.serve = flood
+    answer = await get(upstream, raw)
+    got = 0
+    waits = 0
+
+    def sink(piece: bytes) -> bool:
+        nonlocal got
+        got += len(piece)
+        return False
+
+    async def drained() -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            before = -1
+            while before != written:  # until the replica cannot write any more
+                before = written
+                await asyncio.sleep(0.05)
+            assert written < size
+
+    await answer.relay(sink, drained)
+    assert (got, waits > 1) == (size, True)
+
+
+async def test_an_answer_that_is_let_go_takes_its_connection_with_it(raw: RawReplica, upstream: Upstream) -> None:
+    gone = asyncio.Event()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await reader.read()
+        gone.set()
+
+    raw.serve = endless
+    answer = await get(upstream, raw)
+    assert await answer.next_piece() == b"x"
+    answer.close()
+    await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_a_request_that_is_cancelled_takes_its_connection_with_it(raw: RawReplica, upstream: Upstream) -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        asked.set()
+        await reader.read()
+        gone.set()
+
+    raw.serve = silent
+    task = asyncio.ensure_future(get(upstream, raw))
+    await asyncio.wait_for(asked.wait(), 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_a_connection_that_the_replica_closed_is_not_used_again(raw: RawReplica, upstream: Upstream) -> None:
+    async def one_each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply)
+
+    raw.serve = one_each
+    for _ in range(3):
+        assert await (await get(upstream, raw)).rest() == b"hi"
+        await eventually(lambda: not upstream._origins[raw.url]._open)
+    assert raw.connections == 3
+
+
+async def test_connections_grow_old(raw: RawReplica) -> None:
+    from gateway.settings import TimeoutSettings
+
+    upstream = Upstream(TimeoutSettings(upstream_keep_alive_s=0.05), None)
+    try:
+        for _ in range(2):
+            assert await (await get(upstream, raw)).rest() == b"hi"
+            await asyncio.sleep(0.1)  # longer than it may be kept
+        assert raw.connections == 2
+    finally:
+        await upstream.close()
