@@ -58,6 +58,8 @@ class HttpProtocol(asyncio.Protocol):
         self._receiving: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._is_closing = False
+        self._is_full = False
+        """The client has not taken what was written: nothing more is begun until it has."""
         self._in_head = False
         self._head_bytes = 0
         """What has arrived of a head that is not complete; at most one read too many."""
@@ -92,12 +94,16 @@ class HttpProtocol(asyncio.Protocol):
             self._answering.lost()
 
     def pause_writing(self) -> None:
+        self._is_full = True
         if self._answering is not None:
             self._answering.pause_writing()
 
     def resume_writing(self) -> None:
+        self._is_full = False
         if self._answering is not None:
             self._answering.resume_writing()
+        else:
+            self._go_on()
 
     def shutdown(self) -> None:
         """uvicorn stops: close when what is being answered is complete."""
@@ -117,6 +123,9 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = self._loop.call_later(wait_s, self._close_if_idle)
 
     def _refuse(self, error: ApiError) -> None:
+        if self._answering is not None and self._answering.has_started:
+            self._transport.abort()  # what was answered so far must not be taken for complete
+            return
         body = error.body()
         head = f"HTTP/1.1 {error.status} {error.code}\r\ncontent-type: application/json\r\n"
         self._transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -155,7 +164,7 @@ class HttpProtocol(asyncio.Protocol):
             version != "1.0" and parser.should_keep_alive() and not self._is_closing,
         )
         self._receiving = exchange
-        if self._answering is None:
+        if self._answering is None and not self._is_full:
             self._begin(exchange)
         else:
             self._waiting.append(exchange)
@@ -204,7 +213,13 @@ class HttpProtocol(asyncio.Protocol):
         self._idle_since_s = self._loop.time()
         if not exchange.keeps_alive:
             self._transport.close()
-        elif not self._transport.is_closing():
-            if self._waiting:
-                self._begin(self._waiting.popleft())
-            self.resume_reading()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The next of the requests that came together, or more from the socket."""
+        if self._is_full or self._transport.is_closing():
+            return
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        self.resume_reading()
