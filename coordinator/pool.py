@@ -104,10 +104,12 @@ class Pool:
         """Run one of the scripts."""
         return _down() if self._wire is None else self._wire.run(self._script(name), keys, args, budget_s)
 
-    def tell(self, name: str, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None) -> None:
-        """Run one of the scripts behind everything that was sent before; `on_reply` gets its reply or a StoreError."""
+    def tell(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None, urgent: bool = False
+    ) -> None:
+        """Run one of the scripts behind everything that was sent before: see Wire.tell."""
         if self._wire is not None:
-            self._wire.tell(self._script(name), keys, args, on_reply)
+            self._wire.tell(self._script(name), keys, args, on_reply, urgent)
         elif on_reply is not None:
             on_reply(StoreDown("the store is not connected"))
 
@@ -212,7 +214,7 @@ class Pool:
             self._settle("first_token", reservation)
 
     def done(self, reservation: str) -> None:
-        """The request is over, however it ended. Harmless when repeated."""
+        """The request is over, however it ended; its client may ask on at once. Harmless when repeated."""
         if self._live.pop(reservation, None) is not None:
             self._settle("done", reservation)
 
@@ -225,9 +227,8 @@ class Pool:
 
     def _send_settled(self) -> None:
         if self._settled:
-            batch, self._settled = self._settled, []
-            k = self.keys
-            self.tell("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch)
+            batch, self._settled, k = self._settled, [], self.keys
+            self.tell("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch, urgent=True)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""

@@ -142,15 +142,23 @@ class Wire(asyncio.Protocol):
             call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
         return future
 
-    def tell(self, script: Script, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None) -> None:
-        """Run a script that nobody waits for; `on_reply` gets its reply, or the StoreError that it ended with."""
+    def tell(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        on_reply: Reply | None = None,
+        is_urgent: bool = False,
+    ) -> None:
+        """Run a script that nobody waits for; `on_reply` gets its reply, or the StoreError that it ended with. Where it
+        is not urgent, it leaves with the next call that is, or in a moment."""
         call = _Call(self._loop.time())
         call.on_reply = on_reply
         self._enqueue_script(call, script, keys, args)
+        self._schedule(is_urgent)
 
-    def _schedule(self, is_waited_for: bool) -> None:
-        """What nobody waits for leaves with the next call that somebody does, or in a moment."""
-        if is_waited_for:
+    def _schedule(self, is_urgent: bool) -> None:
+        if is_urgent:
             if not self._writes_soon:
                 self._writes_soon = True
                 self._loop.call_soon(self._write)
@@ -173,7 +181,8 @@ class Wire(asyncio.Protocol):
         packed = hiredis.pack_command(command)  # first: it raises where an argument has no encoding
         self._pending.append(call)
         self._outbox.append(packed)
-        self._schedule(call.future is not None)
+        if call.future is not None:
+            self._schedule(True)
 
     def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:
         """The budget is Redis', not ours: if the loop itself ran late, replies may be waiting to be read."""
@@ -219,6 +228,7 @@ class Wire(asyncio.Protocol):
         if isinstance(reply, _NoScript) and call.script is not None:
             script, call.script = call.script, None
             self._enqueue(call, ("EVAL", script.text, *call.tail))
+            self._schedule(True)
             return
         _give(call, reply)
 
