@@ -110,7 +110,10 @@ class Wire(asyncio.Protocol):
         except asyncio.CancelledError:
             await connection.disconnect(nowait=True)
             raise
-        return cls(connection, on_broken)
+        try:
+            return cls(connection, on_broken)
+        except RuntimeError as error:  # uvloop's word for a transport that was closed meanwhile
+            raise StoreDown(f"connection to Redis lost: {error}") from error
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +209,7 @@ class Wire(asyncio.Protocol):
         if self._write_later is not None:
             self._write_later.cancel()
             self._write_later = None
-        if self._outbox and self._broken is None:
+        if self._outbox and self._broken is None and not self._transport.is_closing():
             batch, self._outbox = self._outbox, []
             self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
 

@@ -87,6 +87,7 @@ class Gateway:
             self.admission,
             Explainer(self.reader, self.router, self.fleet, responses.pin),
             self.metrics,
+            settings.timeouts.body_s,
         )
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.admission import Admission
@@ -32,6 +33,15 @@ class Body:
             self._hold(len(chunk))
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def read_within(self, limit_s: float, headers: Mapping[str, str], more: More) -> bytes:
+        """The same; a client that is slow to send it must not hold a place for ever."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.read(headers, more)
+        except TimeoutError:
+            message = f"body: not complete after {limit_s:g} s (timeouts.body_s)."
+            raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 
     def _hold(self, count: int) -> None:
         self._admission.hold(count, self._held_bytes)

@@ -73,13 +73,19 @@ class Status:
 
 
 def build_control(
-    status: Status, fleet: Fleet, keyring: Keyring, admission: Admission, explainer: Explainer, metrics: Metrics
+    status: Status,
+    fleet: Fleet,
+    keyring: Keyring,
+    admission: Admission,
+    explainer: Explainer,
+    metrics: Metrics,
+    body_s: float,
 ) -> FastAPI:
     """The FastAPI application; everything it raises comes out in OpenAI's error shape."""
     app = FastAPI(title="KVGate", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     _add_probes(app, status, metrics)
     _add_models(app, fleet, keyring)
-    _add_explain(app, keyring, admission, explainer)
+    _add_explain(app, keyring, admission, explainer, body_s)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     return app
@@ -120,7 +126,7 @@ def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
         raise ApiError(404, "model_not_found", "This model does not exist or is not served here.", "model")
 
 
-def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer) -> None:
+def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer, body_s: float) -> None:
     @app.post("/v1/route/explain")
     async def explain(request: Request, path: str | None = None) -> Response:
         headers = dict(request.headers)
@@ -130,7 +136,7 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
         body = Body(admission)
         try:
             with admission:
-                data = await body.read(headers, partial(anext, request.stream(), b""))
+                data = await body.read_within(body_s, headers, partial(anext, request.stream(), b""))
                 return _json(200, await explainer.explain(data, headers, caller, path))
         except ClientDisconnect:
             return Response(status_code=400)

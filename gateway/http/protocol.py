@@ -35,6 +35,8 @@ _HEAD_TOO_LARGE = ApiError(
     "headers",
 )
 
+_OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
 Handler = Callable[[Exchange], Awaitable[None]]
 """Answers a request, whatever happens."""
 
@@ -51,9 +53,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connections: set[Any] = state.connections
         self._tasks = state.tasks
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        # What follows a request that asks to close is ignored; without this, it would spoil that one's answer.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self._answering: Exchange | None = None
         self._receiving: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
@@ -63,7 +63,19 @@ class HttpProtocol(asyncio.Protocol):
         self._in_head = False
         self._head_bytes = 0
         """What has arrived of a head that is not complete; at most one read too many."""
+        self._had_body = self._had_end = False
+        """Whether the read that is being parsed brought a piece of a body, or the end of a request."""
+        self._plain_head = b""
+        """Of a request that wants to change the protocol: its head without that."""
+        self._is_deaf = False
+        self._unsent_bytes = 0
         self._refusal = _MALFORMED
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # What follows a request that asks to close is ignored; without this, it would spoil that one's answer.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     # -- asyncio -------------------------------------------------------------------------------------------------
 
@@ -74,16 +86,23 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = self._loop.call_later(IDLE_S, self._close_if_idle)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._had_body = self._had_end = False
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # the request itself is answered; an upgrade is never agreed to
+        except httptools.HttpParserUpgrade as upgrade:
+            # Never agreed to, as HTTP allows: the request is read again as one that did not ask.
+            self._parser = self._new_parser()
+            self.data_received(self._plain_head + data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._refuse(self._refusal)
             return
-        if self._in_head:
+        # Beside heads, trailers: whatever comes for long without being a body.
+        if (self._in_head or self._receiving is not None) and not (self._had_body or self._had_end):
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self._transport.is_closing():
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_HEAD_TOO_LARGE)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,15 +133,28 @@ class HttpProtocol(asyncio.Protocol):
             self._answering.keeps_alive = False
 
     def _close_if_idle(self) -> None:
+        """Where nothing is being answered; at once where the client has stopped taking what it was answered."""
         wait_s = IDLE_S
         if self._answering is None:
             wait_s = self._idle_since_s + IDLE_S - self._loop.time()
-            if wait_s <= 0:
-                self._transport.close()
+        if wait_s <= 0:
+            before, self._unsent_bytes = self._unsent_bytes, self._transport.get_write_buffer_size()
+            if self._transport.is_closing() and self._unsent_bytes >= before:
+                self._transport.abort()
                 return
+            self._transport.close()
+            wait_s = IDLE_S
         self._timer = self._loop.call_later(wait_s, self._close_if_idle)
 
     def _refuse(self, error: ApiError) -> None:
+        """What cannot be read is answered, unless something else is being answered: then that is the last."""
+        if self._transport.is_closing():
+            return
+        if self._answering is not None and self._answering is not self._receiving:
+            self._is_deaf = True
+            self._answering.keeps_alive = False
+            self._waiting.clear()
+            return
         if self._answering is not None and self._answering.has_started:
             self._transport.abort()  # what was answered so far must not be taken for complete
             return
@@ -142,7 +174,8 @@ class HttpProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_head:  # else a trailer
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -150,6 +183,9 @@ class HttpProtocol(asyncio.Protocol):
             self._refusal = _HEAD_TOO_LARGE
             raise HeadTooLarge
         parser = self._parser
+        if parser.should_upgrade():
+            self._plain_head = _without_upgrade(parser.get_method(), self._url, self._headers)
+            return
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii") if url.path else ""
         version = parser.get_http_version()
@@ -171,10 +207,12 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_body(self, body: bytes) -> None:
+        self._had_body, self._head_bytes = True, 0
         if self._receiving is not None:
             self._receiving.put(body)
 
     def on_message_complete(self) -> None:
+        self._had_end = True
         if self._receiving is not None:
             self._receiving.put_end()
             self._receiving = None
@@ -223,3 +261,13 @@ class HttpProtocol(asyncio.Protocol):
         if self._waiting:
             self._begin(self._waiting.popleft())
         self.resume_reading()
+
+
+def _without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """A request's head again, without what asks for another protocol. CONNECT is nothing but that: malformed here."""
+    if method == b"CONNECT":
+        raise httptools.HttpParserInvalidMethodError
+    asks_to_close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
+    lines = [b"%b %b HTTP/1.1\r\n" % (method, url)]
+    lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in _OF_UPGRADES]
+    return b"".join([*lines, b"connection: close\r\n\r\n" if asks_to_close else b"\r\n"])

@@ -14,6 +14,7 @@ from gateway.upstream.errors import UpstreamError
 
 MAX_HEAD_BYTES = 64 * 1024
 _COPIED_BYTES = 2**16
+_LAST_STATUS = 599
 _BODYLESS_STATUSES = frozenset({204, 304})
 
 
@@ -33,7 +34,7 @@ class Connection(asyncio.Protocol):
         """Send a request; its answer is still to come."""
         self._answer = answer = Answer(self, self._loop)
         self._is_head = is_head
-        self._has_length = self._keeps_alive = self._is_over = False
+        self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
         self._head_bytes = 0
         if body is None:
             self._transport.write(head)
@@ -95,7 +96,7 @@ class Connection(asyncio.Protocol):
         if self._answer is None:  # let go of while it took its last piece
             return
         self._answer = None
-        if self._keeps_alive and self.is_open:
+        if self._keeps_alive and self.is_open and not self._has_surplus:
             self._transport.resume_reading()  # however slow its reader is: idle, it must be seen to close
             self.idle_since_s = time.monotonic()
             self._on_idle(self)
@@ -125,8 +126,12 @@ class Connection(asyncio.Protocol):
 
     # -- httptools -----------------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        self._has_surplus = self._is_over  # behind the answer: for nobody
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        assert self._answer is not None
+        if self._answer is None or self._answer.has_head:  # trailers
+            return
         name = name.lower()
         if name == b"content-length" or (name == b"transfer-encoding" and value.lower() == b"chunked"):
             self._has_length = True
@@ -134,17 +139,20 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         answer = self._answer
-        assert answer is not None
+        if answer is None or answer.has_head:
+            return
         status = self._parser.get_status_code()
         if status < 200:  # an interim answer
             answer.headers, self._has_length = [], False
             return
+        if status > _LAST_STATUS:
+            raise UpstreamError("protocol", f"a status of {status}")
         answer.status, answer.has_head = status, True
         self._keeps_alive = self._parser.should_keep_alive() and not self._is_head
         self._is_over = self._is_head or status in _BODYLESS_STATUSES
 
     def on_body(self, data: bytes) -> None:
-        if not self._is_head:
+        if not self._is_head and not self._has_surplus:
             self._body.append(data)
 
     def on_message_complete(self) -> None:

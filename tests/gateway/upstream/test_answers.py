@@ -68,9 +68,18 @@ async def test_answers_of_every_form_are_read_to_their_end(
         (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort", "reset"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", "reset"),
         (b"what is this\r\n\r\n", "protocol"),
+        (b"HTTP/1.1 700 What\r\ncontent-length: 0\r\n\r\n", "protocol"),
         (b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"x" * 2**17 + b"\r\n\r\n", "protocol"),
     ],
-    ids=["nothing", "half a head", "less than announced", "chunks without an end", "no HTTP", "an endless head"],
+    ids=[
+        "nothing",
+        "half a head",
+        "less than announced",
+        "chunks without an end",
+        "no HTTP",
+        "a status beyond all",
+        "an endless head",
+    ],
 )
 async def test_an_answer_that_breaks_off_is_an_error(
     raw: RawReplica, upstream: Upstream, reply: bytes, reason: str
@@ -237,3 +246,29 @@ async def test_connections_grow_old(raw: RawReplica) -> None:
         assert raw.connections == 2
     finally:
         await upstream.close()
+
+
+@pytest.mark.parametrize(
+    "surplus",
+    [b"HTTP/1.1 404 Not Found\r\nx: y\r\ncontent-length: 1\r\n\r\nZ", b"HTTP/1.1 404 Not Found\r\nx: y\r\n"],
+    ids=["whole", "half"],
+)
+async def test_what_comes_behind_an_answer_is_for_nobody(raw: RawReplica, upstream: Upstream, surplus: bytes) -> None:
+    async def generous(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply + surplus)
+        await reader.read()
+
+    raw.serve = generous
+    answer = await get(upstream, raw)
+    assert (answer.status, await answer.rest(), dict(answer.headers)) == (200, b"hi", {b"content-length": b"2"})
+    raw.serve = raw._answer_each
+    again = await get(upstream, raw)
+    assert (again.status, await again.rest(), raw.connections) == (200, b"hi", 2)
+
+
+async def test_trailers_are_not_headers(raw: RawReplica, upstream: Upstream) -> None:
+    raw.reply = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nset-this: too\r\n\r\n"
+    answer = await get(upstream, raw)
+    assert await answer.rest() == b"x"
+    assert [name for name, _ in answer.headers] == [b"transfer-encoding"]
