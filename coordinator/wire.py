@@ -113,6 +113,7 @@ class Wire(asyncio.Protocol):
         try:
             return cls(connection, on_broken)
         except RuntimeError as error:  # uvloop's word for a transport that was closed meanwhile
+            await connection.disconnect(nowait=True)
             raise StoreDown(f"connection to Redis lost: {error}") from error
 
     # -- calls ---------------------------------------------------------------------------------------------------

@@ -120,12 +120,13 @@ def test_bodies_are_limited_together(stage: Stage, open_cluster: Cluster, tmp_pa
         assert wait_until(lambda: posted(200))
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/route/explain"])
 def test_a_body_that_never_ends_is_a_408_and_frees_its_place(
-    stage: Stage, open_cluster: Cluster, tmp_path: Path
+    stage: Stage, open_cluster: Cluster, tmp_path: Path, path: str
 ) -> None:
     config = {"timeouts": {"body_s": 0.5}, "limits": {"max_in_flight": 1}}
     with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{{".encode()
         answer = exchange(url, head)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"body_timeout"' in answer

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 import uvloop
+from redis.asyncio import Connection
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
@@ -49,6 +50,9 @@ def count_writes(wire: Wire) -> list[bytes]:
         def write(self, data: bytes) -> None:
             writes.append(data)
             transport.write(data)
+
+        def is_closing(self) -> bool:
+            return transport.is_closing()
 
         def abort(self) -> None:
             transport.abort()
@@ -230,6 +234,33 @@ async def test_a_server_that_talks_nonsense_breaks_the_wire(redis_server: RedisS
     async with wired(redis_server.url) as (wire, broken):
         wire.data_received(b"+what nobody asked for\r\n")
         assert "nobody asked" in str(broken[0])
+
+
+def test_a_connection_that_is_lost_while_it_is_handed_over_is_down(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Connection.connect
+
+    async def connect_and_lose(self: Any) -> None:
+        await connect(self)
+        self._writer.transport.abort()
+
+    monkeypatch.setattr(Connection, "connect", connect_and_lose)
+
+    async def main() -> None:
+        lost: asyncio.Future[StoreError] = asyncio.get_running_loop().create_future()
+        try:
+            wire = await Wire.open(redis_server.url, 5.0, lost.set_result)
+        except StoreError as error:
+            lost.set_result(error)
+        else:
+            await asyncio.wait_for(lost, 5)
+            await wire.close()
+        assert isinstance(lost.result(), StoreDown)
+        assert "lost" in str(lost.result())
+
+    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_the_wire_works_on_uvloop(redis_server: RedisServer) -> None:

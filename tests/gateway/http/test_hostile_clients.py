@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.http import protocol as protocol_module
 from gateway.http.exchange import Exchange
 from tests.gateway.http.conftest import CLOSE, Served, echo
 from tests.polling import eventually
@@ -30,6 +31,22 @@ async def test_a_client_that_asks_on_without_reading_is_answered_when_it_reads(s
         assert begun < 50
         said = await asyncio.wait_for(reader.read(), 30)
     assert (begun, said.count(b"HTTP/1.1 200 OK")) == (100, 100)
+
+
+async def test_a_client_that_stops_reading_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol_module, "IDLE_S", 0.2)
+
+    async def large(exchange: Exchange) -> None:
+        exchange.whole(200, [], b"x" * 2**26)
+
+    served.handle = large
+    async with served.client() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readexactly(2**16)
+        assert len(served.state.connections) == 1
+        await eventually(lambda: not served.state.connections)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(2**26)
 
 
 async def test_nonsense_behind_a_request_does_not_get_into_its_answer(served: Served) -> None:
