@@ -31,7 +31,7 @@ test: install
 
 # -s: they take minutes, and say how far they are.
 test-vllm: install
-	@$(BIN)/python -m tests.vllm.install
+	@$(BIN)/python -m bench.vllm.install
 	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
 
 check: install

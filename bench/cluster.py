@@ -189,14 +189,30 @@ def running_cluster(
     arguments = (*replica_arguments, *([] if events else ["--no-events"]))
     with tempfile.TemporaryDirectory(prefix="kvgate-") as folder:
         state_dir = Path(folder)
-        sims = _start_replicas(state_dir, replicas, tuple(replica_command), arguments)
-        urls = {sim.id: sim.url for sim in sims}
-        try:
+        with running_replicas(state_dir, replicas, arguments, tuple(replica_command)) as sims:
+            urls = {sim.id: sim.url for sim in sims}
             with _gateways(state_dir, urls, sims, gateways, config, policy, redis_url) as cluster:
                 yield cluster
-        finally:
-            for sim in sims:
-                sim.kill()
+
+
+@contextmanager
+def running_replicas(
+    folder: Path, count: int, arguments: tuple[str, ...], command: tuple[str, ...] = _REPLICA_SIM
+) -> Iterator[list[SimReplica]]:
+    """Simulated replicas r0, r1, … that serve, with nothing before them. Logs are in `folder`."""
+    sims = [
+        SimReplica(f"r{i}", port, arguments, folder / f"r{i}.log", command=command)
+        for i, port in enumerate(free_ports(count))
+    ]
+    try:
+        for sim in sims:
+            sim.start()
+        for sim in sims:
+            sim.wait_until_ready()
+        yield sims
+    finally:
+        for sim in sims:
+            sim.kill()
 
 
 @contextmanager
@@ -252,20 +268,6 @@ def _gateways(
 
 def _daemons(state_dir: Path, kind: Kind) -> list[Daemon]:
     return [Daemon(process) for process in read_processes(state_dir) if process.kind == kind]
-
-
-def _start_replicas(
-    state_dir: Path, count: int, command: tuple[str, ...], arguments: tuple[str, ...]
-) -> list[SimReplica]:
-    sims = [
-        SimReplica(f"r{i}", port, arguments, state_dir / f"r{i}.log", command=command)
-        for i, port in enumerate(free_ports(count))
-    ]
-    for sim in sims:
-        sim.start()
-    for sim in sims:
-        sim.wait_until_ready()
-    return sims
 
 
 def _up(

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bench.cluster import Cluster, running_cluster
 from bench.load import Result, pinned_spread, random_spread, run
-from bench.workloads import Request, shared_contexts
+from bench.workloads import Session, shared_contexts
 
 REPLICAS = 3
 CONCURRENCY = 12
@@ -60,7 +60,7 @@ def cluster_of(gateways: int, policy: str = "prefix_kv_aware") -> Iterator[Clust
         yield cluster
 
 
-def measure(gateways: int, policy: str, warm_up: list[Request], requests: list[Request]) -> Result:
+def measure(gateways: int, policy: str, warm_up: list[Session], requests: list[Session]) -> Result:
     """One run on a cluster of its own; `gateways` 0 pins requests to the replicas, past every gateway."""
     with cluster_of(max(1, gateways), policy) as cluster:
         replicas = [replica.url for replica in cluster.replicas]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import orjson
 
-from bench.workloads import Request
+from bench.workloads import Message, Session
 
 BLOCK_TOKENS = 16
 """Of the simulated engines; vLLM's default."""
+MODEL = "sim"
+
+Body = dict[str, Any]
+Spread = Callable[[Session, Body], Awaitable[str]]
+"""Where a session's next request is sent."""
 
 
 @dataclass
@@ -42,72 +48,145 @@ class Result:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def percentile_ttft_s(self, share: float) -> float:
-        ranked = sorted(self.ttft_s)
-        return ranked[min(len(ranked) - 1, int(len(ranked) * share))] if ranked else 0.0
+        return percentile(self.ttft_s, share)
 
 
-Spread = Callable[[Request], str]
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies; 0 where there is none."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * share))] if ranked else 0.0
 
 
 def random_spread(urls: Sequence[str], seed: int) -> Spread:
     """A load balancer that knows nothing: each request to any of the urls."""
     rng = random.Random(seed)
-    return lambda _request: rng.choice(urls)
+
+    async def spread(_session: Session, _body: Body) -> str:
+        return rng.choice(urls)
+
+    return spread
 
 
-def pinned_spread(urls: Sequence[str]) -> Spread:
-    """Perfect pinning: every group has its url, the groups dealt out evenly."""
-    return lambda request: urls[request.group % len(urls)]
+def pinned_spread(urls: Sequence[str], sessions: Sequence[Session] = ()) -> Spread:
+    """Perfect pinning: every group has its url, dealt out so that each gets as much of `sessions` as the others."""
+    turns: dict[int, int] = {}
+    for session in sessions:
+        turns[session.group] = turns.get(session.group, 0) + len(session.turns)
+    load = dict.fromkeys(urls, 0)
+    url_of: dict[int, str] = {}
+    for group, count in sorted(turns.items(), key=lambda pair: -pair[1]):
+        url_of[group] = min(urls, key=lambda url: load[url])
+        load[url_of[group]] += count
+
+    async def spread(session: Session, _body: Body) -> str:
+        return url_of.get(session.group, urls[session.group % len(urls)])
+
+    return spread
 
 
-async def run(requests: Sequence[Request], spread: Spread, concurrency: int) -> Result:
-    """Send them all; a request that fails is counted, never repeated."""
-    result = Result()
-    queue = iter(requests)
+class _Turns:
+    """Whose turn is next: sessions in the order given, each only when its last answer is there."""
+
+    def __init__(self, sessions: Sequence[Session], order: Sequence[int]) -> None:
+        self._left = list(order)
+        self._busy: set[int] = set()
+        self._freed = asyncio.Condition()
+        self._said: list[list[Message]] = [[] for _ in sessions]
+        self._sessions = sessions
+        self._turn = [0] * len(sessions)
+
+    async def begin(self) -> tuple[int, list[Message]] | None:
+        """A session that is idle, and all its messages up to its next turn; None when none has turns left."""
+        async with self._freed:
+            while self._left:
+                at = next((at for at, index in enumerate(self._left) if index not in self._busy), None)
+                if at is not None:
+                    index = self._left.pop(at)
+                    self._busy.add(index)
+                    self._said[index] += self._sessions[index].turns[self._turn[index]]
+                    self._turn[index] += 1
+                    return index, list(self._said[index])
+                await self._freed.wait()
+        return None
+
+    async def end(self, index: int, answer: str) -> None:
+        self._said[index].append({"role": "assistant", "content": answer})
+        async with self._freed:
+            self._busy.discard(index)
+            self._freed.notify_all()
+
+
+async def run(
+    sessions: Sequence[Session],
+    spread: Spread,
+    concurrency: int,
+    order: Sequence[int] | None = None,
+    model: str = MODEL,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Result:
+    """Ask everything; a request that fails is counted, never repeated.
+
+    `order` names a session for each of its turns; without it, those of the first session come first.
+    """
+    if order is None:
+        order = [index for index, session in enumerate(sessions) for _ in session.turns]
+    result, turns = Result(), _Turns(sessions, order)
     started = time.perf_counter()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(_worker(session, queue, spread, result) for _ in range(concurrency)))
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
+    ) as http:
+
+        async def worker() -> None:
+            while (turn := await turns.begin()) is not None:
+                index, messages = turn
+                session = sessions[index]
+                body = {"model": model, "max_tokens": session.max_tokens, "messages": messages}
+                answer = ""
+                try:
+                    url = await spread(session, body)
+                    answer = await _send(http, body, url, result, block_tokens)
+                except (aiohttp.ClientError, OSError, TimeoutError):
+                    result.failed += 1
+                await turns.end(index, answer)
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
     result.wall_s = time.perf_counter() - started
     return result
 
 
-async def _worker(session: aiohttp.ClientSession, queue: Iterator[Request], spread: Spread, result: Result) -> None:
-    for request in queue:
-        try:
-            await _send(session, request, spread(request), result)
-        except (aiohttp.ClientError, OSError):
-            result.failed += 1
-
-
-async def _send(session: aiohttp.ClientSession, request: Request, url: str, result: Result) -> None:
-    body = request.body | {"stream": True, "stream_options": {"include_usage": True}}
+async def _send(http: aiohttp.ClientSession, body: Body, url: str, result: Result, block_tokens: int) -> str:
+    """The answer's text; empty where it failed."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
     started = time.perf_counter()
-    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         text = await response.content.readany()
         ttft_s = time.perf_counter() - started
         text += await response.read()
         if response.status != 200 or b"data: [DONE]" not in text:
             result.failed += 1
-            return
+            return ""
         headers = response.headers
-    usage = _usage(text)
+    answer, usage = _read(text)
     replica = headers.get("x-kvgate-replica", url)
     result.requests += 1
     result.ttft_s.append(ttft_s)
     result.by_replica[replica] = result.by_replica.get(replica, 0) + 1
-    result.prompt_tokens += usage["prompt_tokens"]
-    details = usage.get("prompt_tokens_details") or {}
-    cached_tokens = details.get("cached_tokens") or 0
+    result.prompt_tokens += usage.get("prompt_tokens", 0)
+    cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     result.cached_tokens += cached_tokens
     if "x-kvgate-next-boundary-tokens" in headers:
         result.predicted += 1
-        result.over += cached_tokens < int(headers["x-kvgate-matched-tokens"]) - BLOCK_TOKENS
-        result.under += cached_tokens > int(headers["x-kvgate-next-boundary-tokens"]) + BLOCK_TOKENS
+        result.over += cached_tokens < int(headers["x-kvgate-matched-tokens"]) - block_tokens
+        result.under += cached_tokens > int(headers["x-kvgate-next-boundary-tokens"]) + block_tokens
+    return answer
 
 
-def _usage(text: bytes) -> dict[str, Any]:
-    for line in reversed(text.split(b"\n\n")):
-        if b'"usage"' in line and (usage := orjson.loads(line.removeprefix(b"data: ")).get("usage")):
-            found: dict[str, Any] = usage
-            return found
-    return {"prompt_tokens": 0}
+def _read(text: bytes) -> tuple[str, dict[str, Any]]:
+    """The text and the usage that a stream told."""
+    said: list[str] = []
+    usage: dict[str, Any] = {}
+    for found in re.findall(rb"^data: ?(\{.*)$", text, re.MULTILINE):
+        event = orjson.loads(found)
+        usage = event.get("usage") or usage
+        said += [choice["delta"].get("content") or "" for choice in event.get("choices") or ()]
+    return "".join(said), usage

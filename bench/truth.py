@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bench.cluster import Cluster, running_cluster
 from bench.load import BLOCK_TOKENS, Result, random_spread, run
-from bench.workloads import Request, shared_contexts
+from bench.workloads import Session, shared_contexts
 from coordinator.keys import PoolKeys
 from coordinator.wire import Wire
 
@@ -79,7 +79,7 @@ class Cost:
     causes: dict[str, float] = field(default_factory=dict)
 
 
-def workload(requests: int, pressure: float, seed: int) -> list[Request]:
+def workload(requests: int, pressure: float, seed: int) -> list[Session]:
     """Questions about documents and images that fill the caches `pressure` times."""
     tokens = pressure * CAPACITY_TOKENS
     return shared_contexts(

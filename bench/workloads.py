@@ -1,74 +1,104 @@
-"""What clients ask, as seeded and repeatable lists of requests."""
+"""What clients ask, as seeded and repeatable lists of sessions."""
 
 from __future__ import annotations
 
 import base64
 import io
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
+Message = dict[str, Any]
+
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One request; `group` is what perfect pinning would send to one replica."""
+class Session:
+    """What one client asks: turn by turn, each behind the answer to the one before.
+
+    `group` is what perfect pinning would send to one replica.
+    """
 
     group: int
-    body: dict[str, Any]
+    turns: tuple[tuple[Message, ...], ...]
+    """Of each turn, the messages that it adds."""
+    max_tokens: int = 4
+
+
+def one_turn(group: int, *messages: Message, max_tokens: int = 4) -> Session:
+    """A client that asks once."""
+    return Session(group, (messages,), max_tokens)
+
+
+def user(*parts: Message) -> Message:
+    return {"role": "user", "content": list(parts)}
+
+
+def words(content: str) -> Message:
+    """A part of a message."""
+    return {"type": "text", "text": content}
 
 
 def text(rng: random.Random, size_bytes: int) -> str:
-    words: list[str] = []
+    chosen: list[str] = []
     length = 0
     while length < size_bytes:
         word = rng.choice(_WORDS)
-        words.append(word)
+        chosen.append(word)
         length += len(word) + 1
-    return " ".join(words)
+    return " ".join(chosen)
 
 
-def _image_url(rng: random.Random, side: int) -> str:
+def picture(rng: random.Random, side: int) -> Message:
+    """A part of a message: an image of this many pixels squared, as a data: URL."""
     image = Image.new("RGB", (side, side), tuple(rng.randrange(256) for _ in range(3)))
     image.putpixel((rng.randrange(side), rng.randrange(side)), (1, 2, 3))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(rng: random.Random, number: int) -> Message:
+    """A part of a message that no other request has."""
+    return words(f"Question {number}: {text(rng, 60)}?")
+
+
+def by_zipf(rng: random.Random, among: int, count: int, exponent: float) -> list[int]:
+    """So many choices among so many things, which are unequally popular; in what order is left to chance."""
+    order = list(range(among))
+    rng.shuffle(order)
+    return rng.choices(order, [1 / (rank + 1) ** exponent for rank in range(among)], k=count)
+
+
+def about(
+    rng: random.Random,
+    contexts: Sequence[Sequence[Message]],
+    chosen: Sequence[int],
+    system: Message,
+    max_tokens: int = 4,
+) -> list[Session]:
+    """A new question about each chosen context, under one system prompt for all."""
+    return [
+        one_turn(group, system, user(*contexts[group], question(rng, number)), max_tokens=max_tokens)
+        for number, group in enumerate(chosen)
+    ]
 
 
 def shared_contexts(
     requests: int, *, seed: int, documents: int = 18, images: int = 6, document_bytes: int = 12_000, side: int = 512
-) -> list[Request]:
+) -> list[Session]:
     """Questions about a few documents and images, which ones by Zipf's law (exponent 0.6).
 
     Every question is new; a document or image comes again and again, under one short system prompt for all.
     """
     rng = random.Random(seed)
+    contexts = [[words(text(rng, document_bytes))] for _ in range(documents)]
+    contexts += [[picture(rng, side)] for _ in range(images)]
+    chosen = by_zipf(rng, len(contexts), requests, 0.6)
     system = {"role": "system", "content": "You answer questions about what you are shown, briefly."}
-    contexts: list[list[dict[str, Any]]] = [
-        [{"type": "text", "text": text(rng, document_bytes)}] for _ in range(documents)
-    ] + [[{"type": "image_url", "image_url": {"url": _image_url(rng, side)}}] for _ in range(images)]
-    weights = [1 / (rank + 1) ** 0.6 for rank in range(len(contexts))]
-    order = list(range(len(contexts)))
-    rng.shuffle(order)
-    chosen = rng.choices(order, weights, k=requests)
-    return [
-        Request(
-            group,
-            {
-                "model": "sim",
-                "max_tokens": 4,
-                "messages": [
-                    system,
-                    {
-                        "role": "user",
-                        "content": [*contexts[group], {"type": "text", "text": f"Question {n}: {text(rng, 60)}?"}],
-                    },
-                ],
-            },
-        )
-        for n, group in enumerate(chosen)
-    ]
+    return about(rng, contexts, chosen, system)

@@ -11,7 +11,6 @@ used beside it; requests/s are those of this machine, which all of them share.
 from __future__ import annotations
 
 import argparse
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bench.machine import machine
 from bench.overhead.cell import Figures, Row, Shape, measure, median_of
 from bench.overhead.contenders import CONTENDERS
 from bench.overhead.shapes import ANSWERS, PROMPTS
@@ -86,22 +86,6 @@ def _table(rows: list[Row]) -> Table:
             str(figures.failed),
         )
     return table
-
-
-def machine() -> dict[str, str]:
-    """Where and of what this was measured."""
-    processor = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    cores = str(len([line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")]))
-    return {
-        "processor": processor,
-        "cores": cores,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from bench.machine import IdleShare
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
@@ -75,14 +76,12 @@ def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, 
     httpx.post(f"{control_url}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}").raise_for_status()
     requests = payload(shape.prompt, answer)
     asyncio.run(_load(shape, running, requests, warm_up_s))
-    before = _cpu_s(running.pids), _cpu_s(running.store_pids), _idle_s()
+    before, idle = (_cpu_s(running.pids), _cpu_s(running.store_pids)), IdleShare()
     started = time.perf_counter()
     measured = asyncio.run(_load(shape, running, requests, seconds))
     wall_s = time.perf_counter() - started
-    proxy_s, store_s, idle_s = (
-        after - then
-        for after, then in zip((_cpu_s(running.pids), _cpu_s(running.store_pids), _idle_s()), before, strict=True)
-    )
+    idle_share = idle()
+    proxy_s, store_s = _cpu_s(running.pids) - before[0], _cpu_s(running.store_pids) - before[1]
     done = max(1, measured.done)
     return Figures(
         requests=measured.done,
@@ -90,7 +89,7 @@ def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, 
         per_s=round(measured.done / wall_s, 1),
         cpu_us=round(proxy_s / done * 1e6, 1),
         store_cpu_us=round(store_s / done * 1e6, 1),
-        idle=round(idle_s / wall_s / (os.cpu_count() or 1), 3),
+        idle=round(idle_share, 3),
         first_byte_p50_ms=_percentile_ms(measured.first_byte_s, 0.5),
         first_byte_p99_ms=_percentile_ms(measured.first_byte_s, 0.99),
         total_p50_ms=_percentile_ms(measured.total_s, 0.5),
@@ -144,9 +143,3 @@ def _rss_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-
-
-def _idle_s() -> float:
-    """Idle time of all processors since boot."""
-    stat = Path("/proc/stat").read_text().splitlines()[0].split()
-    return (int(stat[4]) + int(stat[5])) * _TICK_S

@@ -10,7 +10,8 @@ from aiohttp import web
 from bench.simulator import fields
 from bench.simulator.call import read_json
 from bench.simulator.errors import Refused
-from bench.simulator.prompt import token_text
+from bench.simulator.openai_api import chat_prompt
+from bench.simulator.prompt import BlockHasher, token_text
 from bench.simulator.replica import Replica
 
 _EVENT_SOURCES_SINCE = (0, 32)
@@ -84,6 +85,37 @@ async def fail(replica: Replica, request: web.Request) -> web.StreamResponse:
 
 async def state(replica: Replica, _: web.Request) -> web.StreamResponse:
     return web.json_response(replica.state())
+
+
+async def load(replica: Replica, _: web.Request) -> web.StreamResponse:
+    """For who watches queues: a fraction of what /sim/state costs."""
+    return web.json_response(_load(replica))
+
+
+async def outlook(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """What a chat request would meet here, were it sent now: for a router that knows everything."""
+    body = await read_json(request)
+    _, lora = replica.resolve_model(fields.text(body, "model"))
+    prompt = chat_prompt(replica, body, lora)
+    engine = replica.engines[0]
+    hasher = BlockHasher(prompt, engine.block_size)
+    hasher.extend(prompt.tokens)
+    return web.json_response(
+        _load(replica)
+        | {
+            "prompt_tokens": prompt.num_tokens,
+            "cached_tokens": engine.foresee(hasher.hashes) * engine.block_size,
+            "backlog_tokens": engine.backlog_tokens(),
+            "requests": replica.num_requests,
+        }
+    )
+
+
+def _load(replica: Replica) -> dict[str, int]:
+    return {
+        "running": sum(len(engine.running) for engine in replica.engines),
+        "waiting": sum(len(engine.waiting) for engine in replica.engines),
+    }
 
 
 async def not_found(_: Replica, __: web.Request) -> web.StreamResponse:

@@ -97,6 +97,26 @@ class Engine:
             self._events.cleared()
         return cleared
 
+    def foresee(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks of a prompt that arrived now would be cached when its turn comes, were nothing
+        evicted until then."""
+        return self._foreseen(hashes, {each for sequence in self.waiting for each in sequence.hashes})
+
+    def backlog_tokens(self) -> int:
+        """What is to be computed before a prompt that arrived now."""
+        backlog = sum(max(0, sequence.num_tokens - sequence.computed) for sequence in self.running)
+        coming: set[int] = set()
+        for sequence in self.waiting:
+            backlog += sequence.num_tokens - self._foreseen(sequence.hashes, coming) * self.block_size
+            coming.update(sequence.hashes)
+        return backlog
+
+    def _foreseen(self, hashes: Sequence[int], coming: set[int]) -> int:
+        found = len(self.cache.match(hashes))
+        while found < len(hashes) and hashes[found] in coming:
+            found += 1
+        return found
+
     def forget_idle(self) -> None:
         """Lose all that no running request holds, on the GPU and in the CPU tier, without any event."""
         self.cache.forget_idle()

@@ -58,6 +58,8 @@ _CONTROL = (
     ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
     ("POST", "/sim/fail", control_api.fail),
     ("GET", "/sim/state", control_api.state),
+    ("GET", "/sim/load", control_api.load),
+    ("POST", "/sim/outlook", control_api.outlook),
     ("*", "/{path:.*}", control_api.not_found),
 )
 

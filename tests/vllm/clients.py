@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import orjson
 
+from bench.vllm.install import MODEL
+from bench.vllm.replicas import BLOCK_TOKENS
 from gateway.tasks import Tasks
 from tests.polling import eventually
-from tests.vllm.install import MODEL
-from tests.vllm.replicas import BLOCK_TOKENS
 from tests.vllm.workload import Ask, Messages, Workload
 
 CHAT = "/v1/chat/completions"

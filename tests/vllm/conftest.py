@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
+from bench.vllm.replicas import VllmCluster, running_cluster
 from tests.vllm.clients import Client
-from tests.vllm.replicas import VllmCluster, running_cluster
 
 BLOCKS = 768
 # The engines keep both cores busy: a placement may wait longer than the 20 ms it has in production.

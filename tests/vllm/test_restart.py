@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.vllm.install import MODEL
+from bench.vllm.replicas import BLOCK_TOKENS, VllmCluster, VllmReplica
 from tests.cluster.clients import HeldStream, held_stream, last_event
 from tests.polling import eventually
 from tests.vllm.clients import BROKEN, Client, Crowd
-from tests.vllm.install import MODEL
-from tests.vllm.replicas import BLOCK_TOKENS, VllmCluster, VllmReplica
 from tests.vllm.workload import Messages, Workload, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.vllm.replicas import BLOCK_TOKENS, VllmCluster
 from tests.vllm.clients import Client, Crowd, Reply, distribution
 from tests.vllm.conftest import BLOCKS
-from tests.vllm.replicas import BLOCK_TOKENS, VllmCluster
 from tests.vllm.workload import Ask, Messages, Workload, picture_part, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

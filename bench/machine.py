@@ -1,0 +1,42 @@
+"""The machine that a measurement is made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> dict[str, str]:
+    """Where and of what this was measured."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "processor": processor,
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+    }
+
+
+def _idle_s() -> float:
+    """Idle time of all processors since boot."""
+    stat = Path("/proc/stat").read_text().splitlines()[0].split()
+    return (int(stat[4]) + int(stat[5])) * _TICK_S
+
+
+class IdleShare:
+    """What part of the machine's processors has been idle since this was made."""
+
+    def __init__(self) -> None:
+        self._started_s = time.perf_counter()
+        self._idle_s = _idle_s()
+
+    def __call__(self) -> float:
+        wall_s = max(1e-9, time.perf_counter() - self._started_s)
+        return (_idle_s() - self._idle_s) / wall_s / (os.cpu_count() or 1)

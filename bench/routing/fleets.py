@@ -1,0 +1,122 @@
+"""What requests are routed to: simulated replicas in scaled time, or real vLLM."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bench.cluster import running_replicas
+from bench.load import BLOCK_TOKENS, MODEL
+from bench.routing.mixes import Mix
+from bench.vllm import install
+from bench.vllm.replicas import BLOCK_TOKENS as BLOCK_TOKENS_ON_CPUS
+from bench.vllm.replicas import running_replicas as vllm_replicas
+
+# Calibrated to what KVGate's authors measured on two A40s with LLaVA-OneVision-7B (6.5k tokens an image, eager mode):
+# see docs/performance.md.
+PREFILL_TOKENS_PER_S = 6000.0
+DECODE_S_PER_TOKEN = 0.035
+_HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?\{.*\} (\S+)$", re.MULTILINE)
+_QUERIES = re.compile(r"^vllm:prefix_cache_queries(?:_total)?\{.*\} (\S+)$", re.MULTILINE)
+_ANSWERED = re.compile(r"^vllm:request_success_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Replicas that serve, with empty caches."""
+
+    engine: str
+    urls: Mapping[str, str]
+    """By replica."""
+    model: str
+    block_tokens: int
+    speed: float
+    """By which the engines' times are divided; of real ones 1."""
+
+    def counters(self) -> list[Counters]:
+        """What the engines have counted, in the order of `urls`."""
+        return [_counters(url) for url in self.urls.values()]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of one engine, since its start."""
+
+    queries_tokens: float
+    hits_tokens: float
+    requests: float
+
+    def since(self, before: Counters) -> Counters:
+        return Counters(
+            self.queries_tokens - before.queries_tokens,
+            self.hits_tokens - before.hits_tokens,
+            self.requests - before.requests,
+        )
+
+
+def _counters(url: str) -> Counters:
+    text = httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
+    queries, hits, answered = (sum(map(float, each.findall(text))) for each in (_QUERIES, _HITS, _ANSWERED))
+    return Counters(queries, hits, answered)
+
+
+def cache_share(counters: Sequence[Counters]) -> float:
+    """The share of prompt tokens that the engines found in their caches."""
+    queries = sum(each.queries_tokens for each in counters)
+    return sum(each.hits_tokens for each in counters) / queries if queries else 0.0
+
+
+Fresh = Callable[[], AbstractContextManager[Fleet]]
+"""Gives a fleet with empty caches, again and again."""
+
+
+@contextmanager
+def simulated(mix: Mix, speed: float) -> Iterator[Fresh]:
+    """Simulated fleets for the mix, each started anew."""
+    yield lambda: _simulated(mix, speed)
+
+
+@contextmanager
+def _simulated(mix: Mix, speed: float) -> Iterator[Fleet]:
+    arguments = {
+        "--speed": speed,
+        "--num-gpu-blocks": mix.capacity_tokens // BLOCK_TOKENS,
+        "--prefill-tokens-per-s": PREFILL_TOKENS_PER_S,
+        "--decode-s-per-token": DECODE_S_PER_TOKEN,
+    }
+    flat = tuple(str(part) for pair in arguments.items() for part in pair)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
+        running_replicas(Path(folder), mix.replicas, flat) as replicas,
+    ):
+        yield Fleet("simulated", {replica.id: replica.url for replica in replicas}, MODEL, BLOCK_TOKENS, speed)
+
+
+@contextmanager
+def real(mix: Mix) -> Iterator[Fresh]:
+    """One fleet of real vLLM, whose caches are emptied. The caches are smaller than the mix says, by as much as the
+    prompts of its real model are."""
+    install.install(install.SMALL)
+    blocks = mix.real_capacity_tokens // BLOCK_TOKENS_ON_CPUS
+    with (
+        tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
+        vllm_replicas(Path(folder), mix.replicas, blocks, install.SMALL) as replicas,
+    ):
+        urls = {replica.id: replica.url for replica in replicas}
+        fleet = Fleet(f"vLLM {install.VERSION} on CPUs", urls, install.MODEL, BLOCK_TOKENS_ON_CPUS, 1.0)
+        yield lambda: nullcontext(_emptied(fleet))
+
+
+def _emptied(fleet: Fleet) -> Fleet:
+    body = {"model": fleet.model, "max_tokens": 1, "messages": [{"role": "user", "content": "vLLM tells of it now"}]}
+    with httpx.Client(timeout=60) as http:
+        for url in fleet.urls.values():
+            http.post(f"{url}/reset_prefix_cache").raise_for_status()
+            http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()  # the reset's event leaves with it
+    return fleet

@@ -1,0 +1,139 @@
+"""One run: a mix through a system, and what engines and clients then say of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any
+
+import aiohttp
+
+from bench.load import Result, percentile, run
+from bench.machine import IdleShare
+from bench.routing.fleets import Counters, Fleet, cache_share
+from bench.routing.mixes import Mix, Workload
+from bench.routing.systems import System
+from gateway.tasks import Tasks
+
+LEAST_IDLE = 0.2
+_LOOK_S = 0.1
+_WINDOW_LOOKS = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. Times are the engines' own: where theirs are scaled, they are scaled back."""
+
+    engine: str
+    mix: str
+    system: str
+    instances: int
+    seed: int
+    requests: int
+    failed: int
+    ttft_ms: list[float]
+    per_s: float
+    cache_share: float
+    split: list[float]
+    """Each replica's share of the requests."""
+    wrong_share: float | None
+    """Of the answers whose placement foretold something; None where nothing was."""
+    peak_load: float | None
+    """The busiest replica's load over the mean, at most, while its queue grew; None where nobody looked."""
+    idle: float
+    valid: bool
+
+    def percentile_ms(self, share: float) -> float:
+        return percentile(self.ttft_ms, share)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def measure(fleet: Fleet, mix: Mix, workload: Workload, system: System, seed: int) -> Row:
+    """Raises DoesNotStart where the system does not."""
+    async with system.start(fleet, workload.sessions, seed) as spread:
+        if workload.warm_up:
+            await run(workload.warm_up, spread, mix.concurrency, None, fleet.model)
+        before, idle = fleet.counters(), IdleShare()
+        async with _watched(fleet) as watch:
+            result = await run(
+                workload.sessions, spread, mix.concurrency, workload.order, fleet.model, fleet.block_tokens
+            )
+        idle_share = idle()
+        counted = [now.since(then) for now, then in zip(fleet.counters(), before, strict=True)]
+    return _row(fleet, mix, system, seed, result, counted, idle_share, watch.peak_load())
+
+
+def _row(
+    fleet: Fleet,
+    mix: Mix,
+    system: System,
+    seed: int,
+    result: Result,
+    counted: Sequence[Counters],
+    idle_share: float,
+    peak_load: float | None,
+) -> Row:
+    answered = max(1.0, sum(each.requests for each in counted))
+    return Row(
+        engine=fleet.engine,
+        mix=mix.name,
+        system=system.name,
+        instances=system.instances,
+        seed=seed,
+        requests=result.requests,
+        failed=result.failed,
+        ttft_ms=[round(each * 1000 * fleet.speed, 2) for each in sorted(result.ttft_s)],
+        per_s=round(result.requests / result.wall_s / fleet.speed, 4),
+        cache_share=round(cache_share(counted), 5),
+        split=[round(each.requests / answered, 4) for each in counted],
+        wrong_share=round((result.over + result.under) / result.predicted, 5) if result.predicted else None,
+        peak_load=None if peak_load is None else round(peak_load, 3),
+        idle=round(idle_share, 3),
+        valid=fleet.speed == 1 or idle_share >= LEAST_IDLE,
+    )
+
+
+class Watch:
+    """Each replica's queue, looked at again and again."""
+
+    def __init__(self, replicas: int) -> None:
+        self.active: list[list[int]] = [[] for _ in range(replicas)]
+        self.waiting: list[list[int]] = [[] for _ in range(replicas)]
+
+    def peak_load(self) -> float | None:
+        looks = len(self.active[0])
+        peaks = []
+        for first in range(0, looks - _WINDOW_LOOKS + 1, _WINDOW_LOOKS // 2):
+            window = slice(first, first + _WINDOW_LOOKS)
+            loads = [mean(active[window]) for active in self.active]
+            for load, waiting in zip(loads, self.waiting, strict=True):
+                if mean(loads) > 0 and waiting[window][-1] > waiting[window][0]:
+                    peaks.append(load / mean(loads))
+        return max(peaks, default=1.0) if looks else None
+
+
+@asynccontextmanager
+async def _watched(fleet: Fleet) -> AsyncIterator[Watch]:
+    watch, tasks = Watch(len(fleet.urls)), Tasks()
+    async with aiohttp.ClientSession() as http:
+
+        async def look() -> None:
+            while True:
+                for at, url in enumerate(fleet.urls.values()):
+                    async with http.get(f"{url}/sim/load") as response:
+                        load = await response.json()
+                    watch.active[at].append(load["running"] + load["waiting"])
+                    watch.waiting[at].append(load["waiting"])
+                await asyncio.sleep(_LOOK_S)
+
+        if fleet.engine == "simulated":
+            tasks.spawn(look(), "watch")
+        try:
+            yield watch
+        finally:
+            await tasks.close()

@@ -1,0 +1,92 @@
+"""What routes: nothing but a rule of the client's, KVGate with one of its policies, or another router."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from bench.cluster import running_gateways
+from bench.load import Spread, pinned_spread, random_spread
+from bench.peers import PEERS, Peer, running_peer
+from bench.routing.fleets import Fleet
+from bench.routing.oracle import oracle
+from bench.workloads import Session
+
+POLICIES = ("round_robin", "random", "least_loaded", "consistent_hash", "prefix_kv_aware")
+ROUTERS = ("sglang-router", "vllm-router")
+# On a machine that also runs the replicas and the clients, a placement may have to wait for its turn on a core.
+_CONFIG = {"redis": {"budget_ms": 200}}
+
+Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Spread]]
+"""Of a fleet, the sessions to come and a seed."""
+
+
+@dataclass(frozen=True)
+class System:
+    """Something that routes, so many times side by side; 0: there is nothing between clients and replicas."""
+
+    name: str
+    instances: int
+    start: Start
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} x{self.instances}" if self.instances > 1 else self.name
+
+    @property
+    def is_missing(self) -> bool:
+        """A router that is not installed."""
+        return self.name in ROUTERS and not PEERS[self.name].is_installed
+
+
+@asynccontextmanager
+async def _pinned(fleet: Fleet, sessions: Sequence[Session], _seed: int) -> AsyncIterator[Spread]:
+    yield pinned_spread(list(fleet.urls.values()), sessions)
+
+
+def _oracle(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AbstractAsyncContextManager[Spread]:
+    return oracle(list(fleet.urls.values()), seed)
+
+
+def _kvgate(policy: str, gateways: int) -> Start:
+    @asynccontextmanager
+    async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
+        with running_gateways(fleet.urls, gateways=gateways, policy=policy, config=_CONFIG) as cluster:
+            yield random_spread(cluster.gateway_urls, seed)
+
+    return start
+
+
+def _router(peer: Peer, instances: int) -> Start:
+    @asynccontextmanager
+    async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
+        with ExitStack() as stack:
+            upstreams = list(fleet.urls.values())
+            urls = [stack.enter_context(running_peer(peer, upstreams, fleet.model))[0] for _ in range(instances)]
+            yield random_spread(urls, seed)
+
+    return start
+
+
+def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
+    """By name; prefix_kv_aware with each number of gateways, routers once and twice, other policies with one gateway.
+
+    Raises KeyError for a name that is none."""
+    found: list[System] = []
+    for name in names:
+        if name == "pinned":
+            found.append(System(name, 0, _pinned))
+        elif name == "oracle":
+            found.append(System(name, 0, _oracle))
+        elif name in ROUTERS:
+            found += [System(name, count, _router(PEERS[name], count)) for count in (1, 2)]
+        elif name in POLICIES:
+            counts = gateways if name == "prefix_kv_aware" else (1,)
+            found += [System(name, count, _kvgate(name, count)) for count in counts]
+        else:
+            raise KeyError(name)
+    return found
+
+
+NAMES = ("pinned", "oracle", *POLICIES, *ROUTERS)

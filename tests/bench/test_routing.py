@@ -1,0 +1,91 @@
+"""`python -m bench.routing`, made small: what is asked, who routes, and what is then said of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.load import pinned_spread
+from bench.routing.fleets import Counters, cache_share, simulated
+from bench.routing.measure import Row, Watch, measure
+from bench.routing.mixes import MIXES, Mix, Workload
+from bench.routing.systems import NAMES, System, systems
+from bench.workloads import Session, one_turn, question, text, user, words
+
+SEED = 3
+CONVERSATIONS, TURNS = 4, 3
+
+
+def conversations(_seed: int = SEED) -> Workload:
+    rng = random.Random(SEED)
+    sessions = [
+        Session(group, tuple((user(words(text(rng, 2000)), question(rng, turn)),) for turn in range(TURNS)))
+        for group in range(CONVERSATIONS)
+    ]
+    order = [group for _ in range(TURNS) for group in range(CONVERSATIONS)]
+    return Workload([one_turn(9, user(words("before")))], sessions, order)
+
+
+SMALL = Mix("small", "four conversations", 2, 16_000, 4, conversations)
+
+
+async def routed(system: System) -> Row:
+    with simulated(SMALL, speed=50) as fresh, fresh() as fleet:
+        return await measure(fleet, SMALL, SMALL.make(SEED), system, SEED)
+
+
+@pytest.mark.parametrize("system", systems(["pinned", "oracle", "prefix_kv_aware"], [2]), ids=lambda each: each.label)
+async def test_conversations_find_their_turns_and_are_split_evenly(system: System) -> None:
+    row = await routed(system)
+    assert (row.requests, row.failed) == (CONVERSATIONS * TURNS, 0)
+    assert len(row.ttft_ms) == row.requests
+    assert row.cache_share > 0.4  # of three turns, the second finds one and the third two
+    assert sum(row.split) == pytest.approx(1, abs=0.001)
+    assert max(row.split) <= 0.75
+    assert (row.wrong_share is None) == (system.instances == 0)
+
+
+async def test_taking_turns_finds_less_and_the_engines_say_so() -> None:
+    (pinned,) = systems(["pinned"], [1])
+    (turns,) = systems(["random"], [1])
+    assert (await routed(turns)).cache_share < (await routed(pinned)).cache_share
+
+
+def test_every_system_has_a_name_and_other_names_are_refused() -> None:
+    labels = [system.label for system in systems(NAMES, [1, 4])]
+    assert len(set(labels)) == len(labels)
+    assert {"prefix_kv_aware", "prefix_kv_aware x4", "sglang-router x2", "oracle"} <= set(labels)
+    with pytest.raises(KeyError):
+        systems(["nonsense"], [1])
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=lambda mix: mix.name)
+def test_a_mix_is_the_same_for_a_seed_and_another_for_another(mix: Mix) -> None:
+    assert mix.make(1) == mix.make(1) != mix.make(2)
+    workload = mix.make(1)
+    turns = {index: len(session.turns) for index, session in enumerate(workload.sessions)}
+    assert {index: workload.order.count(index) for index in turns} == turns
+
+
+async def test_perfect_pinning_is_even() -> None:
+    sessions = [one_turn(group, user(words("x"))) for group in (0, 0, 0, 2, 4, 4)]
+    spread = pinned_spread(["a", "b"], sessions)
+    urls = [await spread(session, {}) for session in sessions]
+    assert sorted(urls.count(url) for url in ("a", "b")) == [3, 3]
+    assert len({url for url, session in zip(urls, sessions, strict=True) if session.group == 4}) == 1
+
+
+def test_shares_are_of_all_engines_together() -> None:
+    assert cache_share([Counters(100, 50, 1), Counters(300, 250, 1)]) == 0.75
+    assert Counters(100, 50, 3).since(Counters(60, 40, 1)) == Counters(40, 10, 2)
+
+
+def test_the_peak_load_is_that_of_a_replica_whose_queue_grows() -> None:
+    watch = Watch(2)
+    watch.active = [[6] * 20, [2] * 20]
+    watch.waiting = [[1] * 20, [0] * 20]
+    assert watch.peak_load() == 1.0
+    watch.waiting[0][9] = 3
+    assert watch.peak_load() == 1.5
+    assert Watch(2).peak_load() is None
