@@ -17,12 +17,11 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -30,13 +29,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.errors import StoreDown
+from bench.embedded import embedded_redis, info, open_pool, redis_version
 from coordinator.pool import Pool
-from coordinator.registry import ReplicaRecord
-from coordinator.scripts import NAMES, PlaceRequest, PolicyKnobs, load
+from coordinator.scripts import PlaceRequest, PolicyKnobs, load
 from coordinator.wire import Wire
-from gateway.local.ports import free_ports
-from gateway.local.redis import find_redis_server
 
 GATEWAY = "bench.0"
 TOKENS_PER_KEY = 100
@@ -45,54 +41,34 @@ GOALS_US = {(8, 40, "warm"): 120, (8, 40, "cold"): 250, (64, 100, "cold"): 1000}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement: script time of the mean call, and round trips."""
+class Times:
+    """What a placement takes: script time of the mean call, and round trips."""
 
-    replicas: int
-    keys: int
-    case: str
     script_us: float
     round_trip_p50_us: float
     round_trip_p99_us: float
 
 
-@contextmanager
-def embedded_redis() -> Iterator[str]:
-    """A Redis of its own on a free port; yields its URL."""
-    with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
-        (port,) = free_ports(1)
-        command = find_redis_server().command(port, Path(folder))
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+@dataclass(frozen=True)
+class Row(Times):
+    """One measurement."""
+
+    replicas: int
+    keys: int
+    case: str
 
 
-async def connect(url: str) -> Wire:
-    """A connection, as soon as the server takes one."""
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            return await Wire.open(url, 1.0, lambda _error: None)
-        except StoreDown:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.05)
-
-
-def _random_keys(count: int) -> list[str]:
+def random_keys(count: int) -> list[str]:
     return [os.urandom(16).hex() for _ in range(count)]
 
 
 def _chains(case: str, keys: int) -> Callable[[], list[str]]:
-    shared = _random_keys(keys)
+    shared = random_keys(keys)
     if case == "warm":
         return lambda: shared
     if case == "half":
-        return lambda: shared[: keys // 2] + _random_keys(keys - keys // 2)
-    return lambda: _random_keys(keys)
+        return lambda: shared[: keys // 2] + random_keys(keys - keys // 2)
+    return lambda: random_keys(keys)
 
 
 class Bench:
@@ -103,6 +79,8 @@ class Bench:
         self._pool = pool
         self._script = load("place", allow_oom)
         self._placed = 0
+        self.why: Counter[str] = Counter()
+        """How often it was placed for which reason."""
 
     async def place(self, keys: list[str]) -> float:
         """One placement; its round trip in us."""
@@ -114,56 +92,34 @@ class Bench:
         reply = await self._wire.run(self._script, request.script_keys(self._pool.keys, GATEWAY), arguments)
         took_us = (time.perf_counter() - started) * 1e6
         assert reply[0] == b"ok", reply
+        self.why[reply[4].decode()] += 1
         return took_us
 
-    async def measure(self, replicas: int, keys: int, case: str, calls: int) -> Row:
-        chain = _chains(case, keys)
+    async def measure(self, chain: Callable[[], list[str]], calls: int) -> Times:
+        """What placements of such chains take, one at a time."""
         for _ in range(20):
             await self.place(chain())
         await self._wire.send("CONFIG", "RESETSTAT")
         trips_us = sorted([await self.place(chain()) for _ in range(calls)])
-        stats = (await self._wire.send("INFO", "commandstats")).decode()
-        found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)
+        found = re.match(r"calls=(\d+),usec=(\d+)", (await info(self._wire, "commandstats"))["cmdstat_evalsha"])
         assert found is not None
         assert int(found[1]) == calls, "something else ran scripts on this Redis"
-        return Row(
-            replicas,
-            keys,
-            case,
-            int(found[2]) / calls,
-            trips_us[calls // 2],
-            trips_us[min(calls - 1, calls * 99 // 100)],
-        )
+        return Times(int(found[2]) / calls, trips_us[calls // 2], trips_us[min(calls - 1, calls * 99 // 100)])
 
 
 async def run(url: str, calls: int, console: Console) -> list[Row]:
     """All cases, on a pool per number of replicas."""
     rows = []
     for replicas in (8, 64):
-        wire = await connect(url)
-        pool = Pool(f"bench-{replicas}-{os.getpid()}", GATEWAY, 1.0)
-        allow_oom = b"redis_version:6" not in await wire.send("INFO", "server")
-        for name in NAMES:
-            await wire.send("SCRIPT", "LOAD", load(name, allow_oom).text)
-        pool.attach(wire, allow_oom)
-        for i in range(replicas):
-            await pool.register(ReplicaRecord(f"r{i}", "life", "ready", 10**9, 0, f"http://127.0.0.1:{i}"))
+        wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
         bench = Bench(wire, pool, allow_oom)
         for keys in (10, 40, 100):
             for case in ("warm", "half", "cold"):
                 with console.status(f"{replicas} replicas, {keys} keys, {case}"):
-                    rows.append(await bench.measure(replicas, keys, case, calls))
+                    times = await bench.measure(_chains(case, keys), calls)
+                rows.append(Row(**asdict(times), replicas=replicas, keys=keys, case=case))
         await wire.close()
     return rows
-
-
-async def redis_version(url: str) -> str:
-    wire = await connect(url)
-    try:
-        found = re.search(r"redis_version:(\S+)", (await wire.send("INFO", "server")).decode())
-        return found[1] if found else "unknown"
-    finally:
-        await wire.close()
 
 
 def commit() -> str:

@@ -1,0 +1,110 @@
+"""A Redis of a benchmark's own, and a pool of replicas on it that only the map knows."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.errors import StoreDown
+from coordinator.pool import Pool
+from coordinator.registry import ReplicaRecord
+from coordinator.store import load_scripts
+from coordinator.wire import Wire
+from gateway.local.ports import free_ports
+from gateway.local.redis import find_redis_server
+
+INCARNATION = "199c82cc000"
+"""As an engine's start is spelled: a record's length decides how Redis keeps it."""
+CAPACITY_TOKENS = 10**9
+
+
+@contextmanager
+def embedded_redis() -> Iterator[str]:
+    """A Redis of its own on a free port; yields its URL."""
+    with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
+        (port,) = free_ports(1)
+        command = find_redis_server().command(port, Path(folder))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+async def connect(url: str) -> Wire:
+    """A connection, as soon as the server takes one."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return await Wire.open(url, 1.0, lambda _error: None)
+        except StoreDown:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+
+
+async def info(wire: Wire, section: str) -> dict[str, str]:
+    """A section of INFO, by its fields' names."""
+    lines = (await wire.send("INFO", section)).decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Redis' use of one core over a time: what it ran, and what it could have run but had no core."""
+
+    cpu_share: float
+    waiting_share: float
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What Redis has used in its life."""
+
+    at_s: float
+    cpu_s: float
+    waited_s: float
+
+    def since(self, before: Usage) -> Load:
+        took_s = self.at_s - before.at_s
+        return Load((self.cpu_s - before.cpu_s) / took_s, (self.waited_s - before.waited_s) / took_s)
+
+
+async def usage(wire: Wire) -> Usage:
+    """Read now, of a Redis on this machine. Where the kernel does not tell who waits, nobody does."""
+    found = await info(wire, "cpu")
+    waited_s = _waited_s((await info(wire, "server"))["process_id"])
+    return Usage(time.monotonic(), float(found["used_cpu_user"]) + float(found["used_cpu_sys"]), waited_s)
+
+
+def _waited_s(pid: str) -> float:
+    schedstat = Path("/proc", pid, "schedstat")
+    return int(schedstat.read_text().split()[1]) / 1e9 if schedstat.exists() else 0.0
+
+
+async def redis_version(url: str) -> str:
+    wire = await connect(url)
+    try:
+        return (await info(wire, "server")).get("redis_version", "unknown")
+    finally:
+        await wire.close()
+
+
+async def open_pool(url: str, name: str, gateway: str, replicas: int) -> tuple[Wire, Pool, bool]:
+    """A gateway's client of a pool, with its replicas registered; and whether scripts may write in full memory."""
+    wire = await connect(url)
+    allow_oom = await load_scripts(wire)
+    pool = Pool(name, gateway, budget_s=10.0)
+    pool.attach(wire, allow_oom)
+    for i in range(replicas):
+        record = ReplicaRecord(f"r{i}", INCARNATION, "ready", CAPACITY_TOKENS, 0, f"http://127.0.0.1:{i}")
+        await pool.register(record, only_if_absent=True)
+    return wire, pool, allow_oom

@@ -1,0 +1,74 @@
+"""Processes that use Redis while something is measured: each with an interpreter, and so a core, of its own.
+
+All start together, with whoever measures, once all are ready; each runs for a given time and then says what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+
+import structlog
+import uvloop
+
+Found = dict[str, float]
+Start = Callable[[], Awaitable[None]]
+Work = Callable[[Start, str, float, int], Awaitable[Found]]
+"""Prepares, awaits the start, works for some seconds: of `(start, redis_url, seconds, argument)`."""
+_READY_S = 60.0
+_SPAWNING = multiprocessing.get_context("spawn")
+
+
+def _run(work: Work, barrier: Barrier, found: Queue[Found], url: str, seconds: float, argument: int) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+
+    async def start() -> None:
+        await asyncio.to_thread(barrier.wait, _READY_S)
+
+    async def run() -> Found:
+        return await work(start, url, seconds, argument)
+
+    found.put(uvloop.run(run()))
+
+
+class Company:
+    """Processes that wait for the start."""
+
+    def __init__(self, barrier: Barrier, found: Queue[Found], processes: int, seconds: float) -> None:
+        self._barrier = barrier
+        self._found = found
+        self._processes = processes
+        self._seconds = seconds
+
+    async def start(self) -> None:
+        """Start them, as soon as all are ready; raises BrokenBarrierError where one has failed."""
+        await asyncio.to_thread(self._barrier.wait, _READY_S)
+
+    async def found(self) -> list[Found]:
+        """What each of them found, when all have ended."""
+        wait_s = self._seconds + _READY_S
+        return [await asyncio.to_thread(self._found.get, True, wait_s) for _ in range(self._processes)]
+
+
+@contextmanager
+def company(work: Work | None, url: str, seconds: float, arguments: list[int]) -> Iterator[Company]:
+    """A process for each argument; none without work."""
+    arguments = arguments if work is not None else []
+    barrier, found = _SPAWNING.Barrier(len(arguments) + 1), _SPAWNING.Queue()
+    processes = [
+        _SPAWNING.Process(target=_run, args=(work, barrier, found, url, seconds, argument), daemon=True)
+        for argument in arguments
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield Company(barrier, found, len(processes), seconds)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()

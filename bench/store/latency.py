@@ -1,0 +1,169 @@
+"""What a placement takes at a moderate rate, and what other work on the same Redis does to it.
+
+The rate is kept whatever the answers take, so that a Redis that stalls is asked by all who would have come meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.embedded import CAPACITY_TOKENS, INCARNATION, Load, connect, open_pool, usage
+from bench.place import TOKENS_PER_KEY, random_keys
+from bench.store.beside import Found, Start, Work, company
+from bench.store.requests import Gateway
+from coordinator.agent.link import Link, Vitals
+from coordinator.agent.residents import Evicted, Resident, Transition
+from coordinator.applier import Applied, Applier
+
+POOL = "bench-latency"
+GATEWAY = "gateway-0.bench0"
+REPLICAS = 8
+AGENTS = 3
+_BATCHES_PER_S = 20
+_TRANSITIONS = 40
+"""In a batch: half of them blocks that are computed, half what was evicted for them, as in a full cache."""
+_BEAT_S = 0.5
+_LEASES_S = 30.0
+_VALUES = 8
+_VALUE_TTL_S = 60
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One run. `beside` says what else Redis had to do, and `did` how much of it, each second."""
+
+    beside: str
+    rate_per_s: float
+    placements: int
+    p50_us: float
+    p99_us: float
+    max_us: float
+    redis: Load
+    did: Found = field(default_factory=dict)
+
+
+def _new_prompt(replica: int) -> list[Resident]:
+    """A prompt's worth of new keys, half a batch."""
+    count, first = _TRANSITIONS // 2, replica << 60
+    keys = random_keys(count)
+    return [
+        Resident(key, TOKENS_PER_KEY * (i + 1), TOKENS_PER_KEY, "gpu", first + int(key[:14], 16))
+        for i, key in enumerate(keys)
+    ]
+
+
+async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
+    """One replica's agent: beats, and says what its engine stores and evicts."""
+    loop, replica = asyncio.get_running_loop(), f"r{number}"
+    link = await Link.open(url, POOL, replica, f"{replica}.bench0")
+    await link.register(INCARNATION, CAPACITY_TOKENS, f"http://127.0.0.1:{number}")
+    seq, before, beat_s, due_s = 0, _new_prompt(number), 0.0, loop.time()
+    while (now_s := loop.time()) < end_s():
+        if now_s >= beat_s:
+            await link.attend(Vitals("session", False, 0, seq, {"vllm:num_requests_running": 4.0}))
+            beat_s = now_s + _BEAT_S
+        after = _new_prompt(number)
+        batch: list[Transition] = [*(Evicted(each.key) for each in before), *after]
+        seq += 1
+        await link.publish(batch, 0.0, seq)
+        before, due_s = after, due_s + 1 / _BATCHES_PER_S
+        await asyncio.sleep(max(0.0, due_s - loop.time()))
+    await link.attend(Vitals("session", False, 0, seq, {}), leaving=True)
+    await link.close()
+
+
+class _Heard:
+    """What was applied; `everyone` once something was of each agent, so that every lease on a stream is taken."""
+
+    def __init__(self, agents: int) -> None:
+        self.everyone = asyncio.Event()
+        self.transitions = 0
+        self.lags_ms: list[int] = []
+        self._missing = {f"r{number}" for number in range(agents)}
+
+    def observe(self, one: Applied) -> None:
+        self.transitions += one.transitions
+        self.lags_ms.append(one.lag_ms)
+        self._missing.discard(one.replica)
+        if not self._missing:
+            self.everyone.set()
+
+    def lag_p99_ms(self) -> int:
+        lags_ms = sorted(self.lags_ms)
+        return lags_ms[len(lags_ms) * 99 // 100] if lags_ms else 0
+
+
+async def publish_and_apply(start: Start, url: str, seconds: float, agents: int) -> Found:
+    """So many agents, and the applier of one gateway, which applies what all of them say."""
+    loop, heard = asyncio.get_running_loop(), _Heard(agents)
+    applier = loop.create_task(Applier(url, GATEWAY, lambda: [POOL], heard.observe).run())
+    end_s = math.inf
+    async with asyncio.TaskGroup() as group:
+        for number in range(agents):
+            group.create_task(_publish(url, number, lambda: end_s))
+        async with asyncio.timeout(_LEASES_S):
+            await heard.everyone.wait()
+        await start()
+        heard.transitions, heard.lags_ms = 0, []
+        end_s = loop.time() + seconds
+    transitions_per_s = heard.transitions / seconds
+    applier.cancel()
+    await asyncio.gather(applier, return_exceptions=True)
+    return {"transitions_per_s": transitions_per_s, "lag_p99_ms": float(heard.lag_p99_ms())}
+
+
+async def move_values(start: Start, url: str, seconds: float, value_bytes: int) -> Found:
+    """A client that keeps chunks of the KV cache here: one connection, never idle."""
+    wire, value = await connect(url), bytes(value_bytes)
+    loop = asyncio.get_running_loop()
+    await start()
+    moved, end_s = 0, loop.time() + seconds
+    while loop.time() < end_s:
+        key = f"chunk:{moved % _VALUES}"
+        await wire.send("SET", key, value, "EX", _VALUE_TTL_S)
+        assert len(await wire.send("GET", key)) == value_bytes
+        moved += 1
+    await wire.close()
+    return {"mb_per_s": 2 * moved * value_bytes / seconds / 1e6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What else Redis has to do, by whom, and what he is told."""
+
+    beside: str
+    work: Work | None = None
+    argument: int = 0
+
+
+CASES = (
+    Case("nothing else"),
+    Case(f"{AGENTS} agents", publish_and_apply, AGENTS),
+    Case("1 MB values", move_values, 1_000_000),
+    Case("4 MB values", move_values, 4_000_000),
+)
+
+
+async def measure(url: str, case: Case, rate_per_s: float, seconds: float) -> Latency:
+    """One run of the loop, beside one of the cases."""
+    wire, pool, _ = await open_pool(url, POOL, GATEWAY, REPLICAS)
+    gateway, loop = Gateway(pool), asyncio.get_running_loop()
+    await gateway.learn()
+    with company(case.work, url, seconds, [case.argument]) as others:
+        await others.start()
+        before = await usage(wire)
+        async with asyncio.TaskGroup() as requests:
+            begin_s = loop.time()
+            tasks = []
+            for i in range(round(rate_per_s * seconds)):
+                await asyncio.sleep(max(0.0, begin_s + i / rate_per_s - loop.time()))
+                tasks.append(requests.create_task(gateway.serve()))
+        load = (await usage(wire)).since(before)
+        did = (await others.found())[0] if case.work is not None else {}
+    await wire.close()
+    trips_us = sorted(task.result() for task in tasks)
+    p50_us, p99_us = trips_us[len(trips_us) // 2], trips_us[len(trips_us) * 99 // 100]
+    return Latency(case.beside, rate_per_s, len(trips_us), p50_us, p99_us, trips_us[-1], load, did)
