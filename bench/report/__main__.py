@@ -1,0 +1,102 @@
+"""One self-contained HTML page of the results that are there, and how to make those that are not.
+
+python -m bench.report [--results bench/results] [--out bench/results/report.html]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.report import overhead, place, routing, store
+from bench.report.inputs import Results, Unreadable, read
+from bench.report.page import Section, page
+
+_FOLDER = Path("bench/results")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of results, and what it becomes."""
+
+    file: str
+    module: str
+    title: str
+    shows: str
+    better: str
+    render: Callable[[Results], str]
+
+    def section(self, folder: Path) -> Section:
+        command = f"python -m {self.module} --out {_FOLDER / self.file}"
+        empty = Section(self.title, self.shows, self.better, command, self.file)
+        try:
+            results = read(folder / self.file)
+            if results is None:
+                return empty
+            body = self.render(results) if results.rows else ""
+        except Unreadable as error:
+            raise SystemExit(f"{folder / self.file} is not what {self.module} writes: {error}") from None
+        return Section(self.title, self.shows, self.better, command, self.file, body, results.machine, results.versions)
+
+
+_SOURCES = (
+    Source(
+        "routing.json",
+        "bench.routing",
+        "Routing: time to first token and cache share",
+        "How soon requests of each mix get their first token, and how much of their prompts the engines' caches "
+        "serve, by what routes them.",
+        "Lower TTFT is better; higher cache share and requests per s are.",
+        routing.render,
+    ),
+    Source(
+        "overhead.json",
+        "bench.overhead --quick",
+        "CPU per request against the peers",
+        "What a request costs each proxy, what it adds to the time to the first byte, and how many it serves.",
+        "Lower is better, except for requests per s. Clients in closed loops fill the machine, and latency is mostly "
+        "waiting; paced answers and fixed rates show what a proxy adds.",
+        overhead.render,
+    ),
+    Source(
+        "place.json",
+        "bench.place",
+        "Cost of a placement",
+        "How much of Redis' time one routing decision takes, by length of the prompt's chain of keys, number of "
+        "replicas, and how much of the chain is cached (warm: all, half, cold: nothing).",
+        "Lower is better.",
+        place.render,
+    ),
+    Source(
+        "store.json",
+        "bench.store",
+        "The store",
+        "What the shared store does and costs.",
+        "An arrow says whether lower or higher is better; rows are of different things and do not compete.",
+        store.render,
+    ),
+)
+
+
+def report(folder: Path) -> str:
+    return page("KVGate: what was measured", [source.section(folder) for source in _SOURCES])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=_FOLDER, help="a folder of JSON files (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=_FOLDER / "report.html", help="default: %(default)s")
+    options = parser.parse_args()
+    if not options.results.is_dir():
+        parser.error(f"--results: there is no folder {options.results}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(report(options.results), encoding="utf-8")
+    print(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the report reads of each benchmark's JSON. What else is in a file is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+Scalar = str | float | bool | None
+_T = TypeVar("_T")
+
+
+class Unreadable(Exception):
+    """A file is not what its benchmark writes."""
+
+
+class OverheadRow(BaseModel, frozen=True):
+    """What a contender made of a load (`bench.overhead.cell`). Medians: a count can lie between two numbers."""
+
+    contender: str
+    prompt: str
+    answer: str
+    connections: int
+    rate_per_s: float = 0.0
+    requests: float
+    failed: float
+    per_s: float
+    cpu_us: float
+    store_cpu_us: float
+    idle: float
+    first_byte_p50_ms: float
+    first_byte_p99_ms: float
+
+
+class RoutingRow(BaseModel, frozen=True):
+    """One run of one system. `instances` are gateways, or a peer's processes; 0 for those that need none."""
+
+    engine: str
+    mix: str
+    system: str
+    instances: int
+    seed: int
+    requests: int
+    failed: int
+    ttft_ms: list[float]
+    per_s: float
+    cache_share: float
+    split: list[float]
+    wrong_share: float | None = None
+    idle: float
+    valid: bool
+
+
+@dataclass(frozen=True)
+class Results:
+    """A file's rows, and what it says about where they were measured."""
+
+    rows: list[Any]
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+    def rows_as(self, kind: TypeAdapter[list[_T]]) -> list[_T]:
+        try:
+            return kind.validate_python(self.rows)
+        except ValidationError as error:
+            raise Unreadable(_first_problem(error)) from None
+
+
+class _File(BaseModel, extra="allow"):
+    rows: list[Any]
+    machine: Any = None
+    versions: dict[str, Any] = {}
+
+
+def read(path: Path) -> Results | None:
+    """None: there is no such file. What a file says of its machine is in `machine`, or beside the rows."""
+    try:
+        found = _File.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise Unreadable(_first_problem(error)) from None
+    if isinstance(found.machine, dict):
+        return Results(found.rows, found.machine, found.versions)
+    beside = {name: value for name, value in (found.model_extra or {}).items() if not isinstance(value, dict | list)}
+    machine = {} if found.machine is None else {"machine": found.machine}
+    return Results(found.rows, machine | beside, found.versions)
+
+
+def _first_problem(error: ValidationError) -> str:
+    first: dict[str, Any] = dict(error.errors()[0])
+    where: Sequence[object] = first["loc"]
+    return f"{' / '.join(map(str, where)) or 'the file'}: {first['msg']}"

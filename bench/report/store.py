@@ -1,0 +1,45 @@
+"""What the store does (bench.store): any list of flat rows, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from bench.report.inputs import Results, Scalar
+from bench.report.tables import Cell, Column, Group, Line, number, table, text
+
+_LOWER_IS_BETTER = ("_us", "_ms", "_s", "_bytes")
+
+
+def render(results: Results) -> str:
+    rows = results.rows_as(TypeAdapter(list[dict[str, Scalar]]))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = [_column(name, (row.get(name) for row in rows)) for name in names]
+    lines = [Line([_cell(row.get(name)) for name in names], competes=False) for row in rows]
+    return table("Every row of the file", columns, [Group(lines)])
+
+
+def _column(name: str, values: Iterable[Scalar]) -> Column:
+    numeric = all(value is None or _is_number(value) for value in values)
+    better: Literal["lower", "higher", ""] = ""
+    if numeric and name.endswith("per_s"):
+        better = "higher"
+    elif numeric and name.endswith(_LOWER_IS_BETTER):
+        better = "lower"
+    return Column(name.replace("_", " "), better, numeric)
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Scalar) -> Cell:
+    if isinstance(value, bool):
+        return text("yes" if value else "no")
+    if isinstance(value, str):
+        return text(value)
+    if value is None or float(value).is_integer():
+        return number(value)
+    return number(value, 1 if abs(value) >= 100 else 3)
