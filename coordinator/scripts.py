@@ -79,7 +79,7 @@ class PolicyKnobs:
     min_slack_requests: int = 8
     load_factor: float = 1.5
     request_cost_tokens: int = 128
-    copy_weight: float = 8.0
+    copy_weight: float = 16.0
     max_owners: int = 8
     max_active_requests: int = 0
     probe_ms: int = 5000

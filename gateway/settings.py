@@ -108,7 +108,7 @@ class PolicySettings(Section):
     min_slack_requests: Count = 8
     load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     request_cost_tokens: Annotated[int, Field(ge=0)] = 128
-    copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 8.0
+    copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 16.0
     max_owners: Count = 8
     max_active_requests: Count | None = None
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8

@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(NAMES), help="of: %(default)s")
     parser.add_argument("--gateways", default="1,2,4,8", help="for prefix_kv_aware (default: %(default)s)")
     parser.add_argument("--seeds", default="1,2,3", help="of the workloads (default: %(default)s)")
-    parser.add_argument("--speed", type=float, default=5.0, help="divides the engines' times (default: %(default)s)")
+    parser.add_argument("--speed", type=float, default=4.0, help="divides the engines' times (default: %(default)s)")
     parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; the mixes and systems that can be)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()

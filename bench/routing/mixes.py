@@ -48,26 +48,32 @@ def _in_order(warm_up: list[Session], sessions: list[Session]) -> Workload:
     return Workload(warm_up, sessions, [index for index, session in enumerate(sessions) for _ in session.turns])
 
 
-def _sessions_about_images(rng: random.Random, sessions: int, images: int, turns: int, first: int) -> list[Session]:
-    """Each is about one image, which is new or one of those seen; every image is seen."""
-    system = _system(rng, 500)
+_ASKED = ("What is the main subject?", "Which words can be read?", "Which colours are there most of?")
+
+
+def _trace(rng: random.Random, sessions: int, images: int, first: int) -> list[Session]:
+    """Sessions of three turns about one image each, which is new or was seen before, as a list of single requests that
+    do not wait for each other: what was answered before is made up, the same in all sessions about an image."""
+    system = _system(rng, 400)
     pictures = [picture(rng, 1024) for _ in range(images)]
     begins = {0, *rng.sample(range(1, sessions), images - 1)}
     made, seen = [], 0
     for number in range(sessions):
         seen += number in begins
         image = seen - 1 if number in begins else rng.randrange(seen)
-        opening = system, user(pictures[image], question(rng, number))
-        following = [(user(question(rng, number * turns + turn)),) for turn in range(1, turns)]
-        made.append(Session(first + image, (opening, *following), max_tokens=60))
+        said = [system]
+        for turn, asked in enumerate(_ASKED):
+            said.append(user(*([] if turn else [pictures[image]]), words(asked)))
+            made.append(one_turn(first + image, *said, max_tokens=60))
+            said.append({"role": "assistant", "content": f"What turn {turn} about image {image} was answered."})
     return made
 
 
 def _published(seed: int) -> Workload:
-    """40 sessions of 3 turns, each about one of 12 images; other images before."""
+    """120 requests about 12 images, after 24 about others."""
     rng = random.Random(f"images {seed}")
-    warm_up = _sessions_about_images(rng, sessions=8, images=3, turns=3, first=100)
-    return _in_order(warm_up, _sessions_about_images(rng, sessions=40, images=12, turns=3, first=0))
+    warm_up = _trace(rng, sessions=8, images=3, first=100)
+    return _in_order(warm_up, _trace(rng, sessions=40, images=12, first=0))
 
 
 def _vqa(seed: int) -> Workload:
@@ -138,7 +144,7 @@ def _named(mixes: Sequence[Mix]) -> dict[str, Mix]:
 # the next two are those of which it is known how other routers do on real vLLM.
 MIXES = _named(
     (
-        Mix("images", "12 images, 40 sessions of 3 turns", 2, 48_000, 8, _published),
+        Mix("images", "120 requests about 12 images", 2, 48_000, 8, _published),
         Mix("vqa", "questions about 12 images with documents, by Zipf", 2, 56_000, 8, _vqa, 12_000),
         Mix("chat", "16 conversations under one system prompt", 2, 20_000, 8, _chat, 29_000),
         Mix("rag", "questions about 40 documents, by Zipf", 3, 48_000, 12, _rag),

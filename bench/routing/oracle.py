@@ -14,10 +14,13 @@ import aiohttp
 from bench.load import Body, Spread
 from bench.workloads import Session
 
+_WEIGHT = 3
+"""As in coordinator/lua/lib/choose.lua."""
+
 
 class Oracle:
     """Asks every simulated replica what the prompt would meet there, and takes the one where least is to be computed
-    before its first token; what the prompt itself lacks counts twice, as it delays others too (ADR 2)."""
+    before its first token; what the prompt itself lacks counts more, as it delays others too (ADR 2)."""
 
     def __init__(self, http: aiohttp.ClientSession, urls: Sequence[str], seed: int) -> None:
         self._http = http
@@ -50,7 +53,7 @@ class Oracle:
         coming_tokens = sum(list(recent)[len(recent) - on_their_way :])
         lacks = outlook["prompt_tokens"] - outlook["cached_tokens"]
         active = outlook["running"] + outlook["waiting"] + on_their_way
-        return outlook["backlog_tokens"] + coming_tokens + 2 * lacks, active
+        return outlook["backlog_tokens"] + coming_tokens + _WEIGHT * lacks, active
 
 
 @asynccontextmanager

@@ -50,7 +50,7 @@ local function occupied_tokens(fleet)
 end
 
 -- In tokens, on every candidate (why: docs/adr/0002-placing.md):
---   backlog + 2 * charged + displaced + request_cost_tokens * active
+--   backlog + 3 * charged + displaced + request_cost_tokens * active
 -- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
 -- request's share of it: computed once, later requests hit it there too. But a copy takes cache: its share never
 -- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full.
@@ -74,7 +74,7 @@ local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, k
       local copied = best_tokens == 0 and prompt_tokens or lacks * share
       displaced[i] = math.min(copied, math.max(0, occupied[i] + copied - capacity))
     end
-    cost[i] = fleet.backlog[i] + 2 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
+    cost[i] = fleet.backlog[i] + 3 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
   end
   return cost, charged, displaced
 end
