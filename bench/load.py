@@ -84,7 +84,7 @@ def pinned_spread(urls: Sequence[str], sessions: Sequence[Session] = ()) -> Spre
     return spread
 
 
-class _Turns:
+class Turns:
     """Whose turn is next: sessions in the order given, each only when its last answer is there."""
 
     def __init__(self, sessions: Sequence[Session], order: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ async def run(
     """
     if order is None:
         order = [index for index, session in enumerate(sessions) for _ in session.turns]
-    result, turns = Result(), _Turns(sessions, order)
+    result, turns = Result(), Turns(sessions, order)
     started = time.perf_counter()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.simulator.cache import Block, BlockCache
@@ -97,10 +97,11 @@ class Engine:
             self._events.cleared()
         return cleared
 
-    def foresee(self, hashes: Sequence[int]) -> int:
+    def foresee(self, hashes: Sequence[int], on_their_way: Iterable[int] = ()) -> int:
         """How many leading blocks of a prompt that arrived now would be cached when its turn comes, were nothing
-        evicted until then."""
-        return self._foreseen(hashes, {each for sequence in self.waiting for each in sequence.hashes})
+        evicted until then; `on_their_way` are those of prompts that will be here before it."""
+        coming = {each for sequence in self.waiting for each in sequence.hashes}
+        return self._foreseen(hashes, coming.union(on_their_way))
 
     def backlog_tokens(self) -> int:
         """What is to be computed before a prompt that arrived now."""

@@ -1,0 +1,270 @@
+"""Cost expressions tried out: the mixes on simulated engines in virtual time, in seconds instead of hours.
+
+No HTTP, no Redis and no clock: whoever places knows every cache, as if each event were applied at once, and a request
+takes a millisecond to its replica and back. What is found here is worth a look by `python -m bench.routing`, which runs
+the real thing.
+
+    python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
+
+Each argument is a variant of the weights of coordinator/lua/lib/choose.lua; the first line is the expression as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
+from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
+from bench.routing.mixes import MIXES, Mix, Workload
+from bench.simulator.generation import EventTag, Generation
+from bench.simulator.openai_api import chat_answers, chat_prompt
+from bench.simulator.prompt import BlockHasher
+from bench.simulator.replica import Replica
+from bench.simulator.settings import SimSettings
+from bench.workloads import Session
+
+_WAY_S = 0.001
+_HIT_SAMPLE = 8
+_FULL = 0.96
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the cost expression, in tokens (ADR 2)."""
+
+    charged: float = 3.0
+    displaced: float = 1.0
+    request: float = 128.0
+    copy: float = 16.0
+    min_slack: float = 8.0
+    load_factor: float = 1.5
+
+
+@dataclass
+class Load:
+    """Of one replica, when a prompt is placed."""
+
+    active: int = 0
+    backlog_tokens: int = 0
+    owned_tokens: int = 0
+    matched_tokens: int = 0
+
+
+def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
+    """What coordinator/lua/lib/choose.lua computes, for replicas of one size."""
+    best = max(load.matched_tokens for load in loads)
+    found = []
+    for load in loads:
+        lacks = best - load.matched_tokens
+        share = 1.0
+        if hits > 0:
+            share = max(1 / (1 + hits), min(1.0, weights.copy * lacks / capacity_tokens))
+        copied = lacks * share if best else prompt_tokens
+        room = capacity_tokens - _occupied(load, capacity_tokens)
+        found.append(
+            load.backlog_tokens
+            + weights.charged * (prompt_tokens - best + lacks * share)
+            + weights.displaced * min(copied, max(0.0, copied - room))
+            + weights.request * load.active
+        )
+    return found
+
+
+def _occupied(load: Load, capacity_tokens: int) -> int:
+    return capacity_tokens if load.owned_tokens > _FULL * capacity_tokens else load.owned_tokens
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Whenever nothing is left to do, it is the time of the next timer."""
+
+    _now_s = 0.0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now_s = max(self._now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+    """Of each replica."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        answered = sum(self.requests)
+        return {
+            "p50 ms": percentile(self.ttft_s, 0.5) * 1000,
+            "p95 ms": percentile(self.ttft_s, 0.95) * 1000,
+            "req/s": answered / self.wall_s,
+            "cached": self.cached_tokens / self.prompt_tokens,
+            "busiest": max(self.requests) / answered,
+        }
+
+
+class Trial:
+    """One mix by one variant of the expression."""
+
+    def __init__(self, mix: Mix, weights: Weights, seed: int) -> None:
+        settings = SimSettings(
+            num_gpu_blocks=mix.capacity_tokens // BLOCK_TOKENS,
+            prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
+            decode_s_per_token=DECODE_S_PER_TOKEN,
+            events=False,
+        )
+        self._replicas = [Replica(replace(settings, id=f"r{n}")) for n in range(mix.replicas)]
+        self._engines = [replica.engines[0] for replica in self._replicas]
+        self._mix, self._weights, self._rng = mix, weights, random.Random(seed)
+        self._loads = [Load() for _ in self._engines]
+        self._coming: list[list[list[int]]] = [[] for _ in self._engines]
+        """The blocks of what is on its way to each: claimed when it is placed."""
+        self._hits: dict[int, int] = defaultdict(int)
+
+    async def run(self, workload: Workload) -> Outcome:
+        engines = [asyncio.ensure_future(engine.run()) for engine in self._engines]
+        warm_up = [index for index, session in enumerate(workload.warm_up) for _ in session.turns]
+        await self._ask(workload.warm_up, warm_up)
+        outcome = await self._ask(workload.sessions, workload.order)
+        for engine in engines:
+            engine.cancel()
+        return outcome
+
+    async def _ask(self, sessions: Sequence[Session], order: Sequence[int]) -> Outcome:
+        outcome = Outcome(requests=[0] * len(self._engines))
+        turns, loop = Turns(sessions, order), asyncio.get_running_loop()
+        started_s = loop.time()
+
+        async def worker() -> None:
+            while (turn := await turns.begin()) is not None:
+                index, messages = turn
+                body = {"model": MODEL, "messages": messages}
+                await turns.end(index, await self._request(body, sessions[index].max_tokens, outcome))
+
+        await asyncio.gather(*(worker() for _ in range(self._mix.concurrency)))
+        outcome.wall_s = loop.time() - started_s
+        return outcome
+
+    async def _request(self, body: Body, max_tokens: int, outcome: Outcome) -> str:
+        started_s = asyncio.get_running_loop().time()
+        prompt = chat_prompt(self._replicas[0], body, None)
+        hasher = BlockHasher(prompt, BLOCK_TOKENS)
+        hasher.extend(prompt.tokens)
+        at = self._place(hasher.hashes, prompt.num_tokens)
+        load = self._loads[at]
+        uncached = max(0, prompt.num_tokens - load.matched_tokens)
+        load.active += 1
+        load.backlog_tokens += uncached
+        self._coming[at].append(hasher.hashes)
+        await asyncio.sleep(_WAY_S)
+        self._coming[at].remove(hasher.hashes)
+        answers = chat_answers(body, [prompt.seed], max_tokens)
+        generation = self._replicas[at].generation([prompt], answers, {}, True, EventTag())
+        generation.start()
+        await generation.progress()
+        load.backlog_tokens -= uncached
+        outcome.ttft_s.append(asyncio.get_running_loop().time() - started_s + _WAY_S)
+        said = await self._rest(generation)
+        load.active -= 1
+        outcome.requests[at] += 1
+        outcome.prompt_tokens += prompt.num_tokens
+        outcome.cached_tokens += generation.usage().cached_tokens
+        await asyncio.sleep(_WAY_S)
+        return said
+
+    async def _rest(self, generation: Generation) -> str:
+        while not generation.finished:
+            await generation.progress()
+        return "".join(piece for _, piece, _ in generation.new_pieces())
+
+    def _place(self, hashes: Sequence[int], prompt_tokens: int) -> int:
+        for load, engine, coming in zip(self._loads, self._engines, self._coming, strict=True):
+            claimed = {each for blocks in coming for each in blocks}
+            load.matched_tokens = engine.foresee(hashes, claimed) * BLOCK_TOKENS
+            load.owned_tokens = engine.cache.num_cached * BLOCK_TOKENS
+        best = max(load.matched_tokens for load in self._loads) // BLOCK_TOKENS
+        key = hashes[best - 1] if best else 0
+        capacity = self._mix.capacity_tokens
+        cost = costs(self._weights, self._loads, capacity, prompt_tokens, self._hits[key])
+        at = min(self._allowed(), key=lambda n: (cost[n], _occupied(self._loads[n], capacity), self._rng.random()))
+        is_hit = 0 < best < len(hashes) and self._loads[at].matched_tokens == best * BLOCK_TOKENS
+        if is_hit and self._rng.random() < 1 / _HIT_SAMPLE:
+            self._hits[key] += _HIT_SAMPLE
+        return at
+
+    def _allowed(self) -> list[int]:
+        """The replicas that the load guard leaves."""
+        active = [load.active for load in self._loads]
+        limit = max(self._weights.min_slack, self._weights.load_factor * mean(active))
+        return [n for n, count in enumerate(active) if count < limit] or list(range(len(active)))
+
+
+def run(mix: Mix, weights: Weights, seed: int) -> Outcome:
+    """The mix by this seed; the same every time."""
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(Trial(mix, weights, seed).run(mix.make(seed)))
+    finally:
+        loop.close()
+
+
+def variant(text: str) -> Weights:
+    """`charged=2,copy=8`. Raises ValueError for what is no weight."""
+    try:
+        return replace(
+            Weights(), **{name: float(value) for name, _, value in (p.partition("=") for p in text.split(","))}
+        )
+    except TypeError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+
+
+def _shown(mix: Mix, variants: Sequence[str], seeds: Sequence[int], tell: Callable[[str], object]) -> Table:
+    table = Table(title=f"{mix.name}: means of {len(seeds)} seeds")
+    table.add_column("weights")
+    for text in ("", *variants):
+        tell(f"{mix.name}: {text or 'as it is'}")
+        figures = [run(mix, variant(text) if text else Weights(), seed).figures for seed in seeds]
+        if not table.rows:
+            for name in figures[0]:
+                table.add_column(name, justify="right")
+        table.add_row(text or "as it is", *(f"{mean(each[name] for each in figures):.4g}" for name in figures[0]))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.routing.whatif",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("variants", nargs="*", help="of: " + ", ".join(Weights.__dataclass_fields__))
+    parser.add_argument("--mixes", default=",".join(MIXES), help="of: %(default)s")
+    parser.add_argument("--seeds", default="1-10", help="first and last (default: %(default)s)")
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
+    console = Console()
+    for name in options.mixes.split(","):
+        with console.status("") as status:
+            table = _shown(MIXES[name], options.variants, range(int(first), int(last or first) + 1), status.update)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
