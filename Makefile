@@ -1,6 +1,8 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 # make test   the tests, with real Redis and real processes
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
+# make bench-quick  in ten minutes, how KVGate routes and what it costs beside others: a page with plots
+# make bench  all of it, in hours; real vLLM included
 # make check  what must be clean before a commit: lint, format, types, sizes, compose file
 
 PYTHON ?= python3
@@ -8,7 +10,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
-.PHONY: install up test test-vllm check
+QUICK := bench/results/quick
+ROUTERS := sglang-router,vllm-router
+
+.PHONY: install up test test-vllm bench bench-quick check
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -33,6 +38,22 @@ test: install
 test-vllm: install
 	@$(BIN)/python -m bench.vllm.install
 	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
+
+bench-quick: install
+	@$(BIN)/python -m bench.overhead --install --quick --contenders nginx,kvgate,$(ROUTERS) --rounds 1 --seconds 2 \
+		--out $(QUICK)/overhead.json
+	@$(BIN)/python -m bench.routing --mixes images,chat --gateways 1,4 --seeds 1 --out $(QUICK)/routing.json \
+		--systems pinned,round_robin,least_loaded,consistent_hash,prefix_kv_aware,$(ROUTERS)
+	@$(BIN)/python -m bench.place --calls 100 --out $(QUICK)/place.json
+	@$(BIN)/python -m bench.report --results $(QUICK) --out $(QUICK)/report.html
+
+bench: install
+	@$(BIN)/python -m bench.overhead --install --out bench/results/overhead.json
+	@$(BIN)/python -m bench.routing --out bench/results/routing.json
+	@$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
+	@$(BIN)/python -m bench.place --out bench/results/place.json
+	@$(BIN)/python -m bench.store --out bench/results/store.json
+	@$(BIN)/python -m bench.report
 
 check: install
 	$(BIN)/ruff check .

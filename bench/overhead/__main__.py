@@ -131,15 +131,16 @@ def main() -> None:
     )
     parser.add_argument("--warm-up-s", type=float, default=1.0, help="before each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the cells that README shows")
-    parser.add_argument("--install", action="store_true", help="install the peers first, from PyPI")
+    parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
     if options.quick:
         parser.set_defaults(**_QUICK)
         options = parser.parse_args()
     if options.install:
-        for peer in PEERS.values():
-            peer.install()
+        for name in _names(options.contenders, list(CONTENDERS), "contenders"):
+            if name in PEERS:
+                PEERS[name].install()
     console = Console()
     rows, versions = run(options, console)
     console.print(_table(rows))

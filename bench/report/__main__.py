@@ -29,7 +29,7 @@ class Source:
     render: Callable[[Results], str]
 
     def section(self, folder: Path) -> Section:
-        command = f"python -m {self.module} --out {_FOLDER / self.file}"
+        command = f"python -m {self.module} --out {folder / self.file}"
         empty = Section(self.title, self.shows, self.better, command, self.file)
         try:
             results = read(folder / self.file)
@@ -48,6 +48,15 @@ _SOURCES = (
         "Routing: time to first token and cache share",
         "How soon requests of each mix get their first token, and how much of their prompts the engines' caches "
         "serve, by what routes them.",
+        "Lower TTFT is better; higher cache share and requests per s are.",
+        routing.render,
+    ),
+    Source(
+        "routing-real.json",
+        "bench.routing --real",
+        "Routing on real vLLM",
+        "The same on two real vLLM servers with a small vision-language model, on the processors of one machine, which "
+        "the gateways share with them.",
         "Lower TTFT is better; higher cache share and requests per s are.",
         routing.render,
     ),
