@@ -44,6 +44,8 @@ class Weights:
     charged: float = 3.0
     displaced: float = 1.0
     request: float = 128.0
+    fresh: float = 0.1
+    """Beside each request in flight, of what is new to every cache."""
     copy: float = 16.0
     min_slack: float = 8.0
     load_factor: float = 1.5
@@ -74,7 +76,7 @@ def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_
             load.backlog_tokens
             + weights.charged * (prompt_tokens - best + lacks * share)
             + weights.displaced * min(copied, max(0.0, copied - room))
-            + weights.request * load.active
+            + (weights.request + weights.fresh * (prompt_tokens - best)) * load.active
         )
     return found
 

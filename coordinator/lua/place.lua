@@ -133,10 +133,10 @@ local knobs = {
 }
 local limit = guard_limit(fleet, knobs)
 local occupied = occupied_tokens(fleet)
-local cost, charged, displaced
+local cost, charged, displaced, load
 local chosen
 if policy == 'prefix_kv_aware' or explain then
-  cost, charged, displaced = prefix_costs(fleet, occupied, prompt_tokens, tokens_at(best_depth), hits, knobs)
+  cost, charged, displaced, load = prefix_costs(fleet, occupied, prompt_tokens, tokens_at(best_depth), hits, knobs)
 end
 if policy == 'prefix_kv_aware' then
   chosen = least(fleet, limit, cost, occupied)
@@ -179,7 +179,7 @@ if explain then
       replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
       owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
       matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = charged[i], displaced_tokens = displaced[i],
-      load_tokens = knobs.request_cost_tokens * fleet.active[i], cost = cost[i],
+      load_tokens = load[i], cost = cost[i],
       guarded = fleet.active[i] >= limit,
     }
   end

@@ -112,15 +112,15 @@ def parsed(folder: Path) -> Page:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Page:
-    write(tmp_path, overhead=OVERHEAD, place=PLACE, routing=ROUTING, store=STORE)
+    write(tmp_path, overhead=OVERHEAD, place=PLACE, routing=ROUTING, store=STORE, **{"routing-real": []})
     return parsed(tmp_path)
 
 
-def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page) -> None:
+def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
-    assert sections == ["facts", "routing", "overhead", "place", "store"]
+    assert sections == ["facts", "routing", "routing-real", "overhead", "place", "store"]
     for command in ("bench.routing", "bench.overhead --quick", "bench.place", "bench.store"):
-        assert f"Reproduce it with python -m {command} --out bench/results/" in full.words
+        assert f"Reproduce it with python -m {command} --out {tmp_path}/" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
     assert full.row("routing.json") == ["routing.json", "abc1234", facts, "kvgate 0.1.0"]
     assert "Missing" not in full.words
@@ -181,8 +181,14 @@ def test_names_are_text_wherever_they_appear(full: Page) -> None:
 def test_what_is_missing_is_said_with_the_command_that_makes_it(tmp_path: Path) -> None:
     write(tmp_path, place=PLACE)
     page = parsed(tmp_path)
-    for name, options in (("routing", ""), ("overhead", " --quick"), ("store", "")):
-        made_by = f"python -m bench.{name}{options} --out bench/results/{name}.json"
+    commands = {
+        "routing": "routing",
+        "routing-real": "routing --real",
+        "overhead": "overhead --quick",
+        "store": "store",
+    }
+    for name, command in commands.items():
+        made_by = f"python -m bench.{command} --out {tmp_path / name}.json"
         assert f"Missing: {name}.json, made by {made_by}." in page.words
         assert f"Make it with {made_by}" in page.words
     assert "Missing: place.json" not in page.words

@@ -97,13 +97,13 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "credit_tokens": 400,
         "charged_tokens": 600,
         "displaced_tokens": 0,
-        "load_tokens": 9 * 128,
+        "load_tokens": 9 * (128 + 60),
         "cost": listed["r1"]["cost"],
         "guarded": True,
     }
     # r0 lacks 400 tokens that others share: charged at copy_weight times the part of its cache that they take.
     assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))
-    assert listed["r1"]["cost"] >= 600 + 700 + 9 * 128
+    assert listed["r1"]["cost"] >= 600 + 700 + 9 * 188
     assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")
     assert told["prompt_tokens"] == 1000
 

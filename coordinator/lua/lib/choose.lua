@@ -50,15 +50,18 @@ local function occupied_tokens(fleet)
 end
 
 -- In tokens, on every candidate (why: docs/adr/0002-placing.md):
---   backlog + 3 * charged + displaced + request_cost_tokens * active
+--   backlog + 3 * charged + displaced + load
 -- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
 -- request's share of it: computed once, later requests hit it there too. But a copy takes cache: its share never
 -- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full.
 -- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
 -- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
 -- idle, a deepest owner is always the cheapest.
+-- Load: request_cost_tokens for each request in flight, and a tenth of what is new to every cache: large contexts that
+-- somebody has to compute are better kept where less is going on, as they will be asked for again there.
 local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, knobs)
-  local cost, charged, displaced = {}, {}, {}
+  local cost, charged, displaced, load = {}, {}, {}, {}
+  local request_cost = knobs.request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
   for i = 1, fleet.count do
     local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
     if lacks < 0 then
@@ -74,9 +77,10 @@ local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, k
       local copied = best_tokens == 0 and prompt_tokens or lacks * share
       displaced[i] = math.min(copied, math.max(0, occupied[i] + copied - capacity))
     end
-    cost[i] = fleet.backlog[i] + 3 * charged[i] + displaced[i] + knobs.request_cost_tokens * fleet.active[i]
+    load[i] = request_cost * fleet.active[i]
+    cost[i] = fleet.backlog[i] + 3 * charged[i] + displaced[i] + load[i]
   end
-  return cost, charged, displaced
+  return cost, charged, displaced, load
 end
 
 local function power_of_two(fleet)
