@@ -142,10 +142,11 @@ async def run(
                 session = sessions[index]
                 body = {"model": model, "max_tokens": session.max_tokens, "messages": messages}
                 answer = ""
+                started = time.perf_counter()
                 try:
                     url = await spread(session, body)
-                    answer = await _send(http, body, url, result, block_tokens)
-                except (aiohttp.ClientError, OSError, TimeoutError):
+                    answer = await _send(http, body, url, started, result, block_tokens)
+                except (aiohttp.ClientError, OSError, TimeoutError, NotAnAnswer):
                     result.failed += 1
                 await turns.end(index, answer)
 
@@ -154,24 +155,28 @@ async def run(
     return result
 
 
-async def _send(http: aiohttp.ClientSession, body: Body, url: str, result: Result, block_tokens: int) -> str:
-    """The answer's text; empty where it failed."""
+class NotAnAnswer(Exception):
+    """What came is no complete answer to a chat request."""
+
+
+async def _send(
+    http: aiohttp.ClientSession, body: Body, url: str, started: float, result: Result, block_tokens: int
+) -> str:
+    """The answer's text. Raises NotAnAnswer and what aiohttp raises."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
-    started = time.perf_counter()
     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         text = await response.content.readany()
         ttft_s = time.perf_counter() - started
         text += await response.read()
         if response.status != 200 or b"data: [DONE]" not in text:
-            result.failed += 1
-            return ""
+            raise NotAnAnswer
         headers = response.headers
     answer, usage = _read(text)
     replica = headers.get("x-kvgate-replica", url)
     result.requests += 1
     result.ttft_s.append(ttft_s)
     result.by_replica[replica] = result.by_replica.get(replica, 0) + 1
-    result.prompt_tokens += usage.get("prompt_tokens", 0)
+    result.prompt_tokens += usage["prompt_tokens"]
     cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     result.cached_tokens += cached_tokens
     if "x-kvgate-next-boundary-tokens" in headers:
@@ -182,11 +187,18 @@ async def _send(http: aiohttp.ClientSession, body: Body, url: str, result: Resul
 
 
 def _read(text: bytes) -> tuple[str, dict[str, Any]]:
-    """The text and the usage that a stream told."""
+    """The text and the usage that a stream told. Raises NotAnAnswer for an error and for what is no answer at all."""
     said: list[str] = []
     usage: dict[str, Any] = {}
-    for found in re.findall(rb"^data: ?(\{.*)$", text, re.MULTILINE):
-        event = orjson.loads(found)
-        usage = event.get("usage") or usage
-        said += [choice["delta"].get("content") or "" for choice in event.get("choices") or ()]
+    try:
+        for found in re.findall(rb"^data: ?(\{.*)$", text, re.MULTILINE):
+            event = orjson.loads(found)
+            if event.get("error"):
+                raise NotAnAnswer
+            usage = event.get("usage") or usage
+            said += [choice["delta"].get("content") or "" for choice in event.get("choices") or ()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotAnAnswer from error
+    if not said or not usage.get("prompt_tokens"):
+        raise NotAnAnswer
     return "".join(said), usage

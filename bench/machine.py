@@ -15,13 +15,27 @@ def machine() -> dict[str, str]:
     """Where and of what this was measured."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "processor": processor,
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """Of the code that is measured; marked where files differ from it, empty where nobody can tell."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude", "*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _idle_s() -> float:

@@ -20,6 +20,8 @@ import yaml
 from gateway.local.ports import free_ports
 
 FOLDER = Path.home() / ".cache" / "kvgate" / "peers"
+_INSTALLED = "installed"
+"""A file that is written when pip is through: it names what was installed."""
 _READY_S = 60.0
 _POLL_S = 0.2
 
@@ -43,17 +45,21 @@ class Peer:
 
     @property
     def is_installed(self) -> bool:
-        return (self.folder / "bin").exists()
+        stamp = self.folder / _INSTALLED
+        return stamp.exists() and stamp.read_text() == self.requirement
 
     @property
     def version(self) -> str:
         return self.requirement.partition("==")[2]
 
     def install(self) -> None:
-        if not self.is_installed:
+        """Raises CalledProcessError where pip cannot."""
+        if not (self.folder / "bin").exists():
             subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
+        (self.folder / _INSTALLED).unlink(missing_ok=True)
         pip = [str(self.folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, self.requirement], check=True)
+        (self.folder / _INSTALLED).write_text(self.requirement)
 
 
 def _vllm_router(bin_: Path, port: int, metrics: int, upstreams: Sequence[str], _model: str, _at: Path) -> list[str]:
@@ -108,7 +114,10 @@ def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[t
 def running_process(command: Sequence[str], port: int, probe: str, model: str) -> Iterator[int]:
     """A proxy that listens on `port` and has answered a request; its pid. Raises DoesNotStart."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise DoesNotStart(str(error)) from error
         try:
             try:
                 _wait_until_it_answers(process, f"http://127.0.0.1:{port}", probe, model)

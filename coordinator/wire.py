@@ -104,17 +104,14 @@ class Wire(asyncio.Protocol):
         try:
             async with asyncio.timeout(connect_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
-        except (RedisError, OSError, TimeoutError) as error:
+            return cls(connection, on_broken)
+        # RuntimeError is uvloop's word for a transport that was closed meanwhile, whoever uses it.
+        except (RedisError, OSError, TimeoutError, RuntimeError) as error:
             await connection.disconnect(nowait=True)
             raise StoreDown(f"cannot connect to Redis: {str(error) or f'no answer within {connect_s:g} s'}") from error
         except asyncio.CancelledError:
             await connection.disconnect(nowait=True)
             raise
-        try:
-            return cls(connection, on_broken)
-        except RuntimeError as error:  # uvloop's word for a transport that was closed meanwhile
-            await connection.disconnect(nowait=True)
-            raise StoreDown(f"connection to Redis lost: {error}") from error
 
     # -- calls ---------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,8 @@ def test_the_environment_is_handed_over_by_the_command_line_and_read_nowhere_els
             read = isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
             if read or (isinstance(node, ast.ImportFrom) and node.module == "os" and node.names[0].name == "environ"):
                 guilty.add(name_of(file))
-    assert {name for name in guilty if not name.startswith("gateway/cli/")} == set()
+    # bench/vllm starts programs that are none of KVGate's in an environment made for them.
+    assert {name for name in guilty if not name.startswith(("gateway/cli/", "bench/vllm/"))} == set()
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:

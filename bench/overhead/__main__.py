@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench.machine import machine
+from bench.options import names
 from bench.overhead.cell import Figures, Row, Shape, measure, median_of
 from bench.overhead.contenders import CONTENDERS
 from bench.overhead.shapes import ANSWERS, PROMPTS
@@ -49,21 +50,11 @@ def upstreams(count: int = 2) -> Iterator[list[str]]:
         process.wait()
 
 
-def _names(text: str, known: Sequence[str], what: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"--{what}: {name!r} is none of {', '.join(known)}")
-    return names
-
-
 def _shapes(options: argparse.Namespace) -> list[Shape]:
-    prompts = _names(options.prompts, list(PROMPTS), "prompts")
-    answers = _names(options.answers, list(ANSWERS), "answers")
     counts = [int(count) for count in options.connections.split(",") if count]
     rates = [float(rate) for rate in options.rates.split(",") if rate]
     loads = [(count, 0.0) for count in counts] + [(0, rate) for rate in rates]
-    return [Shape(prompt, answer, *load) for prompt in prompts for answer in answers for load in loads]
+    return [Shape(prompt, answer, *load) for prompt in options.prompts for answer in options.answers for load in loads]
 
 
 def _table(rows: list[Row]) -> Table:
@@ -95,7 +86,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[
     rows: list[Row] = []
     with ExitStack() as stack:
         urls = stack.enter_context(upstreams())
-        for name in _names(options.contenders, list(CONTENDERS), "contenders"):
+        for name in options.contenders:
             if reason := CONTENDERS[name].missing():
                 console.print(f"{name} is left out: {reason}")
                 continue
@@ -120,9 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="of: %(default)s")
-    parser.add_argument("--prompts", default=",".join(PROMPTS), help="of: %(default)s")
-    parser.add_argument("--answers", default=",".join(ANSWERS), help="of: %(default)s")
+    parser.add_argument("--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="of: %(default)s")
+    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="of: %(default)s")
+    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="of: %(default)s")
     parser.add_argument("--connections", default="8,256", help="clients in closed loops (default: %(default)s)")
     parser.add_argument("--rates", default="100,400", help="requests/s of the open loops (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turn; medians count (default: %(default)s)")
@@ -137,11 +128,13 @@ def main() -> None:
     if options.quick:
         parser.set_defaults(**_QUICK)
         options = parser.parse_args()
-    if options.install:
-        for name in _names(options.contenders, list(CONTENDERS), "contenders"):
-            if name in PEERS:
-                PEERS[name].install()
     console = Console()
+    if options.install:
+        for name in (name for name in options.contenders if name in PEERS):
+            try:
+                PEERS[name].install()
+            except subprocess.CalledProcessError as error:
+                console.print(f"{name} cannot be installed: {error}")
     rows, versions = run(options, console)
     console.print(_table(rows))
     if options.out:

@@ -98,13 +98,14 @@ def main() -> None:
         prog="python -m bench.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=_FOLDER, help="a folder of JSON files (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=_FOLDER / "report.html", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="default: report.html in that folder")
     options = parser.parse_args()
     if not options.results.is_dir():
         parser.error(f"--results: there is no folder {options.results}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(report(options.results), encoding="utf-8")
-    print(options.out)
+    out: Path = options.out or options.results / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(report(options.results), encoding="utf-8")
+    print(out)
 
 
 if __name__ == "__main__":

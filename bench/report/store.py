@@ -1,8 +1,8 @@
-"""What the store does (bench.store): any list of flat rows, as a table."""
+"""What the store does (bench.store): flat rows, a table for each kind of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -15,10 +15,15 @@ _LOWER_IS_BETTER = ("_us", "_ms", "_s", "_bytes")
 
 def render(results: Results) -> str:
     rows = results.rows_as(TypeAdapter(list[dict[str, Scalar]]))
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    kinds = dict.fromkeys(str(row.get("what", "")) for row in rows)
+    return "".join(_table(kind, [row for row in rows if str(row.get("what", "")) == kind]) for kind in kinds)
+
+
+def _table(kind: str, rows: Sequence[dict[str, Scalar]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "what"))
     columns = [_column(name, (row.get(name) for row in rows)) for name in names]
     lines = [Line([_cell(row.get(name)) for name in names], competes=False) for row in rows]
-    return table("Every row of the file", columns, [Group(lines)])
+    return table(kind or "Every row of the file", columns, [Group(lines)])
 
 
 def _column(name: str, values: Iterable[Scalar]) -> Column:

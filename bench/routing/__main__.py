@@ -8,38 +8,39 @@ that knows every cache and every queue, and perfect pinning of each document, im
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
 
 Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
-and says so: its times are those of the machine. `python -m bench.overhead --install` installs the other routers.
+and says so: its times are those of the machine. What a router itself takes is not scaled, and so weighs --speed times
+as much. Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, KVGate with its own
+but for 200 ms instead of 20 to wait for Redis, which shares the processors with all the rest here.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import httpx
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bench.machine import machine
+from bench.options import counts, names, positive
 from bench.peers import PEERS, DoesNotStart
 from bench.routing.fleets import Fresh, real, simulated
 from bench.routing.measure import LEAST_IDLE, Row, measure
 from bench.routing.mixes import MIXES, Mix
-from bench.routing.systems import NAMES, System, systems
-
-
-def _names(text: str, known: Sequence[str], what: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise SystemExit(f"--{what}: {name!r} is none of {', '.join(known)}")
-    return names
+from bench.routing.systems import NAMES, ROUTERS, System, systems
 
 
 def table(mix: Mix, rows: Sequence[Row]) -> Table:
@@ -50,19 +51,27 @@ def table(mix: Mix, rows: Sequence[Row]) -> Table:
     shown = Table(title=title)
     for column in ("system", "p50", "p95", "p99 ms", "req/s", "cached", "busiest", "peak", "wrong", "idle", "failed"):
         shown.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
-    for label, found in _by_system(rows):
-        predicted = [row.wrong_share for row in found if row.wrong_share is not None]
-        peaks = [row.peak_load for row in found if row.peak_load is not None]
+    for system, found in _by_system(rows):
+        label = system
+        failed, idle = str(sum(row.failed for row in found)), f"{min(row.idle for row in found):.0%}"
+        counted = [row for row in found if row.valid and row.requests]
+        if len(counted) < len(found):
+            label = f"{system} [red]{len(found) - len(counted)} invalid: under {LEAST_IDLE:.0%} idle, or no answers"
+        if not counted:
+            shown.add_row(label, *"-" * 8, idle, failed)
+            continue
+        predicted = [row.wrong_share for row in counted if row.wrong_share is not None]
+        peaks = [row.peak_load for row in counted if row.peak_load is not None]
         shown.add_row(
-            label if all(row.valid for row in found) else f"{label} [red]invalid: under {LEAST_IDLE:.0%} idle",
-            *(f"{median(row.percentile_ms(share) for row in found):.0f}" for share in (0.5, 0.95, 0.99)),
-            f"{median(row.per_s for row in found):.2f}",
-            f"{median(row.cache_share for row in found):.4f}",
-            f"{median(max(row.split) for row in found):.1%}",
+            label,
+            *(f"{median(row.percentile_ms(share) for row in counted):.0f}" for share in (0.5, 0.95, 0.99)),
+            f"{median(row.per_s for row in counted):.2f}",
+            f"{median(row.cache_share for row in counted):.4f}",
+            f"{median(max(row.split) for row in counted):.1%}",
             f"{median(peaks):.2f}" if peaks else "-",
             f"{median(predicted):.2%}" if predicted else "-",
-            f"{min(row.idle for row in found):.0%}",
-            str(sum(row.failed for row in found)),
+            idle,
+            failed,
         )
     return shown
 
@@ -75,64 +84,90 @@ def _by_system(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     yield from found.items()
 
 
-def measure_all(
-    mixes: Sequence[Mix],
-    routed_by: Sequence[System],
-    seeds: Sequence[int],
-    fleets: Callable[[Mix], AbstractContextManager[Fresh]],
-    console: Console,
-) -> list[Row]:
-    """Every mix through every system, seed by seed: what drifts, drifts for all."""
-    rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(mixes) * len(routed_by) * len(seeds))
-        for mix in mixes:
-            with fleets(mix) as fresh:
-                for seed, system in ((seed, system) for seed in seeds for system in routed_by):
-                    progress.update(task, description=f"{mix.name}, seed {seed}: {system.label}")
-                    try:
-                        with fresh() as fleet:
-                            rows.append(asyncio.run(measure(fleet, mix, mix.make(seed), system, seed)))
-                    except DoesNotStart as error:
-                        console.print(f"{system.label} is left out: {error}")
-                    progress.advance(task)
-            console.print(table(mix, [row for row in rows if row.mix == mix.name]))
-    return rows
+@dataclass
+class Run:
+    """All that is to be measured, and what has been so far."""
+
+    routed_by: Sequence[System]
+    seeds: Sequence[int]
+    fleets: Callable[[Mix], AbstractContextManager[Fresh]]
+    facts: dict[str, Any]
+    """What is written beside the rows."""
+    out: Path | None
+    console: Console
+    rows: list[Row] = field(default_factory=list)
+
+    def measure(self, mixes: Sequence[Mix]) -> None:
+        """Every mix through every system, seed by seed: what drifts, drifts for all. Written after each mix."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console) as progress:
+            task = progress.add_task("", total=len(mixes) * len(self.routed_by) * len(self.seeds))
+            for mix in mixes:
+                with self.fleets(mix) as fresh:
+                    for seed, system in ((seed, system) for seed in self.seeds for system in self.routed_by):
+                        progress.update(task, description=f"{mix.name}, seed {seed}: {system.label}")
+                        self._measure(mix, seed, system, fresh)
+                        progress.advance(task)
+                self.console.print(table(mix, [row for row in self.rows if row.mix == mix.name]))
+                self._write()
+
+    def _measure(self, mix: Mix, seed: int, system: System, fresh: Fresh) -> None:
+        try:
+            with fresh() as fleet:
+                self.rows.append(asyncio.run(measure(fleet, mix, mix.make(seed), system, seed)))
+        except (DoesNotStart, RuntimeError, OSError, httpx.HTTPError) as error:
+            self.leave_out(f"{mix.name}, seed {seed}, {system.label}: {error}")
+
+    def leave_out(self, why: str) -> None:
+        self.facts["left_out"].append(why)
+        self.console.print(f"left out: {why}")
+
+    def _write(self) -> None:
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_bytes(orjson.dumps(self.facts | {"rows": [row.as_dict() for row in self.rows]}))
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mixes", default=",".join(MIXES), help="of: %(default)s")
-    parser.add_argument("--systems", default=",".join(NAMES), help="of: %(default)s")
-    parser.add_argument("--gateways", default="1,2,4,8", help="for prefix_kv_aware (default: %(default)s)")
-    parser.add_argument("--seeds", default="1,2,3", help="of the workloads (default: %(default)s)")
-    parser.add_argument("--speed", type=float, default=4.0, help="divides the engines' times (default: %(default)s)")
+    mixes, known = ",".join(MIXES), ",".join(NAMES)
+    parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="of: %(default)s")
+    parser.add_argument("--systems", type=names(NAMES), default=known, help="of: %(default)s")
+    parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="for prefix_kv_aware (default: %(default)s)")
+    parser.add_argument("--seeds", type=counts, default="1,2,3", help="of the workloads (default: %(default)s)")
+    parser.add_argument(
+        "--speed",
+        type=positive,
+        default=4.0,
+        help="divides the engines' times, not the routers' (default: %(default)s)",
+    )
     parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; the mixes and systems that can be)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
-    console = Console()
-    gateways = [int(count) for count in options.gateways.split(",")]
-    mixes = [MIXES[name] for name in _names(options.mixes, list(MIXES), "mixes")]
-    routed_by = []
-    for system in systems(_names(options.systems, NAMES, "systems"), gateways):
-        if system.is_missing:
-            console.print(f"{system.label} is left out: python -m bench.overhead --install installs it")
-        else:
-            routed_by.append(system)
-    seeds = [int(seed) for seed in options.seeds.split(",")]
+    options.mixes = [MIXES[name] for name in options.mixes]
     if options.real:
-        mixes = [mix for mix in mixes if mix.real_capacity_tokens]
-        routed_by = [system for system in routed_by if system.name != "oracle"]
+        options.mixes = [mix for mix in options.mixes if mix.real_capacity_tokens]
+        options.systems = [name for name in options.systems if name != "oracle"]
+    if not (options.mixes and options.systems):
+        able = ", ".join(mix.name for mix in MIXES.values() if mix.real_capacity_tokens)
+        parser.error(f"--real: nothing of this can be run on real vLLM; the mixes that can: {able}; the oracle cannot")
+    return options
+
+
+def main() -> None:
+    options = _options()
+    routed_by = systems(options.systems, options.gateways)
+    versions = {"kvgate": metadata.version("kvgate")} | {name: PEERS[name].version for name in ROUTERS}
+    facts = {"machine": machine(), "versions": versions, "command": shlex.join(sys.argv[1:]), "left_out": []}
+    there = [system for system in routed_by if not system.is_missing]
     fleets = real if options.real else partial(simulated, speed=options.speed)
-    rows = measure_all(mixes, routed_by, seeds, fleets, console)
-    if options.out:
-        versions = {name: peer.version for name, peer in PEERS.items() if peer.is_installed}
-        found = {"machine": machine(), "versions": versions, "rows": [row.as_dict() for row in rows]}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    run = Run(there, options.seeds, fleets, facts, options.out, Console())
+    for system in routed_by:
+        if system.is_missing:
+            run.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
+    run.measure(options.mixes)
 
 
 if __name__ == "__main__":

@@ -100,8 +100,7 @@ def _simulated(mix: Mix, speed: float) -> Iterator[Fleet]:
 
 @contextmanager
 def real(mix: Mix) -> Iterator[Fresh]:
-    """One fleet of real vLLM, whose caches are emptied. The caches are smaller than the mix says, by as much as the
-    prompts of its real model are."""
+    """One fleet of real vLLM, whose caches are emptied: of as many tokens as the mix says for its real model."""
     install.install(install.SMALL)
     blocks = mix.real_capacity_tokens // BLOCK_TOKENS_ON_CPUS
     with (

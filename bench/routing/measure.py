@@ -25,7 +25,7 @@ _WINDOW_LOOKS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One run. Times are the engines' own: where theirs are scaled, they are scaled back."""
+    """One run. Where the engines' times are scaled, all are scaled back, a router's own with them."""
 
     engine: str
     mix: str
@@ -42,7 +42,7 @@ class Row:
     wrong_share: float | None
     """Of the answers whose placement foretold something; None where nothing was."""
     peak_load: float | None
-    """The busiest replica's load over the mean, at most, while its queue grew; None where nobody looked."""
+    """At most, a replica's requests over the mean while its queue grew and it had the most; None where none did so."""
     idle: float
     valid: bool
 
@@ -107,14 +107,14 @@ class Watch:
 
     def peak_load(self) -> float | None:
         looks = len(self.active[0])
-        peaks = []
+        peaks: list[float] = []
         for first in range(0, looks - _WINDOW_LOOKS + 1, _WINDOW_LOOKS // 2):
             window = slice(first, first + _WINDOW_LOOKS)
             loads = [mean(active[window]) for active in self.active]
             for load, waiting in zip(loads, self.waiting, strict=True):
-                if mean(loads) > 0 and waiting[window][-1] > waiting[window][0]:
+                if load == max(loads) > 0 and waiting[window][-1] > waiting[window][0]:
                     peaks.append(load / mean(loads))
-        return max(peaks, default=1.0) if looks else None
+        return max(peaks, default=None)
 
 
 @asynccontextmanager

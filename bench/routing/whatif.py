@@ -1,8 +1,8 @@
 """Cost expressions tried out: the mixes on simulated engines in virtual time, in seconds instead of hours.
 
 No HTTP, no Redis and no clock: whoever places knows every cache, as if each event were applied at once, and a request
-takes a millisecond to its replica and back. What is found here is worth a look by `python -m bench.routing`, which runs
-the real thing.
+takes a millisecond to its replica and one back. What is found here is worth a look by `python -m bench.routing`, which
+runs the real thing.
 
     python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
+from bench.options import names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.simulator.generation import EventTag, Generation
@@ -237,16 +238,37 @@ def variant(text: str) -> Weights:
         raise ValueError(f"{text!r}: {error}") from error
 
 
-def _shown(mix: Mix, variants: Sequence[str], seeds: Sequence[int], tell: Callable[[str], object]) -> Table:
+def _seeds(text: str) -> range:
+    """An argparse type: `1-10`, or one seed."""
+    first, _, last = text.partition("-")
+    try:
+        found = range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found:
+        raise argparse.ArgumentTypeError(f"the first and the last, as in 1-10, not {text!r}")
+    return found
+
+
+def _variant(text: str) -> tuple[str, Weights]:
+    try:
+        return text, variant(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _shown(
+    mix: Mix, variants: Sequence[tuple[str, Weights]], seeds: Sequence[int], tell: Callable[[str], object]
+) -> Table:
     table = Table(title=f"{mix.name}: means of {len(seeds)} seeds")
     table.add_column("weights")
-    for text in ("", *variants):
-        tell(f"{mix.name}: {text or 'as it is'}")
-        figures = [run(mix, variant(text) if text else Weights(), seed).figures for seed in seeds]
+    for text, weights in (("as it is", Weights()), *variants):
+        tell(f"{mix.name}: {text}")
+        figures = [run(mix, weights, seed).figures for seed in seeds]
         if not table.rows:
             for name in figures[0]:
                 table.add_column(name, justify="right")
-        table.add_row(text or "as it is", *(f"{mean(each[name] for each in figures):.4g}" for name in figures[0]))
+        table.add_row(text, *(f"{mean(each[name] for each in figures):.4g}" for name in figures[0]))
     return table
 
 
@@ -256,15 +278,15 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("variants", nargs="*", help="of: " + ", ".join(Weights.__dataclass_fields__))
-    parser.add_argument("--mixes", default=",".join(MIXES), help="of: %(default)s")
-    parser.add_argument("--seeds", default="1-10", help="first and last (default: %(default)s)")
+    weights = ", ".join(Weights.__dataclass_fields__)
+    parser.add_argument("variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {weights}")
+    parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="of: %(default)s")
+    parser.add_argument("--seeds", type=_seeds, default="1-10", help="first and last (default: %(default)s)")
     options = parser.parse_args()
-    first, _, last = options.seeds.partition("-")
     console = Console()
-    for name in options.mixes.split(","):
+    for name in options.mixes:
         with console.status("") as status:
-            table = _shown(MIXES[name], options.variants, range(int(first), int(last or first) + 1), status.update)
+            table = _shown(MIXES[name], options.variants, options.seeds, status.update)
         console.print(table)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import orjson
 import uvloop
@@ -23,6 +24,7 @@ from rich.table import Table
 
 from bench.embedded import embedded_redis, redis_version
 from bench.machine import machine
+from bench.options import count, positive
 from bench.store import latency, memory, saturation
 from bench.store.latency import Latency
 from bench.store.memory import Memory
@@ -131,21 +133,31 @@ def _memory_table(rows: list[Memory]) -> Table:
     return table
 
 
+def _flat(what: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """One row: figures of figures by both names."""
+    row: dict[str, Any] = {"what": what}
+    for name, value in figures.items():
+        row |= {f"{name}_{each}": one for each, one in value.items()} if isinstance(value, dict) else {name: value}
+    return row
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.store", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="each measurement (default: %(default)s)")
-    parser.add_argument("--gateways", type=int, default=2, help="processes that saturate Redis (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=10.0, help="each measurement (default: %(default)s)")
+    parser.add_argument(
+        "--gateways", type=count, default=2, help="processes that saturate Redis (default: %(default)s)"
+    )
     parser.add_argument(
         "--gateway-per-s",
-        type=float,
+        type=positive,
         default=3000.0,
         help="placements/s of a gateway at saturation, as bench.overhead finds its requests/s (default: %(default)s)",
     )
-    parser.add_argument("--rate", type=float, default=500.0, help="placements/s of latencies (default: %(default)s)")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="of the large map (default: %(default)s)")
-    parser.add_argument("--calls", type=int, default=1000, help="placements in each map (default: %(default)s)")
+    parser.add_argument("--rate", type=positive, default=500.0, help="placements/s of latencies (default: %(default)s)")
+    parser.add_argument("--keys", type=count, default=1_000_000, help="of the large map (default: %(default)s)")
+    parser.add_argument("--calls", type=count, default=1000, help="placements in each map (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few seconds each, and a map of 100000 keys")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
@@ -169,12 +181,10 @@ def main() -> None:
     if options.out:
         with embedded_redis() as url:
             facts["redis"] = uvloop.run(redis_version(url))
-        found = {
-            "machine": facts,
-            "saturation": saturated.as_dict(options.gateway_per_s),
-            "latency": [asdict(row) for row in latencies],
-            "memory": [asdict(row) for row in memories],
-        }
+        rows = [_flat("saturation", saturated.as_dict(options.gateway_per_s))]
+        rows += [_flat("latency", asdict(row)) for row in latencies]
+        rows += [_flat("memory", asdict(row)) for row in memories]
+        found = {"machine": facts, "rows": rows}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 

@@ -1,0 +1,30 @@
+"""Bad options of benchmarks are refused before anything is started, with the name of what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+REFUSED = [
+    (("bench.routing", "--mixes", "nonsense"), "--mixes: 'nonsense' is none of images,"),
+    (("bench.routing", "--mixes", ","), "--mixes: name at least one of images,"),
+    (("bench.routing", "--seeds", "x"), "--seeds: whole numbers from 1, separated by commas, not 'x'"),
+    (("bench.routing", "--gateways", "0"), "--gateways: whole numbers from 1, separated by commas, not '0'"),
+    (("bench.routing", "--speed", "0"), "--speed: a number above 0, not '0'"),
+    (("bench.routing", "--real", "--mixes", "images"), "the mixes that can: vqa, chat"),
+    (("bench.routing.whatif", "--mixes", "nonsense"), "--mixes: 'nonsense' is none of images,"),
+    (("bench.routing.whatif", "--seeds", "5-1"), "--seeds: the first and the last, as in 1-10, not '5-1'"),
+    (("bench.routing.whatif", "nonsense=1"), "variants: 'nonsense=1': "),
+    (("bench.store", "--gateways", "0"), "--gateways: whole numbers from 1"),
+    (("bench.store", "--keys", "1,2"), "--keys: one whole number from 1, not '1,2'"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED, ids=lambda each: " ".join(each) if len(each) < 5 else None)
+def test_a_bad_option_is_named(command: tuple[str, ...], message: str) -> None:
+    done = subprocess.run([sys.executable, "-P", "-m", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
