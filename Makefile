@@ -40,7 +40,7 @@ test-vllm: install
 	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
 
 bench-quick: install
-	@$(BIN)/python -m bench.overhead --install --quick --contenders direct,nginx,kvgate,$(ROUTERS) --rounds 1 --seconds 3 \
+	@$(BIN)/python -m bench.overhead --install --quick --contenders direct,nginx,kvgate,$(ROUTERS) --rounds 1 --seconds 2 --warm-up-s 0.5 \
 		--out $(QUICK)/overhead.json
 	@$(BIN)/python -m bench.routing --mixes images,chat --gateways 1,4 --seeds 1 --out $(QUICK)/routing.json \
 		--systems pinned,round_robin,least_loaded,consistent_hash,prefix_kv_aware,$(ROUTERS)
