@@ -8,7 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+"""In which /proc counts time."""
 
 
 def machine() -> dict[str, str]:
@@ -41,7 +42,7 @@ def _commit() -> str:
 def _idle_s() -> float:
     """Idle time of all processors since boot."""
     stat = Path("/proc/stat").read_text().splitlines()[0].split()
-    return (int(stat[4]) + int(stat[5])) * _TICK_S
+    return (int(stat[4]) + int(stat[5])) * TICK_S
 
 
 class IdleShare:

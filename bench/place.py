@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.embedded import embedded_redis, info, open_pool, redis_version
+from bench.machine import machine
 from coordinator.pool import Pool
 from coordinator.scripts import PlaceRequest, PolicyKnobs, load
 from coordinator.wire import Wire
@@ -122,14 +122,6 @@ async def run(url: str, calls: int, console: Console) -> list[Row]:
     return rows
 
 
-def commit() -> str:
-    """The commit that was measured; `unknown` outside a repository."""
-    asked = subprocess.run(
-        ("git", "rev-parse", "--short", "HEAD"), cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() if asked.returncode == 0 else "unknown"
-
-
 def table(rows: list[Row]) -> Table:
     drawn = Table(
         title="One placement: one call to Redis, and this much of its time", caption="goals are for the script"
@@ -164,7 +156,7 @@ def main() -> None:
     if options.out:
         facts = {
             "kvgate": metadata.version("kvgate"),
-            "commit": commit(),
+            "commit": machine()["commit"] or "unknown",
             "redis": version,
             "python": platform.python_version(),
             "machine": platform.machine(),

@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 
-from bench.machine import IdleShare
+from bench.load import percentile
+from bench.machine import TICK_S, IdleShare
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
-
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ async def _load(shape: Shape, running: Running, requests: Payload, seconds: floa
 
 
 def _percentile_ms(times_s: list[float], share: float) -> float:
-    ranked = sorted(times_s)
-    return round(ranked[min(len(ranked) - 1, int(len(ranked) * share))] * 1000, 3) if ranked else 0.0
+    return round(percentile(times_s, share) * 1000, 3)
 
 
 def _stat(pid: int) -> list[str]:
@@ -134,7 +132,7 @@ def _cpu_s(roots: list[int]) -> float:
     total = 0.0
     for pid in _trees(roots) if roots else ():
         if stat := _stat(pid):
-            total += sum(int(each) for each in stat[11:15]) * _TICK_S
+            total += sum(int(each) for each in stat[11:15]) * TICK_S
     return total
 
 

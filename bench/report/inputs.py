@@ -35,25 +35,6 @@ class OverheadRow(BaseModel, frozen=True):
     first_byte_p99_ms: float
 
 
-class RoutingRow(BaseModel, frozen=True):
-    """One run of one system. `instances` are gateways, or a peer's processes; 0 for those that need none."""
-
-    engine: str
-    mix: str
-    system: str
-    instances: int
-    seed: int
-    requests: int
-    failed: int
-    ttft_ms: list[float]
-    per_s: float
-    cache_share: float
-    split: list[float]
-    wrong_share: float | None = None
-    idle: float
-    valid: bool
-
-
 @dataclass(frozen=True)
 class Results:
     """A file's rows, and what it says about where they were measured."""

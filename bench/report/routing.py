@@ -9,13 +9,12 @@ from statistics import median
 from pydantic import TypeAdapter
 
 from bench.report import FAILED_SHARE
-from bench.report.inputs import Results, RoutingRow
+from bench.report.inputs import Results
 from bench.report.routing_figures import cache_shares, ttft_distributions
-from bench.report.runs import Measured, measured, percentile_ttft_ms
+from bench.report.runs import Measured, measured
 from bench.report.tables import Cell, Column, Group, Kind, Line, number, percent, table, text
+from bench.routing.measure import LEAST_IDLE, Row
 
-IDLE_SHARE = 0.2
-"""Under this the machine had too little left, and not the router set the pace."""
 _COLUMNS = (
     Column("System", numeric=False),
     Column("Instances"),
@@ -34,13 +33,13 @@ _COLUMNS = (
 
 
 def render(results: Results) -> str:
-    by_mix: dict[tuple[str, str], list[RoutingRow]] = {}
-    for row in results.rows_as(TypeAdapter(list[RoutingRow])):
+    by_mix: dict[tuple[str, str], list[Row]] = {}
+    for row in results.rows_as(TypeAdapter(list[Row])):
         by_mix.setdefault((row.mix, row.engine), []).append(row)
     return "".join(_mix(f"{mix}, {engine}", rows) for (mix, engine), rows in by_mix.items())
 
 
-def _mix(title: str, rows: Sequence[RoutingRow]) -> str:
+def _mix(title: str, rows: Sequence[Row]) -> str:
     valid = measured([row for row in rows if row.valid])
     invalid = [row for row in rows if not row.valid]
     lines = [_line(each) for each in valid] + [_invalid_line(row) for row in invalid]
@@ -70,9 +69,9 @@ def _line(each: Measured) -> Line:
     return Line(cells, kind, competes=not each.is_reference and not fails_too_often)
 
 
-def _invalid_line(row: RoutingRow) -> Line:
-    too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {IDLE_SHARE * 100:.0f} %"
-    reason = too_busy if row.idle < IDLE_SHARE else "bench.routing says so"
+def _invalid_line(row: Row) -> Line:
+    too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {LEAST_IDLE * 100:.0f} %"
+    reason = too_busy if row.idle < LEAST_IDLE else "bench.routing says so"
     cells = [
         text(row.system),
         number(row.instances or None),
@@ -89,12 +88,12 @@ def _invalid_line(row: RoutingRow) -> Line:
     return Line(cells, "invalid", competes=False)
 
 
-def _percentiles(rows: Sequence[RoutingRow]) -> list[Cell]:
+def _percentiles(rows: Sequence[Row]) -> list[Cell]:
     """Medians over the runs in which anything was answered."""
     answered = [row for row in rows if row.ttft_ms]
     if not answered:
         return [number(None)] * 3
-    found_ms = [median(percentile_ttft_ms(row, share) for row in answered) for share in (0.5, 0.95, 0.99)]
+    found_ms = [median(row.percentile_ms(share) for row in answered) for share in (0.5, 0.95, 0.99)]
     return [number(ms, 0 if ms >= 100 else 1) for ms in found_ms]
 
 
@@ -105,6 +104,6 @@ def _split(splits: Sequence[Sequence[float]]) -> Cell:
     return text(" / ".join(f"{part * 100:.0f}" for part in middle))
 
 
-def _wrong(rows: Sequence[RoutingRow]) -> Cell:
+def _wrong(rows: Sequence[Row]) -> Cell:
     known = [row.wrong_share for row in rows if row.wrong_share is not None]
     return percent(median(known) if known else None, 1)

@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from bench.report import figures
 from bench.report.figures import INK, figure, style
-from bench.report.inputs import RoutingRow
 from bench.report.runs import Measured
+from bench.routing.measure import Row
 
 _COLOURS = {
     "sglang-router": "#e08a00",
@@ -104,7 +104,7 @@ def _with_spread(axes: Axes, points: Sequence[Measured], shares: Sequence[float]
     )
 
 
-def _cache_share(row: RoutingRow) -> float:
+def _cache_share(row: Row) -> float:
     return row.cache_share
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.load import Result
-from bench.report.inputs import RoutingRow
+from bench.routing.measure import Row
+from bench.routing.systems import label
 
 OURS = "prefix_kv_aware"
 REFERENCES = ("oracle", "pinned")
@@ -20,11 +20,11 @@ class Measured:
 
     system: str
     instances: int
-    rows: Sequence[RoutingRow]
+    rows: Sequence[Row]
 
     @property
     def name(self) -> str:
-        return f"{self.system} x{self.instances}" if self.instances > 1 else self.system
+        return label(self.system, self.instances)
 
     @property
     def is_ours(self) -> bool:
@@ -38,19 +38,14 @@ class Measured:
     def ttft_ms(self) -> list[float]:
         return sorted(ms for row in self.rows for ms in row.ttft_ms)
 
-    def middle(self, figure: Callable[[RoutingRow], float]) -> float:
+    def middle(self, figure: Callable[[Row], float]) -> float:
         return median(figure(row) for row in self.rows)
 
 
-def measured(rows: Sequence[RoutingRow]) -> list[Measured]:
+def measured(rows: Sequence[Row]) -> list[Measured]:
     """Ours first, the references last."""
-    found: dict[tuple[str, int], list[RoutingRow]] = {}
+    found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         found.setdefault((row.system, row.instances), []).append(row)
     every = [Measured(system, instances, runs) for (system, instances), runs in found.items()]
     return sorted(every, key=lambda each: (each.is_reference, not each.is_ours, each.system, each.instances))
-
-
-def percentile_ttft_ms(row: RoutingRow, share: float) -> float:
-    """As the load client defines it."""
-    return Result(ttft_s=[ms / 1000 for ms in row.ttft_ms]).percentile_ttft_s(share) * 1000

@@ -40,7 +40,7 @@ from bench.peers import PEERS, DoesNotStart
 from bench.routing.fleets import Fresh, real, simulated
 from bench.routing.measure import LEAST_IDLE, Row, measure
 from bench.routing.mixes import MIXES, Mix
-from bench.routing.systems import NAMES, ROUTERS, System, systems
+from bench.routing.systems import NAMES, ROUTERS, System, label, systems
 
 
 def table(mix: Mix, rows: Sequence[Row]) -> Table:
@@ -52,18 +52,18 @@ def table(mix: Mix, rows: Sequence[Row]) -> Table:
     for column in ("system", "p50", "p95", "p99 ms", "req/s", "cached", "busiest", "peak", "wrong", "idle", "failed"):
         shown.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
     for system, found in _by_system(rows):
-        label = system
+        shown_as = system
         failed, idle = str(sum(row.failed for row in found)), f"{min(row.idle for row in found):.0%}"
         counted = [row for row in found if row.valid and row.requests]
         if len(counted) < len(found):
-            label = f"{system} [red]{len(found) - len(counted)} invalid: under {LEAST_IDLE:.0%} idle, or no answers"
+            shown_as = f"{system} [red]{len(found) - len(counted)} invalid: under {LEAST_IDLE:.0%} idle, or no answers"
         if not counted:
-            shown.add_row(label, *"-" * 8, idle, failed)
+            shown.add_row(shown_as, *"-" * 8, idle, failed)
             continue
         predicted = [row.wrong_share for row in counted if row.wrong_share is not None]
         peaks = [row.peak_load for row in counted if row.peak_load is not None]
         shown.add_row(
-            label,
+            shown_as,
             *(f"{median(row.percentile_ms(share) for row in counted):.0f}" for share in (0.5, 0.95, 0.99)),
             f"{median(row.per_s for row in counted):.2f}",
             f"{median(row.cache_share for row in counted):.4f}",
@@ -79,8 +79,7 @@ def table(mix: Mix, rows: Sequence[Row]) -> Table:
 def _by_system(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
-        label = f"{row.system} x{row.instances}" if row.instances > 1 else row.system
-        found.setdefault(label, []).append(row)
+        found.setdefault(label(row.system, row.instances), []).append(row)
     yield from found.items()
 
 

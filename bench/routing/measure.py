@@ -19,6 +19,7 @@ from bench.routing.systems import System
 from gateway.tasks import Tasks
 
 LEAST_IDLE = 0.2
+"""Under this the machine had too little left, and not the router set the pace."""
 _LOOK_S = 0.1
 _WINDOW_LOOKS = 10
 

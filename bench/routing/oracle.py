@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 
 from bench.load import Body, Spread
+from bench.routing.whatif import Weights
 from bench.workloads import Session
 
-_WEIGHT = 3
-"""As in coordinator/lua/lib/choose.lua."""
+_WEIGHT = Weights().charged
 
 
 class Oracle:
@@ -47,7 +47,7 @@ class Oracle:
             outlook: dict[str, Any] = await response.json()
             return outlook
 
-    def _cost(self, url: str, outlook: dict[str, Any]) -> tuple[int, int]:
+    def _cost(self, url: str, outlook: dict[str, Any]) -> tuple[float, int]:
         recent = self._recent[url]
         on_their_way = min(len(recent), max(0, self._sent[url] - outlook["requests"]))
         coming_tokens = sum(list(recent)[len(recent) - on_their_way :])

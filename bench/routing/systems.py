@@ -22,6 +22,11 @@ Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Sp
 """Of a fleet, the sessions to come and a seed."""
 
 
+def label(name: str, instances: int) -> str:
+    """How a system is called where it is shown."""
+    return f"{name} x{instances}" if instances > 1 else name
+
+
 @dataclass(frozen=True)
 class System:
     """Something that routes, so many times side by side; 0: there is nothing between clients and replicas."""
@@ -32,7 +37,7 @@ class System:
 
     @property
     def label(self) -> str:
-        return f"{self.name} x{self.instances}" if self.instances > 1 else self.name
+        return label(self.name, self.instances)
 
     @property
     def is_missing(self) -> bool:

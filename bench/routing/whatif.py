@@ -76,7 +76,7 @@ def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_
         found.append(
             load.backlog_tokens
             + weights.charged * (prompt_tokens - best + lacks * share)
-            + weights.displaced * min(copied, max(0.0, copied - room))
+            + weights.displaced * max(0.0, copied - room)
             + (weights.request + weights.fresh * (prompt_tokens - best)) * load.active
         )
     return found

@@ -71,7 +71,14 @@ def overhead_row(contender: str, cpu_us: float, p50_ms: float, **others: Any) ->
 
 def routing_row(system: str, seed: int, times_ms: list[float], **others: Any) -> dict[str, Any]:
     who = {"engine": "simulated", "mix": "images", "system": system, "instances": 1, "seed": seed}
-    counts = {"requests": len(times_ms), "failed": 0, "per_s": 3.1, "split": [0.4, 0.6], "wrong_share": None}
+    counts = {
+        "requests": len(times_ms),
+        "failed": 0,
+        "per_s": 3.1,
+        "split": [0.4, 0.6],
+        "wrong_share": None,
+        "peak_load": None,
+    }
     return {**who, **counts, "ttft_ms": times_ms, "cache_share": 0.5, "idle": 0.4, "valid": True, **others}
 
 

@@ -56,7 +56,7 @@ end
 -- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full.
 -- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
 -- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
--- idle, a deepest owner is always the cheapest.
+-- idle, the owner with most credit (on the GPU, a deepest one) is always the cheapest.
 -- Load: request_cost_tokens for each request in flight, and a tenth of what is new to every cache: large contexts that
 -- somebody has to compute are better kept where less is going on, as they will be asked for again there.
 local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, knobs)
@@ -75,7 +75,7 @@ local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, k
     displaced[i] = 0
     if capacity > 0 then
       local copied = best_tokens == 0 and prompt_tokens or lacks * share
-      displaced[i] = math.min(copied, math.max(0, occupied[i] + copied - capacity))
+      displaced[i] = math.max(0, occupied[i] + copied - capacity)
     end
     load[i] = request_cost * fleet.active[i]
     cost[i] = fleet.backlog[i] + 3 * charged[i] + displaced[i] + load[i]
