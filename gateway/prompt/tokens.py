@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.prompt.prompt import ImageSize, Prompt
 
-_WEIGHT: Final = 0.1  # of the newest observation in every moving average
+_LEAST_WEIGHT: Final = 0.1  # of the newest observation in every moving average
 
 _START_BYTES_PER_TOKEN: Final = 4.0
 _MIN_BYTES_PER_TOKEN: Final = 0.5
@@ -19,31 +19,51 @@ _START_TOKENS_PER_IMAGE: Final = 1000.0
 _MAX_SIZES: Final = 1024
 
 
+class _Average:
+    """A moving average: the first observation takes the place of the guess, the first ten count alike, later ones more
+    than what they follow."""
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._observations = 0
+
+    def observe(self, seen: float) -> None:
+        self._observations += 1
+        self.value += max(_LEAST_WEIGHT, 1 / self._observations) * (seen - self.value)
+
+
 class TokenEstimator:
     """Learns from `usage.prompt_tokens` how one model turns text and images into tokens."""
 
     def __init__(self) -> None:
-        self.bytes_per_token = _START_BYTES_PER_TOKEN
-        self._tokens_per_pixel = _START_TOKENS_PER_PIXEL
-        self._tokens_per_image = _START_TOKENS_PER_IMAGE
-        self._tokens_by_size: OrderedDict[ImageSize, float] = OrderedDict()  # oldest use first
+        self._bytes_per_token = _Average(_START_BYTES_PER_TOKEN)
+        self._tokens_per_pixel = _Average(_START_TOKENS_PER_PIXEL)
+        self._tokens_per_image = _Average(_START_TOKENS_PER_IMAGE)
+        self._tokens_by_size: OrderedDict[ImageSize, _Average] = OrderedDict()  # oldest use first
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self._bytes_per_token.value
 
     def estimate(self, prompt: Prompt) -> list[int]:
         """Tokens behind each of the prompt's keys; never fewer behind a deeper one."""
+        bytes_per_token = self._bytes_per_token.value
+        if not prompt.images:
+            return [int(text_bytes / bytes_per_token) for text_bytes in prompt.text_bytes]
         image_tokens = [0.0]
         for size in prompt.images:
             image_tokens.append(image_tokens[-1] + self.image_tokens(size))
         return [
-            int(text_bytes / self.bytes_per_token + image_tokens[images])
+            int(text_bytes / bytes_per_token + image_tokens[images])
             for text_bytes, images in zip(prompt.text_bytes, prompt.image_counts, strict=True)
         ]
 
     def image_tokens(self, size: ImageSize | None) -> float:
         """Tokens of one image: as seen for its size, else by its pixels; of unknown size, the usual."""
         if size is None:
-            return self._tokens_per_image
+            return self._tokens_per_image.value
         seen = self._tokens_by_size.get(size)
-        return size.width * size.height * self._tokens_per_pixel if seen is None else seen
+        return size.width * size.height * self._tokens_per_pixel.value if seen is None else seen.value
 
     def observe(self, prompt: Prompt, prompt_tokens: int) -> None:
         """Learn from what the engine counted for the whole prompt."""
@@ -54,7 +74,7 @@ class TokenEstimator:
             self._observe_images(prompt.images, prompt_tokens - text_bytes / self.bytes_per_token)
         elif text_bytes >= _MIN_OBSERVED_TEXT_BYTES:
             seen = min(max(text_bytes / prompt_tokens, _MIN_BYTES_PER_TOKEN), _MAX_BYTES_PER_TOKEN)
-            self.bytes_per_token += _WEIGHT * (seen - self.bytes_per_token)
+            self._bytes_per_token.observe(seen)
 
     def _observe_images(self, images: list[ImageSize | None], tokens: float) -> None:
         """Share the images' tokens among them as they were expected to be."""
@@ -64,14 +84,14 @@ class TokenEstimator:
             return
         for size, tokens_expected in zip(images, expected, strict=True):
             seen = tokens_expected * tokens / total
-            self._tokens_per_image += _WEIGHT * (seen - self._tokens_per_image)
+            self._tokens_per_image.observe(seen)
             if size is not None and size.width * size.height:
-                per_pixel = seen / (size.width * size.height)
-                self._tokens_per_pixel += _WEIGHT * (per_pixel - self._tokens_per_pixel)
+                self._tokens_per_pixel.observe(seen / (size.width * size.height))
                 self._observe_size(size, seen)
 
     def _observe_size(self, size: ImageSize, tokens: float) -> None:
-        before = self._tokens_by_size.pop(size, tokens)
-        self._tokens_by_size[size] = before + _WEIGHT * (tokens - before)
+        average = self._tokens_by_size.pop(size, None) or _Average(tokens)
+        average.observe(tokens)
+        self._tokens_by_size[size] = average
         if len(self._tokens_by_size) > _MAX_SIZES:
             self._tokens_by_size.popitem(last=False)

@@ -25,6 +25,22 @@ def test_nothing_seen_yet_means_four_bytes_a_token_and_6500_tokens_a_megapixel()
     assert estimator.estimate(prompt([0, 400, 400], [LARGE, None], [0, 1, 2])) == [0, 6600, 7600]
 
 
+def test_the_first_answer_takes_the_place_of_the_guess() -> None:
+    estimator = TokenEstimator()
+    estimator.observe(prompt([3000], []), 1000)
+    assert estimator.estimate(prompt([3000], [])) == [1000]
+    estimator.observe(prompt([0], [LARGE]), 400)
+    assert estimator.estimate(prompt([0], [SMALL])) == [100]
+
+
+def test_later_answers_count_for_a_tenth_however_many_came_before() -> None:
+    estimator = TokenEstimator()
+    for _ in range(1000):
+        estimator.observe(prompt([3000], []), 1000)
+    estimator.observe(prompt([4000], []), 1000)
+    assert estimator.bytes_per_token == pytest.approx(3.1)
+
+
 def test_bytes_per_token_are_learned_from_text() -> None:
     estimator = TokenEstimator()
     for _ in range(100):
