@@ -13,21 +13,11 @@ from __future__ import annotations
 
 from math import log
 
-from gateway.prompt.stream import GRID_BASE_BYTES, GRID_SHIFT, next_grid_bytes
+from gateway.prompt.stream import GRID_BASE_BYTES, GRID_SHIFT, grid
 
 CANDIDATES = [(1024, 3), (512, 2), (512, 3), (512, 4), (256, 3), (256, 4), (256, 5), (128, 4)]
 SIZES_BYTES = [1 << 10, 4 << 10, 8 << 10, 16 << 10, 27 << 10, 64 << 10, 256 << 10, 1 << 20]
 WORST_FROM_BYTES = 4 << 10
-
-
-def grid(size_bytes: int, base_bytes: int, shift: int) -> list[int]:
-    """Text offsets of the boundaries in a text of `size_bytes`."""
-    offsets = []
-    offset = next_grid_bytes(0, base_bytes, shift)
-    while offset <= size_bytes:
-        offsets.append(offset)
-        offset = next_grid_bytes(offset, base_bytes, shift)
-    return offsets
 
 
 def mean_loss(offsets: list[int], size_bytes: int) -> float:

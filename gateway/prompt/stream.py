@@ -15,6 +15,7 @@ has the table of tags and the order in which a request is written.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Final
 
 from blake3 import blake3
@@ -66,9 +67,16 @@ _FIXED: Final = 0  # in place of a grid index: a boundary after a message, after
 _COPY_LIMIT_BYTES: Final = 2048  # longer texts are hashed where they are, shorter ones gathered first
 
 
-def next_grid_bytes(text_bytes: int, base_bytes: int = GRID_BASE_BYTES, shift: int = GRID_SHIFT) -> int:
-    """The text offset of the grid boundary that follows the one at `text_bytes` (0: the first)."""
-    return text_bytes + max(base_bytes, 1 << max(text_bytes.bit_length() - 1 - shift, 0))
+def grid(size_bytes: int, base_bytes: int = GRID_BASE_BYTES, shift: int = GRID_SHIFT) -> list[int]:
+    """Text offsets of the grid's boundaries in a text of `size_bytes`."""
+    offsets, offset = [], base_bytes
+    while offset <= size_bytes:
+        offsets.append(offset)
+        offset += max(base_bytes, 1 << max(offset.bit_length() - 1 - shift, 0))
+    return offsets
+
+
+_GRID: Final = grid(1 << 40)  # more text than any body holds
 
 
 class PromptStream:
@@ -81,7 +89,6 @@ class PromptStream:
         "_grid_index",
         "_grid_indexes",
         "_hasher",
-        "_next_grid_bytes",
         "_pending",
         "_text_bytes",
         "_unkeyed",
@@ -100,9 +107,8 @@ class PromptStream:
         self._pending = bytearray()  # written, not hashed yet
         self._unkeyed = False  # hashed bytes lie behind the last boundary
         self._text_bytes = 0
-        self._grid_index = 1
+        self._grid_index = 1  # of the next boundary on the grid
         self._grid_indexes: list[int] = []  # parallel to keys; _FIXED where not on the grid
-        self._next_grid_bytes = next_grid_bytes(0)
 
     def text(self, data: bytes, tag: bytes) -> None:
         """Raw bytes free of 0xFF, ended by a text tag. Grid boundaries fall inside."""
@@ -178,7 +184,7 @@ class PromptStream:
     def _raw(self, data: bytes) -> None:
         start = 0
         end_bytes = self._text_bytes + len(data)
-        if end_bytes >= self._next_grid_bytes:
+        if end_bytes >= _GRID[self._grid_index - 1]:
             start = self._raw_to_last_grid_boundary(memoryview(data))
         if len(data) - start <= _COPY_LIMIT_BYTES:
             self._pending += data[start:] if start else data
@@ -192,15 +198,14 @@ class PromptStream:
         """Write `data` up to the last grid boundary in it; returns how many bytes that was."""
         self._flush()
         update, digest, add_key = self._hasher.update, self._hasher.hexdigest, self.keys.append
-        offset_bytes = self._text_bytes
-        offsets: list[int] = []
-        start, stop = 0, self._next_grid_bytes - offset_bytes
-        while stop <= len(data):
+        before_bytes, first = self._text_bytes, self._grid_index - 1
+        offsets = _GRID[first : bisect_right(_GRID, before_bytes + len(data), first)]
+        start = 0
+        for offset in offsets:
+            stop = offset - before_bytes
             update(data[start:stop])
             add_key(digest(length=_KEY_BYTES))
-            offsets.append(offset_bytes + stop)
-            start, stop = stop, next_grid_bytes(offset_bytes + stop) - offset_bytes
-        self._next_grid_bytes = offset_bytes + stop
+            start = stop
         self.text_bytes += offsets
         self.image_counts += [len(self.images)] * len(offsets)
         self._grid_indexes += range(self._grid_index, self._grid_index + len(offsets))

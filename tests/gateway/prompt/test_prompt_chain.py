@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.prompt import Prompt, PromptLimits, read_prompt
 from gateway.prompt import stream as tags
-from gateway.prompt.stream import MAX_KEYS, PromptStream, next_grid_bytes
+from gateway.prompt.stream import MAX_KEYS, PromptStream, grid
 
 
 def read(body: dict[str, Any], **engine: Any) -> Prompt:
@@ -30,14 +30,6 @@ def user(content: Any) -> dict[str, Any]:
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 
 
-def grid_offsets(text_bytes: int) -> list[int]:
-    offsets, offset = [], next_grid_bytes(0)
-    while offset <= text_bytes:
-        offsets.append(offset)
-        offset = next_grid_bytes(offset)
-    return offsets
-
-
 def http_images(count: int) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": f"http://x/{number}"}} for number in range(count)]
 
@@ -48,10 +40,10 @@ def test_a_changed_or_longer_suffix_changes_no_earlier_key(shared_bytes: int, on
     chains = []
     for question in (one, other):
         prompt = read(chat(user(shared + question)))
-        grid = zip(prompt.keys[:-1], prompt.text_bytes[:-1], strict=True)
-        chains.append([key for key, text_bytes in grid if text_bytes <= shared_bytes])
+        keyed = zip(prompt.keys[:-1], prompt.text_bytes[:-1], strict=True)
+        chains.append([key for key, text_bytes in keyed if text_bytes <= shared_bytes])
     assert chains[0] == chains[1]
-    assert len(chains[0]) == sum(1 for _ in grid_offsets(shared_bytes))
+    assert len(chains[0]) == len(grid(shared_bytes))
 
 
 @given(st.lists(st.text(max_size=3000), max_size=6))
@@ -62,18 +54,18 @@ def test_grid_boundaries_fall_at_the_same_text_offsets_however_the_text_is_cut(p
         stream.text(piece.encode(), tags.TEXT)
     stream.finish()
     total = sum(len(piece.encode()) for piece in pieces)
-    assert [offset for offset in stream.text_bytes[:-1] if offset] == grid_offsets(total)
+    assert [offset for offset in stream.text_bytes[:-1] if offset] == grid(total)
 
 
 def test_a_text_that_ends_on_a_grid_offset_has_its_key_before_anything_later_is_written() -> None:
-    grid_bytes = next_grid_bytes(0)
+    grid_bytes = grid(4096)[0]
     short, long = (read(chat(user("x" * size))) for size in (grid_bytes, grid_bytes + 1))
     assert short.keys[0] == long.keys[0]
     assert short.text_bytes[0] == grid_bytes
 
 
 def test_the_grid_is_as_fine_as_an_eighth_of_the_depth() -> None:
-    offsets = grid_offsets(1 << 20)
+    offsets = grid(1 << 20)
     assert offsets[:3] == [256, 512, 768]
     assert all(after - before <= max(256, before / 8) for before, after in pairwise(offsets))
 
@@ -82,7 +74,7 @@ def test_a_long_chain_keeps_its_messages_and_every_second_grid_boundary() -> Non
     prompt = read(chat(user("a"), user("x" * (64 << 20)), user("b")))
     assert MAX_KEYS / 2 < len(prompt.keys) <= MAX_KEYS
     assert prompt.text_bytes[0] == 1
-    assert prompt.text_bytes[1:-2] == grid_offsets(64 << 20)[1::2]
+    assert prompt.text_bytes[1:-2] == grid(64 << 20)[1::2]
     assert prompt.text_bytes[-2:] == [(64 << 20) + 1, (64 << 20) + 2]
     assert read(chat(user("a"))).keys[0] == prompt.keys[0]
 
@@ -93,7 +85,7 @@ def test_chains_thinned_differently_still_share_keys() -> None:
     with_images = read(chat(user([{"type": "text", "text": shared}, *http_images(100)])))
     assert len(with_images.keys) <= MAX_KEYS
     shared_keys = set(thinned.keys) & set(with_images.keys)
-    assert len(shared_keys) >= len(grid_offsets(64 << 20)) // 8
+    assert len(shared_keys) >= len(grid(64 << 20)) // 8
 
 
 def test_more_images_than_keys_keep_the_deepest() -> None:
