@@ -18,7 +18,7 @@ _COST_TERMS = (
     ("replica", "replica"),
     ("cost", "cost"),
     ("matched_tokens", "matched"),
-    ("charged_tokens", "charged"),
+    ("charged_tokens", "3 x charged"),
     ("displaced_tokens", "displaced"),
     ("backlog_tokens", "backlog"),
     ("load_tokens", "load"),

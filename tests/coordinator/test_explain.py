@@ -103,7 +103,7 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
     }
     # r0 lacks 400 tokens that others share: charged at copy_weight times the part of its cache that they take.
     assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))
-    assert listed["r1"]["cost"] >= 600 + 700 + 9 * 188
+    assert listed["r1"]["cost"] == 700 + 3 * 600 + 0 + 9 * 188
     assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")
     assert told["prompt_tokens"] == 1000
 

@@ -53,12 +53,16 @@ end
 --   backlog + 3 * charged + displaced + load
 -- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
 -- request's share of it: computed once, later requests hit it there too. But a copy takes cache: its share never
--- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full.
+-- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full. Of a
+-- replica that does not say how much it holds, ASSUMED_CAPACITY_TOKENS stands for that: not to share at all would leave
+-- all conversations with whoever holds their system prompt.
 -- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
 -- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
 -- idle, the owner with most credit (on the GPU, a deepest one) is always the cheapest.
 -- Load: request_cost_tokens for each request in flight, and a tenth of what is new to every cache: large contexts that
 -- somebody has to compute are better kept where less is going on, as they will be asked for again there.
+local ASSUMED_CAPACITY_TOKENS = 100000
+
 local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, knobs)
   local cost, charged, displaced, load = {}, {}, {}, {}
   local request_cost = knobs.request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
@@ -68,8 +72,9 @@ local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, k
       lacks = 0
     end
     local share = 1
-    if hits > 0 and capacity > 0 then
-      share = math.max(1 / (1 + hits), math.min(1, knobs.copy_weight * lacks / capacity))
+    if hits > 0 then
+      local holds = capacity > 0 and capacity or ASSUMED_CAPACITY_TOKENS
+      share = math.max(1 / (1 + hits), math.min(1, knobs.copy_weight * lacks / holds))
     end
     charged[i] = prompt_tokens - best_tokens + lacks * share
     displaced[i] = 0
