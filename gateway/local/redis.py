@@ -35,7 +35,16 @@ class RedisServer:
 
     def command(self, port: int, directory: Path) -> list[str]:
         """Serve on 127.0.0.1:`port`, keeping everything in memory and nothing outside `directory`."""
-        options = {"bind": "127.0.0.1", "port": port, "dir": directory, "save": "", "appendonly": "no"}
+        options: dict[str, object] = {
+            "bind": "127.0.0.1",
+            "port": port,
+            "dir": directory,
+            "save": "",
+            "appendonly": "no",
+        }
+        # The record of an owner is a little longer than the 64 bytes up to which Redis keeps a hash compact: 3 bytes in
+        # 10 less. (The option's old name, which newer versions know, too.)
+        options["hash-max-ziplist-value"] = 128
         return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 
