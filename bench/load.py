@@ -18,6 +18,8 @@ from bench.workloads import Message, Session
 BLOCK_TOKENS = 16
 """Of the simulated engines; vLLM's default."""
 MODEL = "sim"
+_TIMEOUT_S = 120
+"""Of a request: longer than any takes that is answered at all."""
 
 Body = dict[str, Any]
 Spread = Callable[[Session, Body], Awaitable[str]]
@@ -109,6 +111,12 @@ class Turns:
                 await self._freed.wait()
         return None
 
+    def give_up(self) -> int:
+        """There is no further turn; how many are left."""
+        left = len(self._left)
+        self._left.clear()
+        return left
+
     async def end(self, index: int, answer: str) -> None:
         self._said[index].append({"role": "assistant", "content": answer})
         async with self._freed:
@@ -124,7 +132,8 @@ async def run(
     model: str = MODEL,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Result:
-    """Ask everything; a request that fails is counted, never repeated.
+    """Ask everything; a request that fails is counted, never repeated. When every client has failed twice since the
+    last answer, whatever is asked is not there: what is left has failed, too.
 
     `order` names a session for each of its turns; without it, those of the first session come first.
     """
@@ -133,10 +142,12 @@ async def run(
     result, turns = Result(), Turns(sessions, order)
     started = time.perf_counter()
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
     ) as http:
+        failed_since = 0
 
         async def worker() -> None:
+            nonlocal failed_since
             while (turn := await turns.begin()) is not None:
                 index, messages = turn
                 session = sessions[index]
@@ -146,8 +157,12 @@ async def run(
                 try:
                     url = await spread(session, body)
                     answer = await _send(http, body, url, started, result, block_tokens)
+                    failed_since = 0
                 except (aiohttp.ClientError, OSError, TimeoutError, NotAnAnswer):
                     result.failed += 1
+                    failed_since += 1
+                    if failed_since >= 2 * concurrency:
+                        result.failed += turns.give_up()
                 await turns.end(index, answer)
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))

@@ -43,6 +43,11 @@ def positive(text: str) -> float:
     return found
 
 
+def amounts(text: str) -> list[float]:
+    """An argparse type: numbers above 0, separated by commas; none of them in an empty text."""
+    return [positive(each) for each in text.split(",")] if text else []
+
+
 def count(text: str) -> int:
     """An argparse type: a whole number from 1."""
     (found, *others) = counts(text)

@@ -41,7 +41,7 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        return FOLDER / self.name
+        return FOLDER / self.requirement.partition("==")[0].partition("[")[0]
 
     @property
     def is_installed(self) -> bool:

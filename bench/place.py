@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import record
 from bench.embedded import embedded_redis, info, open_pool, redis_version
-from bench.machine import machine
+from bench.options import count
 from coordinator.pool import Pool
 from coordinator.scripts import PlaceRequest, PolicyKnobs, load
 from coordinator.wire import Wire
@@ -143,8 +141,9 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
+    record.stop_when_told()
     parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
-    parser.add_argument("--calls", type=int, default=500, help="placements measured in each case")
+    parser.add_argument("--calls", type=count, default=500, help="placements measured in each case")
     parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
@@ -153,17 +152,7 @@ def main() -> None:
         version = asyncio.run(redis_version(url))
         rows = asyncio.run(run(url, options.calls, console))
     console.print(table(rows))
-    if options.out:
-        facts = {
-            "kvgate": metadata.version("kvgate"),
-            "commit": machine()["commit"] or "unknown",
-            "redis": version,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "calls": options.calls,
-        }
-        options.out.write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    record.write(options.out, [asdict(row) for row in rows], {"redis": version})
 
 
 if __name__ == "__main__":

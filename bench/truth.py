@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 
+from bench import record
 from bench.cluster import Cluster, running_cluster
 from bench.load import BLOCK_TOKENS, Result, random_spread, run
+from bench.options import amounts, count, positive
 from bench.workloads import Session, shared_contexts
 from coordinator.keys import PoolKeys
 from coordinator.wire import Wire
@@ -195,15 +197,16 @@ def _table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
+    record.stop_when_told()
     parser = argparse.ArgumentParser(prog="python -m bench.truth", description=__doc__)
-    parser.add_argument("--requests", type=int, default=1500, help="requests measured in each run")
-    parser.add_argument("--pressure", default="1.5,2.5,4", help="working sets in units of all caches, comma separated")
+    parser.add_argument("--requests", type=count, default=1500, help="requests measured in each run")
+    parser.add_argument("--pressure", type=amounts, default="1.5,2.5,4", help="working sets in units of all caches")
     parser.add_argument("--seed", type=int, default=1, help="the workload's seed")
-    parser.add_argument("--speed", type=float, default=2.0, help="by which the simulated times are divided")
+    parser.add_argument("--speed", type=positive, default=2.0, help="by which the simulated times are divided")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     console, rows = Console(), []
-    for pressure in (float(each) for each in options.pressure.split(",")):
+    for pressure in options.pressure:
         for events in (False, True):
             with console.status(f"working set {pressure:g} times the caches, {'with' if events else 'without'} events"):
                 rows.append(measure(pressure, events, options.requests, options.seed, options.speed))
@@ -213,8 +216,7 @@ def main() -> None:
                 f"{rows[-1].transitions_per_request:.1f} transitions a request; wrong by cause: {causes or 'none'}"
             )
     console.print(_table(rows))
-    if options.out:
-        options.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    record.write(options.out, [asdict(row) for row in rows], {"kvgate": metadata.version("kvgate")})
 
 
 if __name__ == "__main__":

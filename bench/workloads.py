@@ -90,7 +90,14 @@ def about(
 
 
 def shared_contexts(
-    requests: int, *, seed: int, documents: int = 18, images: int = 6, document_bytes: int = 12_000, side: int = 512
+    requests: int,
+    *,
+    seed: int,
+    documents: int = 18,
+    images: int = 6,
+    document_bytes: int = 12_000,
+    side: int = 512,
+    max_tokens: int = 4,
 ) -> list[Session]:
     """Questions about a few documents and images, which ones by Zipf's law (exponent 0.6).
 
@@ -101,4 +108,4 @@ def shared_contexts(
     contexts += [[picture(rng, side)] for _ in range(images)]
     chosen = by_zipf(rng, len(contexts), requests, 0.6)
     system = {"role": "system", "content": "You answer questions about what you are shown, briefly."}
-    return about(rng, contexts, chosen, system)
+    return about(rng, contexts, chosen, system, max_tokens)

@@ -18,13 +18,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.machine import machine
-from bench.options import names
+from bench import record
+from bench.options import amounts, count, counts, names, positive
 from bench.overhead.cell import Figures, Row, Shape, measure, median_of
 from bench.overhead.contenders import CONTENDERS
 from bench.overhead.shapes import ANSWERS, PROMPTS
@@ -51,9 +50,7 @@ def upstreams(count: int = 2) -> Iterator[list[str]]:
 
 
 def _shapes(options: argparse.Namespace) -> list[Shape]:
-    counts = [int(count) for count in options.connections.split(",") if count]
-    rates = [float(rate) for rate in options.rates.split(",") if rate]
-    loads = [(count, 0.0) for count in counts] + [(0, rate) for rate in rates]
+    loads = [(count, 0.0) for count in options.connections] + [(0, rate) for rate in options.rates]
     return [Shape(prompt, answer, *load) for prompt in options.prompts for answer in options.answers for load in loads]
 
 
@@ -107,20 +104,26 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[
     return rows, {name: proxy.version for name, proxy in proxies.items()}
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="of: %(default)s")
     parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="of: %(default)s")
     parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="of: %(default)s")
-    parser.add_argument("--connections", default="8,256", help="clients in closed loops (default: %(default)s)")
-    parser.add_argument("--rates", default="100,400", help="requests/s of the open loops (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn; medians count (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=4.0, help="each cell, after its warm-up (default: %(default)s)"
+        "--connections", type=counts, default="8,256", help="clients in closed loops (default: %(default)s)"
     )
-    parser.add_argument("--warm-up-s", type=float, default=1.0, help="before each cell (default: %(default)s)")
+    parser.add_argument(
+        "--rates", type=amounts, default="100,400", help="requests/s of open loops, or '' (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="of each, in turn; medians count (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=4.0, help="each cell, after its warm-up (default: %(default)s)"
+    )
+    parser.add_argument("--warm-up-s", type=positive, default=1.0, help="before each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the cells that README shows")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
@@ -128,7 +131,12 @@ def main() -> None:
     if options.quick:
         parser.set_defaults(**_QUICK)
         options = parser.parse_args()
-    console = Console()
+    return options
+
+
+def main() -> None:
+    record.stop_when_told()
+    options, console = _options(), Console()
     if options.install:
         for name in (name for name in options.contenders if name in PEERS):
             try:
@@ -137,10 +145,7 @@ def main() -> None:
                 console.print(f"{name} cannot be installed: {error}")
     rows, versions = run(options, console)
     console.print(_table(rows))
-    if options.out:
-        found = {"machine": machine(), "versions": versions, "rows": [row.as_dict() for row in rows]}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    record.write(options.out, [row.as_dict() for row in rows], versions)
 
 
 if __name__ == "__main__":

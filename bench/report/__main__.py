@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.report import overhead, place, routing, store
@@ -30,15 +30,15 @@ class Source:
 
     def section(self, folder: Path) -> Section:
         command = f"python -m {self.module} --out {folder / self.file}"
-        empty = Section(self.title, self.shows, self.better, command, self.file)
+        section = Section(self.title, self.shows, self.better, command, self.file)
         try:
             results = read(folder / self.file)
             if results is None:
-                return empty
+                return section
             body = self.render(results) if results.rows else ""
         except Unreadable as error:
             raise SystemExit(f"{folder / self.file} is not what {self.module} writes: {error}") from None
-        return Section(self.title, self.shows, self.better, command, self.file, body, results.machine, results.versions)
+        return replace(section, command=results.command or command, body=body, results=results)
 
 
 _SOURCES = (

@@ -42,6 +42,10 @@ class Results:
     rows: list[Any]
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    """By which it was measured."""
+    left_out: list[str] = field(default_factory=list)
+    """What could not be measured, and why."""
 
     def rows_as(self, kind: TypeAdapter[list[_T]]) -> list[_T]:
         try:
@@ -50,25 +54,14 @@ class Results:
             raise Unreadable(_first_problem(error)) from None
 
 
-class _File(BaseModel, extra="allow"):
-    rows: list[Any]
-    machine: Any = None
-    versions: dict[str, Any] = {}
-
-
 def read(path: Path) -> Results | None:
-    """None: there is no such file. What a file says of its machine is in `machine`, or beside the rows."""
+    """None: there is no such file."""
     try:
-        found = _File.model_validate_json(path.read_bytes())
+        return TypeAdapter(Results).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise Unreadable(_first_problem(error)) from None
-    if isinstance(found.machine, dict):
-        return Results(found.rows, found.machine, found.versions)
-    beside = {name: value for name, value in (found.model_extra or {}).items() if not isinstance(value, dict | list)}
-    machine = {} if found.machine is None else {"machine": found.machine}
-    return Results(found.rows, machine | beside, found.versions)
 
 
 def _first_problem(error: ValidationError) -> str:

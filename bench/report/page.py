@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from bench.report.inputs import Results
 from bench.report.tables import Column, Group, Line, table, text
 
 _CSS = """
@@ -50,6 +51,7 @@ thead .number { white-space: normal; }
 .invalid td:last-child { min-width: 11rem; text-decoration: none; font-weight: 600; }
 strong { padding: .05em .3em; border-radius: .3em; background: var(--ink); color: var(--card); }
 .missing { border-style: dashed; }
+.left-out { color: var(--bad); }
 """
 
 
@@ -63,8 +65,7 @@ class Section:
     command: str
     file: str
     body: str | None = None
-    machine: dict[str, Any] | None = None
-    versions: dict[str, Any] | None = None
+    results: Results = field(default_factory=lambda: Results([]))
 
     @property
     def anchor(self) -> str:
@@ -90,7 +91,7 @@ def _facts(sections: Sequence[Section]) -> str:
     parts = ["<h2>What was measured where</h2>"]
     if there:
         parts.append(table("By file of results", columns, [Group(lines)]))
-    commits = {str((each.machine or {}).get("commit")) for each in there}
+    commits = {str(each.results.machine.get("commit")) for each in there}
     if len(commits) > 1:
         parts.append("<p>These are results of different commits.</p>")
     parts += [
@@ -106,9 +107,9 @@ def _facts(sections: Sequence[Section]) -> str:
 
 
 def _fact_cells(section: Section) -> list[str]:
-    machine = dict(section.machine or {})
+    machine = dict(section.results.machine)
     commit = str(machine.pop("commit", "unknown") or "unknown")
-    return [section.file, commit, _listed(machine), _listed(section.versions or {})]
+    return [section.file, commit, _listed(machine), _listed(section.results.versions)]
 
 
 def _listed(facts: dict[str, Any]) -> str:
@@ -120,6 +121,7 @@ def _section(section: Section) -> str:
         kind, reproduced, body = ' class="missing"', "Make it with", f"<p>There is no {escape(section.file)} yet.</p>"
     else:
         kind, reproduced, body = "", "Reproduce it with", section.body or "<p>Its file has no rows.</p>"
+    body += "".join(f'<p class="left-out">Left out: {escape(each)}</p>' for each in section.results.left_out)
     return (
         f'<section id="{section.anchor}"{kind}><h2>{escape(section.title)}</h2>'
         f"<p>{escape(section.shows)} {escape(section.better)}</p>"

@@ -14,6 +14,7 @@ from bench.report.routing_figures import cache_shares, ttft_distributions
 from bench.report.runs import Measured, measured
 from bench.report.tables import Cell, Column, Group, Kind, Line, number, percent, table, text
 from bench.routing.measure import LEAST_IDLE, Row
+from bench.routing.systems import label
 
 _COLUMNS = (
     Column("System", numeric=False),
@@ -52,7 +53,7 @@ def _line(each: Measured) -> Line:
     requests = sum(row.requests for row in each.rows)
     failed = sum(row.failed for row in each.rows)
     cells = [
-        text(each.system),
+        text(label(each.system, 1)),
         number(each.instances or None),
         number(len(each.rows)),
         *_percentiles(each.rows),
@@ -73,7 +74,7 @@ def _invalid_line(row: Row) -> Line:
     too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {LEAST_IDLE * 100:.0f} %"
     reason = too_busy if row.idle < LEAST_IDLE else "bench.routing says so"
     cells = [
-        text(row.system),
+        text(label(row.system, 1)),
         number(row.instances or None),
         text(f"seed {row.seed}"),
         *_percentiles([row]),

@@ -13,10 +13,13 @@ from bench.report import figures
 from bench.report.figures import INK, figure, style
 from bench.report.runs import Measured
 from bench.routing.measure import Row
+from bench.routing.systems import label
 
 _COLOURS = {
     "sglang-router": "#e08a00",
+    "sglang-router-tight": "#b8860b",
     "vllm-router": "#009e73",
+    "vllm-router-tight": "#56b4a0",
     "round_robin": "#cc79a7",
     "least_loaded": "#d55e00",
     "consistent_hash": "#9a7fd1",
@@ -27,48 +30,55 @@ _SIZE = (10, 3.8)
 
 
 def ttft_distributions(title: str, measured: Sequence[Measured]) -> str:
-    """Each system with the most instances it was measured with, its seeds pooled."""
-    most: dict[str, Measured] = {}
-    for each in measured:
-        if each.ttft_ms and each.instances >= most.get(each.system, each).instances:
-            most[each.system] = each
-    if not most:
-        return ""
-    told = []
-    with style():
-        drawn = Figure(figsize=_SIZE)
-        axes = drawn.add_subplot()
-        for each in most.values():
-            times_ms = each.ttft_ms
-            axes.ecdf(times_ms, label=each.name, **_look(each))
-            told.append(f"{each.name} {times_ms[len(times_ms) // 2]:.0f} ms")
-        axes.set(xscale="log", xlabel="time to first token (ms, log scale)", ylabel="share of requests", ylim=(0, 1.01))
-        _plain_ticks(axes)
-        drawn.legend(loc="outside right center")
-        alt = f"{title}: cumulative distribution of time to first token. Medians: {', '.join(told)}."
-        caption = (
-            "The share of requests whose first token came within a time. Further left is better. All seeds together; "
-            "xN: with N gateways, or instances of a peer, the most that were measured."
-        )
-        return figure(f"ttft {title}", drawn, alt, caption)
-
-
-def cache_shares(title: str, measured: Sequence[Measured]) -> str:
-    """Ours, round robin and what was measured with several numbers of instances; the references as levels."""
-    by_system: dict[str, list[Measured]] = {}
-    for each in measured:
-        by_system.setdefault(each.system, []).append(each)
-    shown = {system: points for system, points in by_system.items() if _has_a_line(points)}
+    """Each system with the fewest and with the most instances it was measured with, its seeds pooled."""
+    shown = _fewest_and_most([each for each in measured if each.ttft_ms])
     if not shown:
         return ""
     told = []
     with style():
         drawn = Figure(figsize=_SIZE)
         axes = drawn.add_subplot()
-        for system, points in shown.items():
+        for each in shown:
+            times_ms, asked = each.ttft_ms, sum(row.requests + row.failed for row in each.rows)
+            shares = [(i + 1) / asked for i in range(len(times_ms))]
+            axes.step([times_ms[0], *times_ms], [0.0, *shares], where="post", label=each.name, **_look(each))
+            told.append(f"{each.name} {times_ms[len(times_ms) // 2]:.0f} ms")
+        axes.set(xscale="log", xlabel="time to first token (ms, log scale)", ylabel="share of requests", ylim=(0, 1.01))
+        _plain_ticks(axes)
+        drawn.legend(loc="outside right center")
+        alt = f"{title}: cumulative distribution of time to first token. Medians: {', '.join(told)}."
+        caption = (
+            "The share of requests whose first token came within a time; one that failed has none. Further left is "
+            "better. All seeds together; xN, dotted: with N gateways, or instances of a peer, the most measured."
+        )
+        return figure(f"ttft {title}", drawn, alt, caption)
+
+
+def _fewest_and_most(measured: Sequence[Measured]) -> list[Measured]:
+    return [each for found in _by_system(measured) for each in (*found[:1], *found[1:][-1:])]
+
+
+def _by_system(measured: Sequence[Measured]) -> list[list[Measured]]:
+    """Each system's, from its fewest instances to its most."""
+    of: dict[str, list[Measured]] = {}
+    for each in measured:
+        of.setdefault(each.system, []).append(each)
+    return list(of.values())
+
+
+def cache_shares(title: str, measured: Sequence[Measured]) -> str:
+    """Ours, round robin and what was measured with several numbers of instances; the references as levels."""
+    shown = [points for points in _by_system(measured) if _has_a_line(points)]
+    if not shown:
+        return ""
+    told = []
+    with style():
+        drawn = Figure(figsize=_SIZE)
+        axes = drawn.add_subplot()
+        for points in shown:
             shares = [each.middle(_cache_share) for each in points]
             if points[0].is_reference:
-                axes.axhline(shares[0], label=system, **_look(points[0]))
+                axes.axhline(shares[0], label=points[0].name, **_look(points[0]))
             else:
                 _with_spread(axes, points, shares)
             told += [f"{each.name} {share:.0%}" for each, share in zip(points, shares, strict=True)]
@@ -96,7 +106,7 @@ def _with_spread(axes: Axes, points: Sequence[Measured], shares: Sequence[float]
         [each.instances for each in points],
         shares,
         yerr=(below, above),
-        label=points[0].system,
+        label=label(points[0].system, 1),
         marker="o",
         markersize=4,
         capsize=3,
@@ -116,8 +126,9 @@ def _plain_ticks(axes: Axes) -> None:
 
 
 def _look(each: Measured) -> dict[str, Any]:
+    several = {"linestyle": ":"} if each.instances > 1 else {}
     if each.is_ours:
-        return {"color": figures.OURS, "linewidth": 2.6, "zorder": 5}
+        return {"color": figures.OURS, "linewidth": 2.6, "zorder": 5, **several}
     if each.is_reference:
         return {"color": INK, "linewidth": 1.2, "linestyle": _REFERENCE_DASHES.get(each.system, "-.")}
-    return {"color": _COLOURS.get(each.system, figures.PEER), "linewidth": 1.4}
+    return {"color": _COLOURS.get(each.system, figures.PEER), "linewidth": 1.4, **several}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.routing.measure import Row
-from bench.routing.systems import label
+from bench.routing.systems import OURS, label
 
-OURS = "prefix_kv_aware"
 REFERENCES = ("oracle", "pinned")
 """They know what no router does, and compete with nobody."""
 

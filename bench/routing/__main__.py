@@ -9,16 +9,15 @@ that knows every cache and every queue, and perfect pinning of each document, im
 
 Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
 and says so: its times are those of the machine. What a router itself takes is not scaled, and so weighs --speed times
-as much. Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, KVGate with its own
-but for 200 ms instead of 20 to wait for Redis, which shares the processors with all the rest here.
+as much. Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, and once more
+(-tight) with the threshold for leaving affinity that fits this few requests; KVGate with its defaults but for 200 ms
+instead of 20 to wait for Redis, which shares the processors with all the rest here.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -26,17 +25,15 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import httpx
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench.machine import machine
+from bench import record
 from bench.options import counts, names, positive
-from bench.peers import PEERS, DoesNotStart
+from bench.peers import DoesNotStart
 from bench.routing.fleets import Fresh, real, simulated
 from bench.routing.measure import LEAST_IDLE, Row, measure
 from bench.routing.mixes import MIXES, Mix
@@ -90,11 +87,12 @@ class Run:
     routed_by: Sequence[System]
     seeds: Sequence[int]
     fleets: Callable[[Mix], AbstractContextManager[Fresh]]
-    facts: dict[str, Any]
-    """What is written beside the rows."""
+    versions: dict[str, str]
     out: Path | None
     console: Console
     rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What could not be measured, and why."""
 
     def measure(self, mixes: Sequence[Mix]) -> None:
         """Every mix through every system, seed by seed: what drifts, drifts for all. Written after each mix."""
@@ -118,13 +116,11 @@ class Run:
             self.leave_out(f"{mix.name}, seed {seed}, {system.label}: {error}")
 
     def leave_out(self, why: str) -> None:
-        self.facts["left_out"].append(why)
+        self.left_out.append(why)
         self.console.print(f"left out: {why}")
 
     def _write(self) -> None:
-        if self.out is not None:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.write_bytes(orjson.dumps(self.facts | {"rows": [row.as_dict() for row in self.rows]}))
+        record.write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
 
 
 def _options() -> argparse.Namespace:
@@ -156,13 +152,13 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
+    record.stop_when_told()
     options = _options()
     routed_by = systems(options.systems, options.gateways)
-    versions = {"kvgate": metadata.version("kvgate")} | {name: PEERS[name].version for name in ROUTERS}
-    facts = {"machine": machine(), "versions": versions, "command": shlex.join(sys.argv[1:]), "left_out": []}
+    versions = {"kvgate": metadata.version("kvgate")} | {name: peer.version for name, peer in ROUTERS.items()}
     there = [system for system in routed_by if not system.is_missing]
     fleets = real if options.real else partial(simulated, speed=options.speed)
-    run = Run(there, options.seeds, fleets, facts, options.out, Console())
+    run = Run(there, options.seeds, fleets, versions, options.out, Console())
     for system in routed_by:
         if system.is_missing:
             run.leave_out(f"{system.label}: python -m bench.overhead --install installs it")

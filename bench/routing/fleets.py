@@ -62,7 +62,10 @@ class Counters:
 
 def _counters(url: str) -> Counters:
     text = httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
-    queries, hits, answered = (sum(map(float, each.findall(text))) for each in (_QUERIES, _HITS, _ANSWERED))
+    found = [each.findall(text) for each in (_QUERIES, _HITS, _ANSWERED)]
+    if not all(found):
+        raise RuntimeError(f"{url}/metrics lacks vllm:prefix_cache_queries, _hits or vllm:request_success_total")
+    queries, hits, answered = (sum(map(float, each)) for each in found)
     return Counters(queries, hits, answered)
 
 

@@ -6,7 +6,19 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.workloads import Message, Session, about, by_zipf, one_turn, picture, question, text, user, words
+from bench.workloads import (
+    Message,
+    Session,
+    about,
+    by_zipf,
+    one_turn,
+    picture,
+    question,
+    shared_contexts,
+    text,
+    user,
+    words,
+)
 
 BYTES_PER_TOKEN = 4
 _ANSWER_TOKENS = 16
@@ -77,17 +89,21 @@ def _published(seed: int) -> Workload:
 
 
 def _vqa(seed: int) -> Workload:
-    """Questions about 12 images with a document each, by Zipf's law. Nothing before: the first are all cold."""
+    """Questions about 12 images with a document each, by Zipf's law, after 16 about another, by which routers that
+    learn it know how many tokens a prompt has."""
     rng = random.Random(f"vqa {seed}")
-    contexts = [[picture(rng, 1024), *_document(rng, 1000)] for _ in range(12)]
-    chosen = by_zipf(rng, len(contexts), 120, 1.0)
-    return _in_order([], about(rng, contexts, chosen, _system(rng, 20), _ANSWER_TOKENS))
+    contexts = [[picture(rng, 1024), *_document(rng, 1000)] for _ in range(13)]
+    chosen = by_zipf(rng, 12, 120, 1.0)
+    sessions = about(rng, contexts, [*chosen, *[12] * 16], _system(rng, 20), _ANSWER_TOKENS)
+    return _in_order(sessions[120:], sessions[:120])
 
 
 def _chat(seed: int) -> Workload:
-    """16 conversations of 6 turns under one system prompt of 600 tokens, whose turn it is left to chance."""
+    """16 conversations of 6 turns under one system prompt of 600 tokens, whose turn it is left to chance; after 16
+    questions under another."""
     rng = random.Random(f"chat {seed}")
-    system = _system(rng, 600)
+    before, system = _system(rng, 600), _system(rng, 600)
+    warm_up = about(rng, [_document(rng, 200)] * 16, range(16), before, _ANSWER_TOKENS)
     sessions = []
     for group in range(16):
         turns: list[tuple[Message, ...]] = [
@@ -97,7 +113,7 @@ def _chat(seed: int) -> Workload:
         sessions.append(Session(group, tuple(turns), max_tokens=32))
     order = [index for index, session in enumerate(sessions) for _ in session.turns]
     rng.shuffle(order)
-    return Workload([], sessions, order)
+    return Workload(warm_up, sessions, order)
 
 
 def _documents(seed: int, name: str, documents: int, tokens: int, exponent: float, requests: int) -> Workload:
@@ -136,6 +152,12 @@ def _hot(seed: int) -> Workload:
     return _in_order(sessions[:160], sessions[160:])
 
 
+def _contexts(seed: int) -> Workload:
+    """24 documents and images asked about over and over: 64k tokens, which all replicas together hold once."""
+    sessions = shared_contexts(2600, seed=seed, max_tokens=_ANSWER_TOKENS)
+    return _in_order(sessions[:600], sessions[600:])
+
+
 def _named(mixes: Sequence[Mix]) -> dict[str, Mix]:
     return {mix.name: mix for mix in mixes}
 
@@ -147,6 +169,7 @@ MIXES = _named(
         Mix("images", "120 requests about 12 images", 2, 48_000, 8, _published),
         Mix("vqa", "questions about 12 images with documents, by Zipf", 2, 56_000, 8, _vqa, 12_000),
         Mix("chat", "16 conversations under one system prompt", 2, 20_000, 8, _chat, 29_000),
+        Mix("contexts", "2 000 questions about 24 documents and images", 3, 32_000, 12, _contexts),
         Mix("rag", "questions about 40 documents, by Zipf", 3, 48_000, 12, _rag),
         Mix("hostile", "no two prompts alike", 3, 48_000, 12, _hostile),
         Mix("hot", "3 in 10 requests about one document", 4, 48_000, 32, _hot),

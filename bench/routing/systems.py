@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.cluster import running_gateways
 from bench.load import Spread, pinned_spread, random_spread
@@ -14,7 +14,17 @@ from bench.routing.oracle import oracle
 from bench.workloads import Session
 
 POLICIES = ("round_robin", "random", "least_loaded", "consistent_hash", "prefix_kv_aware")
-ROUTERS = ("sglang-router", "vllm-router")
+OURS = "prefix_kv_aware"
+
+
+def _tight(peer: Peer) -> Peer:
+    """The router as somebody sets it who knows how many requests there are: by default it leaves its affinity when one
+    replica has 64 more than another, which so few clients never bring about."""
+    options = ("--balance-abs-threshold", "2")
+    return replace(peer, name=f"{peer.name}-tight", command=lambda *of: [*peer.command(*of), *options])
+
+
+ROUTERS = {peer.name: peer for name in ("sglang-router", "vllm-router") for peer in (PEERS[name], _tight(PEERS[name]))}
 # On a machine that also runs the replicas and the clients, a placement may have to wait for its turn on a core.
 _CONFIG = {"redis": {"budget_ms": 200}}
 
@@ -24,7 +34,8 @@ Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Sp
 
 def label(name: str, instances: int) -> str:
     """How a system is called where it is shown."""
-    return f"{name} x{instances}" if instances > 1 else name
+    shown = "KVGate" if name == OURS else f"KVGate, {name}" if name in POLICIES else name
+    return f"{shown} x{instances}" if instances > 1 else shown
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class System:
     @property
     def is_missing(self) -> bool:
         """A router that is not installed."""
-        return self.name in ROUTERS and not PEERS[self.name].is_installed
+        return self.name in ROUTERS and not ROUTERS[self.name].is_installed
 
 
 @asynccontextmanager
@@ -85,9 +96,9 @@ def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
         elif name == "oracle":
             found.append(System(name, 0, _oracle))
         elif name in ROUTERS:
-            found += [System(name, count, _router(PEERS[name], count)) for count in (1, 2)]
+            found += [System(name, count, _router(ROUTERS[name], count)) for count in (1, 2)]
         elif name in POLICIES:
-            counts = gateways if name == "prefix_kv_aware" else (1,)
+            counts = gateways if name == OURS else (1,)
             found += [System(name, count, _kvgate(name, count)) for count in counts]
         else:
             raise KeyError(name)

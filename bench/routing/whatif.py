@@ -139,7 +139,8 @@ class Trial:
         self._loads = [Load() for _ in self._engines]
         self._coming: list[list[list[int]]] = [[] for _ in self._engines]
         """The blocks of what is on its way to each: claimed when it is placed."""
-        self._hits: dict[int, int] = defaultdict(int)
+        self._hits: dict[tuple[int, int], int] = defaultdict(int)
+        """By replica and block, as each owner's record counts them."""
 
     async def run(self, workload: Workload) -> Outcome:
         engines = [asyncio.ensure_future(engine.run()) for engine in self._engines]
@@ -202,14 +203,14 @@ class Trial:
             claimed = {each for blocks in coming for each in blocks}
             load.matched_tokens = engine.foresee(hashes, claimed) * BLOCK_TOKENS
             load.owned_tokens = engine.cache.num_cached * BLOCK_TOKENS
-        best = max(load.matched_tokens for load in self._loads) // BLOCK_TOKENS
-        key = hashes[best - 1] if best else 0
-        capacity = self._mix.capacity_tokens
-        cost = costs(self._weights, self._loads, capacity, prompt_tokens, self._hits[key])
+        matched = [load.matched_tokens // BLOCK_TOKENS for load in self._loads]
+        best, capacity = max(matched), self._mix.capacity_tokens
+        deepest = [n for n, blocks in enumerate(matched) if blocks == best > 0]
+        hits = max((self._hits[n, hashes[best - 1]] for n in deepest), default=0)
+        cost = costs(self._weights, self._loads, capacity, prompt_tokens, hits)
         at = min(self._allowed(), key=lambda n: (cost[n], _occupied(self._loads[n], capacity), self._rng.random()))
-        is_hit = 0 < best < len(hashes) and self._loads[at].matched_tokens == best * BLOCK_TOKENS
-        if is_hit and self._rng.random() < 1 / _HIT_SAMPLE:
-            self._hits[key] += _HIT_SAMPLE
+        if 0 < matched[at] < len(hashes) and self._rng.random() < 1 / _HIT_SAMPLE:
+            self._hits[at, hashes[matched[at] - 1]] += _HIT_SAMPLE
         return at
 
     def _allowed(self) -> list[int]:

@@ -10,20 +10,20 @@ and how long it waited for one, which makes tails the machine's rather than Redi
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from bench import record
 from bench.embedded import embedded_redis, redis_version
-from bench.machine import machine
 from bench.options import count, positive
 from bench.store import latency, memory, saturation
 from bench.store.latency import Latency
@@ -168,6 +168,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
+    record.stop_when_told()
     options, console = _options(), Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
@@ -176,17 +177,13 @@ def main() -> None:
     console.print(_saturation_table(saturated, options.gateway_per_s))
     console.print(_latency_table(latencies))
     console.print(_memory_table(memories))
-    facts = machine()
-    console.print(f"On {facts['cores']} cores, which Redis shares with all who ask it.")
-    if options.out:
-        with embedded_redis() as url:
-            facts["redis"] = uvloop.run(redis_version(url))
-        rows = [_flat("saturation", saturated.as_dict(options.gateway_per_s))]
-        rows += [_flat("latency", asdict(row)) for row in latencies]
-        rows += [_flat("memory", asdict(row)) for row in memories]
-        found = {"machine": facts, "rows": rows}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    console.print(f"On {os.cpu_count()} cores, which Redis shares with all who ask it.")
+    with embedded_redis() as url:
+        versions = {"redis": uvloop.run(redis_version(url))}
+    rows = [_flat("saturation", saturated.as_dict(options.gateway_per_s))]
+    rows += [_flat("latency", asdict(row)) for row in latencies]
+    rows += [_flat("memory", asdict(row)) for row in memories]
+    record.write(options.out, rows, versions)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
 
 import structlog
 import uvloop
@@ -24,7 +26,7 @@ _READY_S = 60.0
 _SPAWNING = multiprocessing.get_context("spawn")
 
 
-def _run(work: Work, barrier: Barrier, found: Queue[Found], url: str, seconds: float, argument: int) -> None:
+def _run(work: Work, barrier: Barrier, found: Queue[Found | str], url: str, seconds: float, argument: int) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
     async def start() -> None:
@@ -33,26 +35,40 @@ def _run(work: Work, barrier: Barrier, found: Queue[Found], url: str, seconds: f
     async def run() -> Found:
         return await work(start, url, seconds, argument)
 
-    found.put(uvloop.run(run()))
+    try:
+        found.put(uvloop.run(run()))
+    except Exception:
+        found.put(traceback.format_exc())
+        barrier.abort()
+        raise
 
 
 class Company:
     """Processes that wait for the start."""
 
-    def __init__(self, barrier: Barrier, found: Queue[Found], processes: int, seconds: float) -> None:
+    def __init__(self, barrier: Barrier, found: Queue[Found | str], processes: int, seconds: float) -> None:
         self._barrier = barrier
         self._found = found
         self._processes = processes
         self._seconds = seconds
 
     async def start(self) -> None:
-        """Start them, as soon as all are ready; raises BrokenBarrierError where one has failed."""
-        await asyncio.to_thread(self._barrier.wait, _READY_S)
+        """Start them, as soon as all are ready. Raises RuntimeError where one has failed."""
+        try:
+            await asyncio.to_thread(self._barrier.wait, _READY_S)
+        except BrokenBarrierError:
+            await self.found()
+            raise RuntimeError(f"not all of them were ready within {_READY_S:g} s") from None
 
     async def found(self) -> list[Found]:
-        """What each of them found, when all have ended."""
-        wait_s = self._seconds + _READY_S
-        return [await asyncio.to_thread(self._found.get, True, wait_s) for _ in range(self._processes)]
+        """What each of them found, when all have ended. Raises RuntimeError with what went wrong in one."""
+        every = list[Found]()
+        for _ in range(self._processes):
+            one = await asyncio.to_thread(self._found.get, True, self._seconds + _READY_S)
+            if isinstance(one, str):
+                raise RuntimeError(f"a process beside the measurement failed:\n{one}")
+            every.append(one)
+        return every
 
 
 @contextmanager

@@ -17,6 +17,9 @@ REFUSED = [
     (("bench.routing.whatif", "--mixes", "nonsense"), "--mixes: 'nonsense' is none of images,"),
     (("bench.routing.whatif", "--seeds", "5-1"), "--seeds: the first and the last, as in 1-10, not '5-1'"),
     (("bench.routing.whatif", "nonsense=1"), "variants: 'nonsense=1': "),
+    (("bench.overhead", "--rates", "100,0"), "--rates: a number above 0, not '0'"),
+    (("bench.overhead", "--connections", "8,x"), "--connections: whole numbers from 1, separated by commas, not '8,x'"),
+    (("bench.overhead", "--rounds", "0"), "--rounds: whole numbers from 1"),
     (("bench.store", "--gateways", "0"), "--gateways: whole numbers from 1"),
     (("bench.store", "--keys", "1,2"), "--keys: one whole number from 1, not '1,2'"),
 ]

@@ -108,7 +108,8 @@ STORE = [
 
 def write(folder: Path, **files: list[dict[str, Any]]) -> None:
     for name, rows in files.items():
-        facts = {"machine": MACHINE, "versions": {"kvgate": "0.1.0"}, "rows": rows}
+        command = f"python -m bench.{name} --as-it-was"
+        facts = {"machine": MACHINE, "versions": {"kvgate": "0.1.0"}, "command": command, "rows": rows}
         (folder / f"{name}.json").write_text(json.dumps(facts))
 
 
@@ -129,8 +130,8 @@ def full(tmp_path: Path) -> Page:
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
     assert sections == ["facts", "routing", "routing-real", "overhead", "place", "store"]
-    for command in ("bench.routing", "bench.overhead --quick", "bench.place", "bench.store"):
-        assert f"Reproduce it with python -m {command} --out {tmp_path}/" in full.words
+    for name in ("routing", "overhead", "place", "store"):
+        assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
     assert full.row("routing.json") == ["routing.json", "abc1234", facts, "kvgate 0.1.0"]
     assert "Missing" not in full.words
@@ -151,19 +152,20 @@ def test_a_plot_tells_those_who_do_not_see_it_what_it_shows(full: Page) -> None:
     assert all(plot["role"] == "img" for plot in plots)
     told = " ".join(plot["aria-label"] or "" for plot in plots)
     assert "sglang-router 119, kvgate 332" in told
-    assert "prefix_kv_aware 90%, prefix_kv_aware x2 88%, round_robin 50%, oracle 95%" in told
+    assert "KVGate 90%, KVGate x2 88%, KVGate, round_robin 50%, oracle 95%" in told
     assert "8 replicas, warm: 10 keys 60, 40 keys 111" in told
 
 
 def test_an_invalid_run_is_marked_and_counts_nowhere(full: Page) -> None:
-    assert full.row("round_robin", "1", "seed 2")[-1] == "invalid: only 12 % idle CPU in scaled time, under 20 %"
+    reason = full.row("KVGate, round_robin", "1", "seed 2")[-1]
+    assert reason == "invalid: only 12 % idle CPU in scaled time, under 20 %"
     assert [attributes.get("class") for tag, attributes in full.tags if tag == "tr"].count("invalid") == 1
-    assert full.row("round_robin", "1", "1")[3:6] == ["400", "900", "900"]
+    assert full.row("KVGate, round_robin", "1", "1")[3:6] == ["400", "900", "900"]
     assert "99.0" not in "".join(full.best)
 
 
 def test_medians_are_over_seeds_and_percentiles_as_the_client_takes_them(full: Page) -> None:
-    row = full.row("prefix_kv_aware", "1", "3")
+    row = full.row("KVGate", "1", "3")
     assert row[3:6] == ["50.0", "90.0", "90.0"]
     assert row[8] == "60 / 40"
 
@@ -208,7 +210,13 @@ def test_rows_without_a_single_answer_or_none_at_all_still_make_a_page(tmp_path:
     write(tmp_path, overhead=[], place=[], store=[], routing=[routing_row("random", 1, [], failed=9)])
     page = parsed(tmp_path)
     assert page.words.count("Its file has no rows.") == 3
-    assert page.row("random")[3:6] == [NOTHING] * 3
+    assert page.row("KVGate, random")[3:6] == [NOTHING] * 3
+
+
+def test_what_was_left_out_is_told_with_the_reason(tmp_path: Path) -> None:
+    facts = {"machine": MACHINE, "rows": [], "left_out": ["images, seed 1, <vllm-router>: it ended with 1"]}
+    (tmp_path / "routing.json").write_text(json.dumps(facts))
+    assert "Left out: images, seed 1, <vllm-router>: it ended with 1" in parsed(tmp_path).words
 
 
 def test_a_file_that_is_something_else_is_named_and_so_is_what_is_wrong(tmp_path: Path) -> None:

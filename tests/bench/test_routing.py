@@ -55,7 +55,7 @@ async def test_taking_turns_finds_less_and_the_engines_say_so() -> None:
 def test_every_system_has_a_name_and_other_names_are_refused() -> None:
     labels = [system.label for system in systems(NAMES, [1, 4])]
     assert len(set(labels)) == len(labels)
-    assert {"prefix_kv_aware", "prefix_kv_aware x4", "sglang-router x2", "oracle"} <= set(labels)
+    assert {"KVGate", "KVGate x4", "KVGate, random", "sglang-router x2", "sglang-router-tight", "oracle"} <= set(labels)
     with pytest.raises(KeyError):
         systems(["nonsense"], [1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert {"processor", "cores", "python", "commit", "redis"} <= found["machine"].keys()
+    assert {"processor", "cores", "python", "commit"} == found["machine"].keys()
+    assert found["versions"].keys() == {"redis"}
+    assert found["command"] == shlex.join(["python", *command[2:]])
 
     rows = {what: [row for row in found["rows"] if row["what"] == what] for what in ("saturation", "latency", "memory")}
     (saturation,) = rows["saturation"]

@@ -1,4 +1,4 @@
-"""Do N gateways route as one? A small `python -m bench.gateways`, with bounds that chance does not cross."""
+"""Do N gateways route as one? A small mix `contexts` of bench.routing, with bounds that chance does not cross."""
 
 from __future__ import annotations
 
