@@ -13,7 +13,9 @@ COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
-.PHONY: install up test test-vllm bench bench-quick check
+MEASURED := bench-overhead bench-routing bench-routing-mixes bench-routing-real bench-place bench-store
+
+.PHONY: install up test test-vllm bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -42,19 +44,29 @@ test-vllm: install
 bench-quick: install
 	@$(BIN)/python -m bench.overhead --install --quick --contenders direct,nginx,kvgate,$(ROUTERS) --rounds 1 --seconds 2 --warm-up-s 0.5 \
 		--out $(QUICK)/overhead.json
-	@$(BIN)/python -m bench.routing --mixes images,chat --gateways 1,4 --seeds 1 --out $(QUICK)/routing.json \
+	@$(BIN)/python -m bench.routing --mixes images,chat --gateways 1,4 --seeds 11 --out $(QUICK)/routing.json \
 		--systems pinned,round_robin,least_loaded,consistent_hash,prefix_kv_aware,$(ROUTERS)
 	@$(BIN)/python -m bench.place --calls 100 --out $(QUICK)/place.json
 	@$(BIN)/python -m bench.report --results $(QUICK) --out $(QUICK)/report.html
 
-# What fails is named, and does not keep the others from being measured.
+# What fails is named, and does not keep the others from being measured and shown.
 bench: install
-	-@$(BIN)/python -m bench.overhead --install --out bench/results/overhead.json
-	-@$(BIN)/python -m bench.routing --out bench/results/routing.json
-	-@$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
-	-@$(BIN)/python -m bench.place --out bench/results/place.json
-	-@$(BIN)/python -m bench.store --out bench/results/store.json
-	@$(BIN)/python -m bench.report
+	@$(MAKE) --keep-going --no-print-directory $(MEASURED); measured=$$?; $(BIN)/python -m bench.report; exit $$measured
+
+bench-overhead:
+	$(BIN)/python -m bench.overhead --install --out bench/results/overhead.json
+
+bench-place bench-store: bench-%:
+	$(BIN)/python -m bench.$* --out bench/results/$*.json
+
+bench-routing:
+	$(BIN)/python -m bench.routing --mixes images,vqa,chat --out bench/results/routing.json
+
+bench-routing-mixes:
+	$(BIN)/python -m bench.routing --mixes contexts,rag,hostile,hot,tail-1.5,tail-3 --out bench/results/routing-mixes.json
+
+bench-routing-real:
+	$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
 
 check: install
 	$(BIN)/ruff check .

@@ -133,7 +133,7 @@ async def run(
     block_tokens: int = BLOCK_TOKENS,
 ) -> Result:
     """Ask everything; a request that fails is counted, never repeated. When every client has failed twice since the
-    last answer, whatever is asked is not there: what is left has failed, too.
+    last answer to anybody, whatever is asked is not there: what is left has failed, too.
 
     `order` names a session for each of its turns; without it, those of the first session come first.
     """
@@ -144,10 +144,10 @@ async def run(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
     ) as http:
-        failed_since = 0
+        failed_since = [0] * concurrency
+        """Of each client, since the last answer to anybody."""
 
-        async def worker() -> None:
-            nonlocal failed_since
+        async def worker(client: int) -> None:
             while (turn := await turns.begin()) is not None:
                 index, messages = turn
                 session = sessions[index]
@@ -157,15 +157,15 @@ async def run(
                 try:
                     url = await spread(session, body)
                     answer = await _send(http, body, url, started, result, block_tokens)
-                    failed_since = 0
+                    failed_since[:] = [0] * concurrency
                 except (aiohttp.ClientError, OSError, TimeoutError, NotAnAnswer):
                     result.failed += 1
-                    failed_since += 1
-                    if failed_since >= 2 * concurrency:
+                    failed_since[client] += 1
+                    if min(failed_since) >= 2:
                         result.failed += turns.give_up()
                 await turns.end(index, answer)
 
-        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        await asyncio.gather(*(worker(client) for client in range(concurrency)))
     result.wall_s = time.perf_counter() - started
     return result
 

@@ -25,18 +25,18 @@ def machine() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Of the code that is measured; marked where files differ from it, empty where nobody can tell."""
+    """Of the code that is measured; marked where other files than results differ, empty where nobody can tell."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude", "*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
+        commit = _git("rev-parse", "--short", "HEAD")
+        changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return f"{commit}-dirty" if changes else commit
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parents[1]
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _idle_s() -> float:

@@ -22,7 +22,9 @@ def names(known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def counts(text: str) -> list[int]:
-    """An argparse type: whole numbers from 1, separated by commas."""
+    """An argparse type: whole numbers from 1, separated by commas; none of them in an empty text."""
+    if not text:
+        return []
     try:
         found = [int(each) for each in text.split(",")]
     except ValueError:
@@ -50,7 +52,7 @@ def amounts(text: str) -> list[float]:
 
 def count(text: str) -> int:
     """An argparse type: a whole number from 1."""
-    (found, *others) = counts(text)
-    if others:
+    found, *others = counts(text) or [0]
+    if others or not found:
         raise argparse.ArgumentTypeError(f"one whole number from 1, not {text!r}")
     return found

@@ -7,11 +7,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from bench.machine import machine
+
+_MACHINE: Final = machine()
+"""As it was when the command began: results come hours later, and files change meanwhile."""
 
 
 def stop_when_told() -> None:
@@ -31,7 +34,7 @@ def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, 
     `out`."""
     if out is None:
         return
-    head = orjson.dumps({"machine": machine(), "versions": versions, "command": command(), **facts})
+    head = orjson.dumps({"machine": _MACHINE, "versions": versions, "command": command(), **facts})
     lines = b",\n".join(orjson.dumps(row) for row in rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(head.removesuffix(b"}") + b',"rows":[\n' + lines + b"\n]}\n")

@@ -4,7 +4,7 @@
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
 
 The proxies run side by side and take turns, so that a machine whose speed drifts does so for all of them. The full grid
-takes hours, --quick ten minutes. CPU is what the proxy's processes used (/proc), whatever the client and the upstream
+takes hours, --quick ten minutes. CPU is what the proxy's processes used, whatever the client and the upstream
 used beside it; requests/s are those of this machine, which all of them share.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -76,21 +77,32 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[str, str]]:
-    """Every shape with every contender that can run here, side by side, so often; and the contenders' versions."""
-    shapes, proxies = _shapes(options), {}
+@dataclass
+class Found:
+    """What was measured, of which versions, and what could not be."""
+
+    rows: list[Row]
+    versions: dict[str, str]
+    left_out: list[str]
+
+
+def run(options: argparse.Namespace, console: Console) -> Found:
+    """Every shape with every contender that can run here, side by side, so often."""
+    shapes, proxies, left_out = _shapes(options), {}, list[str]()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     rows: list[Row] = []
     with ExitStack() as stack:
         urls = stack.enter_context(upstreams())
         for name in options.contenders:
-            if reason := CONTENDERS[name].missing():
-                console.print(f"{name} is left out: {reason}")
-                continue
+            reason = CONTENDERS[name].missing()
             try:
-                proxies[name] = stack.enter_context(CONTENDERS[name].start(urls))
+                if not reason:
+                    proxies[name] = stack.enter_context(CONTENDERS[name].start(urls))
             except DoesNotStart as error:
-                console.print(f"{name} is left out: {error}")
+                reason = str(error)
+            if reason:
+                left_out.append(f"{name}: {reason}")
+                console.print(f"left out: {left_out[-1]}")
         progress = stack.enter_context(Progress(*columns, console=console))
         task = progress.add_task("", total=len(shapes) * len(proxies) * options.rounds)
         for shape in shapes:
@@ -101,7 +113,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[Row], dict[
                     found[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
                     progress.advance(task)
             rows += [Row(shape, name, median_of(figures)) for name, figures in found.items()]
-    return rows, {name: proxy.version for name, proxy in proxies.items()}
+    return Found(rows, {name: proxy.version for name, proxy in proxies.items()}, left_out)
 
 
 def _options() -> argparse.Namespace:
@@ -112,7 +124,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="of: %(default)s")
     parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="of: %(default)s")
     parser.add_argument(
-        "--connections", type=counts, default="8,256", help="clients in closed loops (default: %(default)s)"
+        "--connections", type=counts, default="8,256", help="clients in closed loops, or '' (default: %(default)s)"
     )
     parser.add_argument(
         "--rates", type=amounts, default="100,400", help="requests/s of open loops, or '' (default: %(default)s)"
@@ -143,9 +155,9 @@ def main() -> None:
                 PEERS[name].install()
             except subprocess.CalledProcessError as error:
                 console.print(f"{name} cannot be installed: {error}")
-    rows, versions = run(options, console)
-    console.print(_table(rows))
-    record.write(options.out, [row.as_dict() for row in rows], versions)
+    found = run(options, console)
+    console.print(_table(found.rows))
+    record.write(options.out, [row.as_dict() for row in found.rows], found.versions, left_out=found.left_out)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,9 @@ class Row:
 
 
 def median_of(rounds: Sequence[Figures]) -> Figures:
-    """Each figure's median; requests and failures are those of all rounds."""
-    middle = {field.name: median(getattr(one, field.name) for one in rounds) for field in fields(Figures)}
+    """Each figure's median over the rounds in which anything was answered; requests and failures are those of all."""
+    answered = [one for one in rounds if one.requests] or rounds
+    middle = {field.name: median(getattr(one, field.name) for one in answered) for field in fields(Figures)}
     counted = {name: sum(getattr(one, name) for one in rounds) for name in ("requests", "failed")}
     return Figures(**middle | counted)
 

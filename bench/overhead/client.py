@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -28,8 +29,12 @@ class Measured:
     total_s: list[float] = field(default_factory=list)
 
 
+_numbers = count(1)
+
+
 class Payload:
-    """A request whose body is new each time: `mark` in it is replaced by a number of as many digits."""
+    """A request whose body is new each time, whoever asked before: `mark` in it is replaced by a number of as many
+    digits."""
 
     MARK = b"0123456789"
 
@@ -40,19 +45,20 @@ class Payload:
             f"content-length: {len(body)}\r\n\r\n".encode()
             + head
         )
-        self._count = 0
 
     def next(self) -> bytes:
-        self._count += 1
-        return b"%b%010d%b" % (self._before, self._count, self._behind)
+        return b"%b%010d%b" % (self._before, next(_numbers), self._behind)
 
 
 class Connection(asyncio.Protocol):
     """One client connection: one request at a time."""
 
-    def __init__(self, measured: Measured, on_idle: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, measured: Measured, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]
+    ) -> None:
         self._measured = measured
         self._on_idle = on_idle
+        self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
 
@@ -86,7 +92,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_busy:
             self._measured.failed += 1
-        self._is_busy = False
+            self._is_busy = False
+            self._on_lost(self)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -104,21 +111,25 @@ async def _connect(urls: Sequence[str], count: int, make: Callable[[], Connectio
 
 
 async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, seconds: float) -> Measured:
-    """As fast as they go, on so many connections spread over the urls."""
+    """As fast as they go, on so many connections spread over the urls; one that the proxy drops is missing from then
+    on."""
     measured = Measured()
     busy = connections
     over = asyncio.Event()
 
     def idle(connection: Connection) -> None:
-        nonlocal busy
         if time.perf_counter() < deadline:
             connection.send(payload.next())
         else:
-            busy -= 1
-            if busy == 0:
-                over.set()
+            ended(connection)
 
-    opened = await _connect(urls, connections, lambda: Connection(measured, idle))
+    def ended(_connection: Connection) -> None:
+        nonlocal busy
+        busy -= 1
+        if busy == 0:
+            over.set()
+
+    opened = await _connect(urls, connections, lambda: Connection(measured, idle, ended))
     started = time.perf_counter()
     deadline = started + seconds
     for connection in opened:
@@ -142,11 +153,14 @@ async def fixed_rate(urls: Sequence[str], payload: Payload, per_s: float, second
 
     def idle(connection: Connection) -> None:
         free.append(connection)
+        ended(connection)
+
+    def ended(_connection: Connection) -> None:
         if measured.done + measured.failed == to_send:
             over.set()
 
     def make() -> Connection:
-        return Connection(measured, idle)
+        return Connection(measured, idle, ended)
 
     opened = await _connect(urls, 64, make)
     free.extend(opened)

@@ -15,6 +15,8 @@ from bench.report.inputs import Results, Unreadable, read
 from bench.report.page import Section, page
 
 _FOLDER = Path("bench/results")
+_MIXES = "images,vqa,chat"
+_OTHER_MIXES = "contexts,rag,hostile,hot,tail-1.5,tail-3"
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,19 @@ class Source:
 _SOURCES = (
     Source(
         "routing.json",
-        "bench.routing",
+        f"bench.routing --mixes {_MIXES}",
         "Routing: time to first token and cache share",
         "How soon requests of each mix get their first token, and how much of their prompts the engines' caches "
         "serve, by what routes them.",
+        "Lower TTFT is better; higher cache share and requests per s are.",
+        routing.render,
+    ),
+    Source(
+        "routing-mixes.json",
+        f"bench.routing --mixes {_OTHER_MIXES}",
+        "Routing: documents, a hot prefix, nothing in common",
+        "The same of mixes in which other things are hard: many documents, more of them than the caches hold, one that "
+        "everybody asks about, and prompts of which no two are alike.",
         "Lower TTFT is better; higher cache share and requests per s are.",
         routing.render,
     ),

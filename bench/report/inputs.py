@@ -18,15 +18,15 @@ class Unreadable(Exception):
 
 
 class OverheadRow(BaseModel, frozen=True):
-    """What a contender made of a load (`bench.overhead.cell`). Medians: a count can lie between two numbers."""
+    """What a contender made of a load (`bench.overhead.cell`)."""
 
     contender: str
     prompt: str
     answer: str
     connections: int
     rate_per_s: float = 0.0
-    requests: float
-    failed: float
+    requests: int
+    failed: int
     per_s: float
     cpu_us: float
     store_cpu_us: float

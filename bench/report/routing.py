@@ -72,7 +72,7 @@ def _line(each: Measured) -> Line:
 
 def _invalid_line(row: Row) -> Line:
     too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {LEAST_IDLE * 100:.0f} %"
-    reason = too_busy if row.idle < LEAST_IDLE else "bench.routing says so"
+    reason = too_busy if row.requests else "no request was answered"
     cells = [
         text(label(row.system, 1)),
         number(row.instances or None),

@@ -120,5 +120,6 @@ def _emptied(fleet: Fleet) -> Fleet:
     with httpx.Client(timeout=60) as http:
         for url in fleet.urls.values():
             http.post(f"{url}/reset_prefix_cache").raise_for_status()
+            http.post(f"{url}/reset_mm_cache").raise_for_status()  # of images that were decoded for who came before
             http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()  # the reset's event leaves with it
     return fleet

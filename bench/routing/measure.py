@@ -35,6 +35,7 @@ class Row:
     seed: int
     requests: int
     failed: int
+    """Of these, and of those before the measurement."""
     ttft_ms: list[float]
     per_s: float
     cache_share: float
@@ -57,8 +58,7 @@ class Row:
 async def measure(fleet: Fleet, mix: Mix, workload: Workload, system: System, seed: int) -> Row:
     """Raises DoesNotStart where the system does not."""
     async with system.start(fleet, workload.sessions, seed) as spread:
-        if workload.warm_up:
-            await run(workload.warm_up, spread, mix.concurrency, None, fleet.model)
+        warmed_up = await run(workload.warm_up, spread, mix.concurrency, None, fleet.model)
         before, idle = fleet.counters(), IdleShare()
         async with _watched(fleet) as watch:
             result = await run(
@@ -66,6 +66,7 @@ async def measure(fleet: Fleet, mix: Mix, workload: Workload, system: System, se
             )
         idle_share = idle()
         counted = [now.since(then) for now, then in zip(fleet.counters(), before, strict=True)]
+    result.failed += warmed_up.failed
     return _row(fleet, mix, system, seed, result, counted, idle_share, watch.peak_load())
 
 
@@ -95,7 +96,7 @@ def _row(
         wrong_share=round((result.over + result.under) / result.predicted, 5) if result.predicted else None,
         peak_load=None if peak_load is None else round(peak_load, 3),
         idle=round(idle_share, 3),
-        valid=fleet.speed == 1 or idle_share >= LEAST_IDLE,
+        valid=result.requests > 0 and (fleet.speed == 1 or idle_share >= LEAST_IDLE),
     )
 
 

@@ -89,21 +89,17 @@ def _published(seed: int) -> Workload:
 
 
 def _vqa(seed: int) -> Workload:
-    """Questions about 12 images with a document each, by Zipf's law, after 16 about another, by which routers that
-    learn it know how many tokens a prompt has."""
+    """Questions about 12 images with a document each, by Zipf's law. Nothing before: the first are all cold."""
     rng = random.Random(f"vqa {seed}")
-    contexts = [[picture(rng, 1024), *_document(rng, 1000)] for _ in range(13)]
-    chosen = by_zipf(rng, 12, 120, 1.0)
-    sessions = about(rng, contexts, [*chosen, *[12] * 16], _system(rng, 20), _ANSWER_TOKENS)
-    return _in_order(sessions[120:], sessions[:120])
+    contexts = [[picture(rng, 1024), *_document(rng, 1000)] for _ in range(12)]
+    chosen = by_zipf(rng, len(contexts), 120, 1.0)
+    return _in_order([], about(rng, contexts, chosen, _system(rng, 20), _ANSWER_TOKENS))
 
 
 def _chat(seed: int) -> Workload:
-    """16 conversations of 6 turns under one system prompt of 600 tokens, whose turn it is left to chance; after 16
-    questions under another."""
+    """16 conversations of 6 turns under one system prompt of 600 tokens, whose turn it is left to chance."""
     rng = random.Random(f"chat {seed}")
-    before, system = _system(rng, 600), _system(rng, 600)
-    warm_up = about(rng, [_document(rng, 200)] * 16, range(16), before, _ANSWER_TOKENS)
+    system = _system(rng, 600)
     sessions = []
     for group in range(16):
         turns: list[tuple[Message, ...]] = [
@@ -113,7 +109,7 @@ def _chat(seed: int) -> Workload:
         sessions.append(Session(group, tuple(turns), max_tokens=32))
     order = [index for index, session in enumerate(sessions) for _ in session.turns]
     rng.shuffle(order)
-    return Workload(warm_up, sessions, order)
+    return Workload([], sessions, order)
 
 
 def _documents(seed: int, name: str, documents: int, tokens: int, exponent: float, requests: int) -> Workload:

@@ -24,7 +24,8 @@ def _tight(peer: Peer) -> Peer:
     return replace(peer, name=f"{peer.name}-tight", command=lambda *of: [*peer.command(*of), *options])
 
 
-ROUTERS = {peer.name: peer for name in ("sglang-router", "vllm-router") for peer in (PEERS[name], _tight(PEERS[name]))}
+_AS_THEY_COME = ("sglang-router", "vllm-router")
+ROUTERS = {peer.name: peer for name in _AS_THEY_COME for peer in (PEERS[name], _tight(PEERS[name]))}
 # On a machine that also runs the replicas and the clients, a placement may have to wait for its turn on a core.
 _CONFIG = {"redis": {"budget_ms": 200}}
 
@@ -86,7 +87,7 @@ def _router(peer: Peer, instances: int) -> Start:
 
 
 def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
-    """By name; prefix_kv_aware with each number of gateways, routers once and twice, other policies with one gateway.
+    """By name; prefix_kv_aware with each number of gateways, routers as they come once and twice, all else once.
 
     Raises KeyError for a name that is none."""
     found: list[System] = []
@@ -96,10 +97,10 @@ def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
         elif name == "oracle":
             found.append(System(name, 0, _oracle))
         elif name in ROUTERS:
-            found += [System(name, count, _router(ROUTERS[name], count)) for count in (1, 2)]
+            instances = (1, 2) if name in _AS_THEY_COME else (1,)
+            found += [System(name, count, _router(ROUTERS[name], count)) for count in instances]
         elif name in POLICIES:
-            counts = gateways if name == OURS else (1,)
-            found += [System(name, count, _kvgate(name, count)) for count in counts]
+            found += [System(name, count, _kvgate(name, count)) for count in (gateways if name == OURS else (1,))]
         else:
             raise KeyError(name)
     return found

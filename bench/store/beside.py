@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from queue import Empty
 from threading import BrokenBarrierError
 
 import structlog
@@ -23,6 +24,7 @@ Start = Callable[[], Awaitable[None]]
 Work = Callable[[Start, str, float, int], Awaitable[Found]]
 """Prepares, awaits the start, works for some seconds: of `(start, redis_url, seconds, argument)`."""
 _READY_S = 60.0
+_SOON_S = 2.0
 _SPAWNING = multiprocessing.get_context("spawn")
 
 
@@ -37,6 +39,8 @@ def _run(work: Work, barrier: Barrier, found: Queue[Found | str], url: str, seco
 
     try:
         found.put(uvloop.run(run()))
+    except BrokenBarrierError:
+        raise  # another one's failure, who tells it
     except Exception:
         found.put(traceback.format_exc())
         barrier.abort()
@@ -57,18 +61,24 @@ class Company:
         try:
             await asyncio.to_thread(self._barrier.wait, _READY_S)
         except BrokenBarrierError:
-            await self.found()
+            await self._next(_SOON_S)
             raise RuntimeError(f"not all of them were ready within {_READY_S:g} s") from None
 
     async def found(self) -> list[Found]:
         """What each of them found, when all have ended. Raises RuntimeError with what went wrong in one."""
-        every = list[Found]()
-        for _ in range(self._processes):
-            one = await asyncio.to_thread(self._found.get, True, self._seconds + _READY_S)
-            if isinstance(one, str):
-                raise RuntimeError(f"a process beside the measurement failed:\n{one}")
-            every.append(one)
-        return every
+        found = [await self._next(self._seconds + _READY_S) for _ in range(self._processes)]
+        if None in found:
+            raise RuntimeError("a process beside the measurement does not say what it found")
+        return [each for each in found if each is not None]
+
+    async def _next(self, within_s: float) -> Found | None:
+        try:
+            one = await asyncio.to_thread(self._found.get, True, within_s)
+        except Empty:
+            return None
+        if isinstance(one, str):
+            raise RuntimeError(f"a process beside the measurement failed:\n{one}")
+        return one
 
 
 @contextmanager

@@ -7,39 +7,49 @@ from typing import Final
 
 from gateway.prompt.prompt import ImageSize, Prompt
 
-_LEAST_WEIGHT: Final = 0.1  # of the newest observation in every moving average
+_KEPT: Final = 0.9  # of what was observed before, with every observation
 
+# Before anything is seen: what counts as a prompt of 1 KB, and as much less than an image.
+_START_TEXT_BYTES: Final = 1024.0
 _START_BYTES_PER_TOKEN: Final = 4.0
+_START_IMAGES: Final = 0.01
+_START_TOKENS_PER_IMAGE: Final = 1000.0
+_START_TOKENS_PER_PIXEL: Final = 6500 / 1024**2
+
 _MIN_BYTES_PER_TOKEN: Final = 0.5
 _MAX_BYTES_PER_TOKEN: Final = 16.0
 _MIN_OBSERVED_TEXT_BYTES: Final = 64  # the template's own tokens drown shorter texts
 
-_START_TOKENS_PER_PIXEL: Final = 6500 / 1024**2
-_START_TOKENS_PER_IMAGE: Final = 1000.0
 _MAX_SIZES: Final = 1024
 
 
-class _Average:
-    """A moving average: the first observation takes the place of the guess, the first ten count alike, later ones more
-    than what they follow."""
+class _Ratio:
+    """Of two sums in which what is older counts less: longer prompts say more about it than short ones."""
 
-    def __init__(self, guess: float) -> None:
-        self.value = guess
-        self._observations = 0
+    __slots__ = ("_above", "_below")
 
-    def observe(self, seen: float) -> None:
-        self._observations += 1
-        self.value += max(_LEAST_WEIGHT, 1 / self._observations) * (seen - self.value)
+    def __init__(self, above: float, below: float) -> None:
+        self._above = above
+        self._below = below
+
+    @property
+    def value(self) -> float:
+        return self._above / self._below
+
+    def observe(self, above: float, below: float) -> None:
+        self._above = self._above * _KEPT + above
+        self._below = self._below * _KEPT + below
 
 
 class TokenEstimator:
     """Learns from `usage.prompt_tokens` how one model turns text and images into tokens."""
 
     def __init__(self) -> None:
-        self._bytes_per_token = _Average(_START_BYTES_PER_TOKEN)
-        self._tokens_per_pixel = _Average(_START_TOKENS_PER_PIXEL)
-        self._tokens_per_image = _Average(_START_TOKENS_PER_IMAGE)
-        self._tokens_by_size: OrderedDict[ImageSize, _Average] = OrderedDict()  # oldest use first
+        pixels = _START_IMAGES * 1024**2
+        self._bytes_per_token = _Ratio(_START_TEXT_BYTES, _START_TEXT_BYTES / _START_BYTES_PER_TOKEN)
+        self._tokens_per_pixel = _Ratio(_START_TOKENS_PER_PIXEL * pixels, pixels)
+        self._tokens_per_image = _Ratio(_START_TOKENS_PER_IMAGE * _START_IMAGES, _START_IMAGES)
+        self._tokens_by_size: OrderedDict[ImageSize, _Ratio] = OrderedDict()  # oldest use first
 
     @property
     def bytes_per_token(self) -> float:
@@ -73,8 +83,8 @@ class TokenEstimator:
         if prompt.images:
             self._observe_images(prompt.images, prompt_tokens - text_bytes / self.bytes_per_token)
         elif text_bytes >= _MIN_OBSERVED_TEXT_BYTES:
-            seen = min(max(text_bytes / prompt_tokens, _MIN_BYTES_PER_TOKEN), _MAX_BYTES_PER_TOKEN)
-            self._bytes_per_token.observe(seen)
+            tokens = min(max(prompt_tokens, text_bytes / _MAX_BYTES_PER_TOKEN), text_bytes / _MIN_BYTES_PER_TOKEN)
+            self._bytes_per_token.observe(text_bytes, tokens)
 
     def _observe_images(self, images: list[ImageSize | None], tokens: float) -> None:
         """Share the images' tokens among them as they were expected to be."""
@@ -84,14 +94,14 @@ class TokenEstimator:
             return
         for size, tokens_expected in zip(images, expected, strict=True):
             seen = tokens_expected * tokens / total
-            self._tokens_per_image.observe(seen)
+            self._tokens_per_image.observe(seen, 1)
             if size is not None and size.width * size.height:
-                self._tokens_per_pixel.observe(seen / (size.width * size.height))
+                self._tokens_per_pixel.observe(seen, size.width * size.height)
                 self._observe_size(size, seen)
 
     def _observe_size(self, size: ImageSize, tokens: float) -> None:
-        average = self._tokens_by_size.pop(size, None) or _Average(tokens)
-        average.observe(tokens)
-        self._tokens_by_size[size] = average
+        ratio = self._tokens_by_size.pop(size, None) or _Ratio(0, 0)
+        ratio.observe(tokens, 1)
+        self._tokens_by_size[size] = ratio
         if len(self._tokens_by_size) > _MAX_SIZES:
             self._tokens_by_size.popitem(last=False)

@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 def overhead_row(contender: str, cpu_us: float, p50_ms: float, **others: Any) -> dict[str, Any]:
     shape = {"prompt": "350 B", "answer": "plain", "connections": 8, "rate_per_s": 0.0}
-    counts = {"requests": 1000.5, "failed": 0, "per_s": 1e6 / max(1, cpu_us), "idle": 0.2, "rss_mb": 80}
+    counts = {"requests": 1000, "failed": 0, "per_s": 1e6 / max(1, cpu_us), "idle": 0.2, "rss_mb": 80}
     times = {"first_byte_p50_ms": p50_ms, "first_byte_p99_ms": p50_ms * 2, "total_p50_ms": 1, "total_p99_ms": 2}
     return {"contender": contender, "cpu_us": cpu_us, "store_cpu_us": 0.0, **shape, **counts, **times, **others}
 
@@ -123,13 +123,20 @@ def parsed(folder: Path) -> Page:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Page:
-    write(tmp_path, overhead=OVERHEAD, place=PLACE, routing=ROUTING, store=STORE, **{"routing-real": []})
+    write(
+        tmp_path,
+        overhead=OVERHEAD,
+        place=PLACE,
+        routing=ROUTING,
+        store=STORE,
+        **{"routing-mixes": [], "routing-real": []},
+    )
     return parsed(tmp_path)
 
 
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
-    assert sections == ["facts", "routing", "routing-real", "overhead", "place", "store"]
+    assert sections == ["facts", "routing", "routing-mixes", "routing-real", "overhead", "place", "store"]
     for name in ("routing", "overhead", "place", "store"):
         assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
@@ -194,7 +201,8 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it(tmp_path: Path) 
     write(tmp_path, place=PLACE)
     page = parsed(tmp_path)
     commands = {
-        "routing": "routing",
+        "routing": "routing --mixes images,vqa,chat",
+        "routing-mixes": "routing --mixes contexts,rag,hostile,hot,tail-1.5,tail-3",
         "routing-real": "routing --real",
         "overhead": "overhead --quick",
         "store": "store",

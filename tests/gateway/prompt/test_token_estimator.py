@@ -25,20 +25,31 @@ def test_nothing_seen_yet_means_four_bytes_a_token_and_6500_tokens_a_megapixel()
     assert estimator.estimate(prompt([0, 400, 400], [LARGE, None], [0, 1, 2])) == [0, 6600, 7600]
 
 
-def test_the_first_answer_takes_the_place_of_the_guess() -> None:
+def test_a_first_long_answer_tells_almost_all() -> None:
     estimator = TokenEstimator()
-    estimator.observe(prompt([3000], []), 1000)
-    assert estimator.estimate(prompt([3000], [])) == [1000]
+    estimator.observe(prompt([30_000], []), 10_000)
+    assert estimator.bytes_per_token == pytest.approx(3.0, rel=0.02)
     estimator.observe(prompt([0], [LARGE]), 400)
-    assert estimator.estimate(prompt([0], [SMALL])) == [100]
+    assert estimator.image_tokens(LARGE) == pytest.approx(400)
+    assert estimator.image_tokens(SMALL) == pytest.approx(100, rel=0.2)
 
 
-def test_later_answers_count_for_a_tenth_however_many_came_before() -> None:
+def test_short_prompts_whose_template_is_most_of_them_do_not_tell_how_long_ones_are() -> None:
     estimator = TokenEstimator()
-    for _ in range(1000):
+    estimator.observe(prompt([64], []), 70)
+    assert estimator.bytes_per_token == pytest.approx(4.0, rel=0.2)
+    estimator.observe(prompt([26_000], []), 6_500)
+    for _ in range(10):
+        estimator.observe(prompt([64], []), 70)
+    assert estimator.bytes_per_token == pytest.approx(4.0, rel=0.15)
+
+
+def test_what_was_observed_long_ago_counts_no_more() -> None:
+    estimator = TokenEstimator()
+    estimator.observe(prompt([1_000_000], []), 1_000_000)
+    for _ in range(100):
         estimator.observe(prompt([3000], []), 1000)
-    estimator.observe(prompt([4000], []), 1000)
-    assert estimator.bytes_per_token == pytest.approx(3.1)
+    assert estimator.bytes_per_token == pytest.approx(3.0, rel=0.02)
 
 
 def test_bytes_per_token_are_learned_from_text() -> None:
