@@ -13,7 +13,7 @@ COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
-MEASURED := bench-overhead bench-routing bench-routing-mixes bench-routing-real bench-place bench-store
+MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-place bench-store
 
 .PHONY: install up test test-vllm bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
@@ -55,6 +55,10 @@ bench: install
 
 bench-overhead:
 	$(BIN)/python -m bench.overhead --install --out bench/results/overhead.json
+
+bench-overhead-latency:
+	$(BIN)/python -m bench.overhead --contenders direct,nginx,kvgate,sglang-router,vllm-router --prompts '350 B' \
+		--answers 'plain,stream 16' --connections '' --rates 200,1500 --out bench/results/overhead-latency.json
 
 bench-place bench-store: bench-%:
 	$(BIN)/python -m bench.$* --out bench/results/$*.json

@@ -126,9 +126,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--connections", type=counts, default="8,256", help="clients in closed loops, or '' (default: %(default)s)"
     )
-    parser.add_argument(
-        "--rates", type=amounts, default="100,400", help="requests/s of open loops, or '' (default: %(default)s)"
-    )
+    parser.add_argument("--rates", type=amounts, default="", help="requests/s of open loops (default: none)")
     parser.add_argument(
         "--rounds", type=count, default=3, help="of each, in turn; medians count (default: %(default)s)"
     )

@@ -16,6 +16,7 @@ from bench.report.page import Section, page
 
 _FOLDER = Path("bench/results")
 _MIXES = "images,vqa,chat"
+_AT_A_RATE = "--contenders direct,nginx,kvgate,sglang-router,vllm-router --connections '' --rates 200,1500"
 _OTHER_MIXES = "contexts,rag,hostile,hot,tail-1.5,tail-3"
 
 
@@ -77,7 +78,15 @@ _SOURCES = (
         "CPU per request against the peers",
         "What a request costs each proxy, what it adds to the time to the first byte, and how many it serves.",
         "Lower is better, except for requests per s. Clients in closed loops fill the machine, and latency is mostly "
-        "waiting; paced answers and fixed rates show what a proxy adds.",
+        "waiting: what a proxy adds to it is seen at fixed rates.",
+        overhead.render,
+    ),
+    Source(
+        "overhead-latency.json",
+        f"bench.overhead {_AT_A_RATE} --prompts '350 B' --answers 'plain,stream 16'",
+        "Latency at fixed rates",
+        "What each proxy adds to the time to the first byte while requests come at a steady rate, and its cost.",
+        "Lower is better.",
         overhead.render,
     ),
     Source(

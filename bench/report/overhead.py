@@ -110,7 +110,7 @@ def _chart(by_load: dict[str, list[OverheadRow]]) -> str:
             "CPU a request in µs, the paler part is Redis' (proxy + Redis); KVGate in blue. "
             f"Each panel has a scale of its own; a bar with ▸ is cut.{left_out}"
         )
-        return figure("overhead", drawn, _alt(compared[load] for load in shown), caption)
+        return figure(f"overhead {shown[0]}", drawn, _alt(compared[load] for load in shown), caption)
 
 
 def _panel(axes: Axes, load: str, rows: Sequence[OverheadRow], slots: int) -> None:

@@ -129,14 +129,15 @@ def full(tmp_path: Path) -> Page:
         place=PLACE,
         routing=ROUTING,
         store=STORE,
-        **{"routing-mixes": [], "routing-real": []},
+        **{"routing-mixes": [], "routing-real": [], "overhead-latency": []},
     )
     return parsed(tmp_path)
 
 
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
-    assert sections == ["facts", "routing", "routing-mixes", "routing-real", "overhead", "place", "store"]
+    files = ["routing", "routing-mixes", "routing-real", "overhead", "overhead-latency", "place", "store"]
+    assert sections == ["facts", *files]
     for name in ("routing", "overhead", "place", "store"):
         assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
@@ -205,6 +206,8 @@ def test_what_is_missing_is_said_with_the_command_that_makes_it(tmp_path: Path) 
         "routing-mixes": "routing --mixes contexts,rag,hostile,hot,tail-1.5,tail-3",
         "routing-real": "routing --real",
         "overhead": "overhead --quick",
+        "overhead-latency": "overhead --contenders direct,nginx,kvgate,sglang-router,vllm-router --connections '' "
+        "--rates 200,1500 --prompts '350 B' --answers 'plain,stream 16'",
         "store": "store",
     }
     for name, command in commands.items():
