@@ -77,6 +77,8 @@ async def _stop(gateway: GatewayProcess) -> None:
         gateway.signal(signal.SIGCONT)
         gateway.signal(signal.SIGTERM)
         await eventually(gateway.has_exited)
+    except AssertionError as error:
+        raise AssertionError(f"{gateway.id} does not end: {error}\n{gateway.log.read_text()[-4000:]}") from error
     finally:
         gateway.process.kill()
         gateway.process.wait()
