@@ -1,7 +1,10 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 # make test   the tests, with real Redis and real processes
+# make test-slow  more of them, in ten minutes: sentinels that fail over, a full Redis, kvgate doctor, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
-# make bench-quick  in ten minutes, how KVGate routes and what it costs beside others: a page with plots
+# make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
+# make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
+# make bench-quick  in eight minutes, how KVGate routes and what it costs beside others: a page with plots
 # make bench  all of it, in hours; real vLLM included
 # make check  what must be clean before a commit: lint, format, types, sizes, compose file
 
@@ -13,9 +16,10 @@ COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
-MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-place bench-store
+MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload \
+	bench-offload-real bench-place bench-store
 
-.PHONY: install up test test-vllm bench bench-quick check $(MEASURED)
+.PHONY: install up test test-slow test-vllm test-lmcache compose-test bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -36,17 +40,31 @@ up: install
 test: install
 	$(BIN)/pytest $(ARGS)
 
+test-slow: install
+	$(BIN)/pytest -m slow $(ARGS)
+
 # -s: they take minutes, and say how far they are.
 test-vllm: install
 	@$(BIN)/python -m bench.vllm.install
 	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
 
+test-lmcache: install
+	@$(BIN)/python -m bench.vllm.lmcache
+	$(BIN)/pytest tests/lmcache -m lmcache -s $(ARGS)
+
+# -s: Docker tells how far it is.
+compose-test: install
+	$(BIN)/pytest tests/compose -m compose -s $(ARGS)
+
 bench-quick: install
+	@echo "1 of 3: what a request costs (2 to 3 minutes, and a minute more the first time, to install the other routers)"
 	@$(BIN)/python -m bench.overhead --install --quick --contenders direct,nginx,kvgate,$(ROUTERS) --rounds 1 --seconds 2 --warm-up-s 0.5 \
 		--out $(QUICK)/overhead.json
+	@echo "2 of 3: where requests go (4 to 5 minutes)"
 	@$(BIN)/python -m bench.routing --mixes images,chat --gateways 1,4 --seeds 11 --out $(QUICK)/routing.json \
 		--systems pinned,round_robin,least_loaded,consistent_hash,prefix_kv_aware,$(ROUTERS)
-	@$(BIN)/python -m bench.place --calls 100 --out $(QUICK)/place.json
+	@echo "3 of 3: what a placement costs (seconds)"
+	@$(BIN)/python -m bench.place --rounds 5 --out $(QUICK)/place.json
 	@$(BIN)/python -m bench.report --results $(QUICK) --out $(QUICK)/report.html
 
 # What fails is named, and does not keep the others from being measured and shown.
@@ -58,7 +76,7 @@ bench-overhead:
 
 bench-overhead-latency:
 	$(BIN)/python -m bench.overhead --contenders direct,nginx,kvgate,sglang-router,vllm-router --prompts '350 B' \
-		--answers 'plain,stream 16' --connections '' --rates 200,1500 --out bench/results/overhead-latency.json
+		--answers 'plain,stream 16' --connections '' --rates 200,1000,1500 --out bench/results/overhead-latency.json
 
 bench-place bench-store: bench-%:
 	$(BIN)/python -m bench.$* --out bench/results/$*.json
@@ -72,6 +90,12 @@ bench-routing-mixes:
 bench-routing-real:
 	$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
 
+bench-offload:
+	$(BIN)/python -m bench.offload --out bench/results/offload.json
+
+bench-offload-real:
+	$(BIN)/python -m bench.offload --real --seeds 11 --out bench/results/offload-real.json
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,6 +105,9 @@ check: install
 		echo "*** SKIPPED: no docker compose here, so no compose file was checked ***"; \
 	else \
 		for file in $(COMPOSE_FILES); do \
-			echo "docker compose -f $$file config -q"; docker compose -f $$file config -q || exit 1; \
+			for profiles in '' '--profile=*'; do \
+				echo "docker compose -f $$file $$profiles config -q"; \
+				docker compose -f $$file $$profiles config -q || exit 1; \
+			done; \
 		done; \
 	fi

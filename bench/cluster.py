@@ -223,8 +223,12 @@ def running_gateways(
     config: dict[str, Any] | None = None,
     policy: str | None = None,
     redis_url: str | None = None,
+    lmcache: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Gateways, and agents where there are events, before servers that run already: their urls by replica id."""
+    """Gateways, and agents where there are events, before servers that run already: their urls by replica id, and those
+    of the LMCache servers beside them."""
+    beside = {replica: f",lmcache={url}" for replica, url in (lmcache or {}).items()}
+    urls = {replica: url + beside.get(replica, "") for replica, url in urls.items()}
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
         _gateways(Path(folder), urls, [], gateways, config, policy, redis_url) as cluster,

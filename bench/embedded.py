@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.errors import StoreDown
+from coordinator.line import load_scripts
 from coordinator.pool import Pool
 from coordinator.registry import ReplicaRecord
-from coordinator.store import load_scripts
 from coordinator.wire import Wire
 from gateway.local.ports import free_ports
 from gateway.local.redis import find_redis_server

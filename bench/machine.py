@@ -6,14 +6,16 @@ import os
 import platform
 import subprocess
 import time
+from functools import cache
 from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """In which /proc counts time."""
 
 
+@cache
 def machine() -> dict[str, str]:
-    """Where and of what this was measured."""
+    """Where and of what this was measured: as it was when first asked."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
     return {

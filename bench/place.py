@@ -4,7 +4,7 @@ For 8 and 64 replicas and chains of 10, 40 and 100 keys: the script's own time (
 trip as a client sees it, one call at a time. Warm: the whole chain is owned. Half: its first half is, the rest is new.
 Cold: all of it is new.
 
-    python -m bench.place [--calls 500] [--redis-url URL] [--out FILE]
+    python -m bench.place [--calls 50] [--rounds 15] [--redis-url URL] [--out FILE]
 
 Without a URL an embedded Redis is started. `--redis-url` must name a Redis that may be written to; use one of its own.
 """
@@ -18,14 +18,18 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
-from bench import record
+from bench import record, tables
 from bench.embedded import embedded_redis, info, open_pool, redis_version
 from bench.options import count
 from coordinator.pool import Pool
@@ -40,11 +44,18 @@ GOALS_US = {(8, 40, "warm"): 120, (8, 40, "cold"): 250, (64, 100, "cold"): 1000}
 
 @dataclass(frozen=True)
 class Times:
-    """What a placement takes: script time of the mean call, and round trips."""
+    """What a placement takes: script time of the mean call (the median of rounds), and round trips."""
 
     script_us: float
     round_trip_p50_us: float
     round_trip_p99_us: float
+
+
+class Sample(NamedTuple):
+    """What some placements took: script time of the mean call, and every round trip."""
+
+    script_us: float
+    trips_us: list[float]
 
 
 @dataclass(frozen=True)
@@ -95,37 +106,66 @@ class Bench:
 
     async def measure(self, chain: Callable[[], list[str]], calls: int) -> Times:
         """What placements of such chains take, one at a time."""
-        for _ in range(20):
+        return _times([await self.sample(chain, calls)])
+
+    async def sample(self, chain: Callable[[], list[str]], calls: int) -> Sample:
+        """So many placements, one after the other, behind a few that do not count."""
+        for _ in range(10):
             await self.place(chain())
         await self._wire.send("CONFIG", "RESETSTAT")
-        trips_us = sorted([await self.place(chain()) for _ in range(calls)])
+        trips_us = [await self.place(chain()) for _ in range(calls)]
         found = re.match(r"calls=(\d+),usec=(\d+)", (await info(self._wire, "commandstats"))["cmdstat_evalsha"])
         assert found is not None
         assert int(found[1]) == calls, "something else ran scripts on this Redis"
-        return Times(int(found[2]) / calls, trips_us[calls // 2], trips_us[min(calls - 1, calls * 99 // 100)])
+        return Sample(int(found[2]) / calls, trips_us)
 
 
-async def run(url: str, calls: int, console: Console) -> list[Row]:
-    """All cases, on a pool per number of replicas."""
-    rows = []
-    for replicas in (8, 64):
-        wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
-        bench = Bench(wire, pool, allow_oom)
-        for keys in (10, 40, 100):
-            for case in ("warm", "half", "cold"):
-                with console.status(f"{replicas} replicas, {keys} keys, {case}"):
-                    times = await bench.measure(_chains(case, keys), calls)
-                rows.append(Row(**asdict(times), replicas=replicas, keys=keys, case=case))
-        await wire.close()
-    return rows
+def _times(samples: list[Sample]) -> Times:
+    trips_us = sorted(trip_us for sample in samples for trip_us in sample.trips_us)
+    script_us = median(sample.script_us for sample in samples)
+    return Times(script_us, trips_us[len(trips_us) // 2], trips_us[len(trips_us) * 99 // 100])
+
+
+@dataclass
+class Case:
+    """One line of the table on its way."""
+
+    bench: Bench
+    replicas: int
+    keys: int
+    name: str
+    samples: list[Sample] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chain = _chains(self.name, self.keys)
+
+    def row(self) -> Row:
+        return Row(**asdict(_times(self.samples)), replicas=self.replicas, keys=self.keys, case=self.name)
+
+
+async def run(url: str, calls: int, rounds: int, console: Console) -> list[Row]:
+    """All cases, on a pool per number of replicas. They take turns, so that a machine whose speed drifts does so for
+    all of them."""
+    async with AsyncExitStack() as stack:
+        cases = []
+        for replicas in (8, 64):
+            wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
+            stack.push_async_callback(wire.close)
+            bench = Bench(wire, pool, allow_oom)
+            cases += [Case(bench, replicas, *one) for one in product((10, 40, 100), ("warm", "half", "cold"))]
+        with Progress(console=console, transient=True) as progress:
+            for case in progress.track(cases * rounds, description="placing"):
+                case.samples.append(await case.bench.sample(case.chain, calls))
+        return [case.row() for case in cases]
 
 
 def table(rows: list[Row]) -> Table:
-    drawn = Table(
-        title="One placement: one call to Redis, and this much of its time", caption="goals are for the script"
+    drawn = tables.table(
+        "One placement: one call to Redis, and this much of its time",
+        (),
+        ("replicas", "keys", "case", "script", "goal", "round-trip p50", "p99"),
+        caption="goals are for the script",
     )
-    for column in ("replicas", "keys", "case", "script", "goal", "round trip p50", "p99"):
-        drawn.add_column(column, justify="right")
     for row in rows:
         goal = GOALS_US.get((row.replicas, row.keys, row.case))
         drawn.add_row(
@@ -141,16 +181,17 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    record.stop_when_told()
+    record.begin()
     parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
-    parser.add_argument("--calls", type=count, default=500, help="placements measured in each case")
+    parser.add_argument("--calls", type=count, default=50, help="placements of each case, each round (default: 50)")
+    parser.add_argument("--rounds", type=count, default=15, help="in which the cases take turns (default: 15)")
     parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     console = Console()
     with nullcontext(options.redis_url) if options.redis_url else embedded_redis() as url:
         version = asyncio.run(redis_version(url))
-        rows = asyncio.run(run(url, options.calls, console))
+        rows = asyncio.run(run(url, options.calls, options.rounds, console))
     console.print(table(rows))
     record.write(options.out, [asdict(row) for row in rows], {"redis": version})
 

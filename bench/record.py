@@ -7,18 +7,17 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from bench.machine import machine
 
-_MACHINE: Final = machine()
-"""As it was when the command began: results come hours later, and files change meanwhile."""
 
-
-def stop_when_told() -> None:
-    """SIGTERM unwinds like Ctrl-C does, so that what was started is stopped."""
+def begin() -> None:
+    """SIGTERM unwinds like Ctrl-C does, so that what was started is stopped. The commit is asked for now: results come
+    hours later, and files change meanwhile."""
+    machine()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -34,7 +33,7 @@ def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, 
     `out`."""
     if out is None:
         return
-    head = orjson.dumps({"machine": _MACHINE, "versions": versions, "command": command(), **facts})
+    head = orjson.dumps({"machine": machine(), "versions": versions, "command": command(), **facts})
     lines = b",\n".join(orjson.dumps(row) for row in rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(head.removesuffix(b"}") + b',"rows":[\n' + lines + b"\n]}\n")

@@ -23,7 +23,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from bench import record
+from bench import record, tables
 from bench.cluster import Cluster, running_cluster
 from bench.load import BLOCK_TOKENS, Result, random_spread, run
 from bench.options import amounts, count, positive
@@ -177,10 +177,8 @@ def _percentile_ms(buckets: dict[float, float], share: float) -> float:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="Predictions, cache and what the events cost, by working set over cache")
     columns = ("set/cache", "events", "gone", "untold", "cached", "p50", "p95", "p99", "B/req", "B/key", "lag p99")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = tables.table("Predictions, cache and what the events cost, by working set over cache", (), columns)
     for row in rows:
         table.add_row(
             f"{row.pressure:g}",
@@ -197,7 +195,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    record.stop_when_told()
+    record.begin()
     parser = argparse.ArgumentParser(prog="python -m bench.truth", description=__doc__)
     parser.add_argument("--requests", type=count, default=1500, help="requests measured in each run")
     parser.add_argument("--pressure", type=amounts, default="1.5,2.5,4", help="working sets in units of all caches")

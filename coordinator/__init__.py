@@ -8,4 +8,6 @@ pool       one pool's state as one gateway uses it: place, settle, reassert
 worker     the chores: heartbeats, reaping, trimming
 responses  where stored responses live
 inspect    ownership, for people
+chunks     the names of LMCache's chunks in Redis, from a prompt's tokens
+survey     what a Redis tells of itself and of what is in it, for the doctor
 """

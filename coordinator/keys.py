@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 PREFIX = "kvgate"
 POOLS = f"{PREFIX}:pools"
+WATCHER = f"{PREFIX}:watcher"
 _SAFE = re.compile(r"[a-z0-9._-]{1,64}")
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
@@ -31,6 +32,11 @@ class PoolKeys:
     @cached_property
     def _base(self) -> str:
         return f"{PREFIX}:{{{self.pool}}}"
+
+    @cached_property
+    def anchor(self) -> str:
+        """Never written: it tells in which slot the others are."""
+        return f"{self._base}:-"
 
     @cached_property
     def replicas(self) -> str:
@@ -88,6 +94,13 @@ class PoolKeys:
     def cursors(self) -> str:
         return f"{self._base}:cursors"
 
+    @cached_property
+    def tiers(self) -> str:
+        return f"{self._base}:tiers"
+
+    def chunk(self, key: str) -> str:
+        return f"{self._base}:chunk:{key}"
+
     def events(self, replica: str) -> str:
         return f"{self._base}:events:{replica}"
 
@@ -114,8 +127,13 @@ class PoolKeys:
         """`own:<key>` is `own_prefix + key`: chains are spelled on the hot path."""
         return f"{self._base}:own:"
 
-    def bind(self, tip: str) -> str:
-        return f"{self._base}:bind:{tip}"
+    @cached_property
+    def bound(self) -> str:
+        """`bound:0` and `bound:1` are spelled from it: see bound.py."""
+        return f"{self._base}:bound"
+
+    def bound_slot(self, slot: int) -> str:
+        return f"{self.bound}:{slot}"
 
     def response(self, response_id: str) -> str:
         return f"{self._base}:response:{response_id}"

@@ -125,11 +125,15 @@ class Ownership:
         due_s = time.monotonic() + CONFIRM_S
         self._unconfirmed.append((due_s, replica, request, first))
 
-    def lapse(self) -> None:
-        """Take back the claims whose time to be confirmed is over; what became resident is no claim any more."""
+    def lapse(self, is_exact: Callable[[str], bool]) -> None:
+        """Take back the claims whose time to be confirmed is over; what became resident is no claim any more. Where
+        nobody tells what a replica holds they stay; if an agent comes, the worker sweeps out what it does not confirm.
+        """
         now_s = time.monotonic()
         while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
             _, replica, request, first = self._unconfirmed.popleft()
+            if not is_exact(replica):
+                continue
             tip = self._read("HGET", self._keys.own_prefix + request.tip, replica)
             tip.add_done_callback(partial(self._lapse_unless_confirmed, replica, request, first))
 

@@ -1,9 +1,8 @@
 """One pool's shared state as one gateway uses it: place, settle, claim, withdraw, register, reassert.
 
-The gateway's live reservations are kept here as well, because they are what it states again whenever the store may
-have lost or never had them. Everything that is not `place` is written behind: sent in order on the same connection
-and not awaited. What a broken connection swallows is repaired by the next reassertion, which raises the epoch so
-that a place still buffered somewhere is refused when it finally runs.
+The gateway's live reservations are kept here as well: it states them again whenever the store may have lost or never
+had them. Everything that is not `place` is written behind: sent in order on the same connection and not awaited. What
+a broken connection swallows is repaired by the next reassertion, whose epoch refuses a place that runs only then.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
@@ -237,7 +237,7 @@ class Pool:
 
     def confirm(self, request: PlaceRequest, placement: Placement) -> None:
         """The replica has computed the prompt; where an agent tells what it holds, its events have to confirm that."""
-        if placement.is_exact and placement.claimed_from:
+        if placement.claimed_from:
             self._ownership.await_events(placement.replica, request, placement.claimed_from - 1)
 
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
@@ -274,7 +274,7 @@ class Pool:
         elif not leaving:
             self._records.update(fleet.replicas)
         self.fleet = fleet
-        self._ownership.lapse()
+        self._ownership.lapse(fleet.is_exact)
         for gateway in fleet.expired_gateways:
             await self._reap(gateway)
         return fleet
@@ -287,7 +287,7 @@ class Pool:
             "reap", (k.gateways, k.flight(gateway), k.replicas, k.active, k.backlog_tokens), (gateway,)
         )
         fields = [entry.decode().split(" ") for entry in entries[1::2]]
-        bound = await asyncio.gather(*(self.read("GET", k.bind(tip)) for *_, tip in fields))
+        bound = await read_chains(self.read, k, [tip for *_, tip in fields]) if fields else []
         for reservation, (replica, *_), bind in zip(entries[::2], fields, bound, strict=True):
             chain = bind.decode().split(" ")[5:] if bind is not None else []
             if chain and self.fleet is not None and self.fleet.is_followed(replica):

@@ -1,8 +1,11 @@
-"""Which pools there are: `kvgate:pools`, the only key that belongs to none of them."""
+"""Which pools there are: `kvgate:pools`, which belongs to none of them."""
 
 from __future__ import annotations
 
-from coordinator.errors import StoreError
+import asyncio
+
+from coordinator.address import connect
+from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import POOLS
 from coordinator.store import Store
 
@@ -13,3 +16,15 @@ async def known_pools(store: Store) -> list[str]:
         return sorted(name.decode() for name in await store.ask("SMEMBERS", POOLS))
     except StoreError:
         return []
+
+
+async def list_pool(url: str, pool: str, within_s: float) -> None:
+    """Make a pool known, over a connection of its own: in a cluster the key is on any node. Raises StoreError."""
+    wire = await connect(url, POOLS, within_s, lambda _error: None)
+    try:
+        async with asyncio.timeout(within_s):
+            await wire.send("SADD", POOLS, pool)
+    except TimeoutError:
+        raise StoreDown(f"no answer from Redis within {within_s:g} s") from None
+    finally:
+        await wire.close()

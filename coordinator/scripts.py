@@ -40,6 +40,8 @@ NAMES = (
     "sweep",
     "credit",
     "measure",
+    "watch",
+    "tend",
 )
 
 
@@ -85,6 +87,7 @@ class PolicyKnobs:
     probe_ms: int = 5000
     bind_ttl_ms: int = 60_000
     cpu_credit: float = 0.8
+    store_credit: float = 0.6
 
     def args(self) -> tuple[Any, ...]:
         """ARGV[12] to ARGV[19] of place."""
@@ -149,10 +152,11 @@ class PlaceRequest:
             keys.gateways,
             keys.flight(gateway),
             keys.turn,
-            keys.bind(self.tip),
+            keys.bound,
             keys.agents,
             keys.reports,
             keys.leases,
+            keys.tiers,
             *[own + key for key in self.keys],
         ]
 
@@ -176,12 +180,13 @@ class PlaceRequest:
             self.knobs.cpu_credit,
             self.shape,
             int(self.may_report),
+            self.knobs.store_credit,
             *self.tokens,
         ]
 
 
 class Placement(NamedTuple):
-    """Where a request goes. `why` is hit, partial_hit, rebalanced, cold, pinned or last_resort.
+    """Where a request goes. `why` is hit, partial_hit, rebalanced, stored, cold, pinned or last_resort.
 
     `matched_tokens` is exact where the matched record is resident, else an estimate. `claimed_from` is the 1-based
     index of the first key claimed (0: none); `touch` says that the last use of the
@@ -208,6 +213,11 @@ class Placement(NamedTuple):
     """How the replica's agent learns which blocks a chain has: `session`, `token_ids`; empty without an agent."""
     report: bool
     """Whether the engine shall report the blocks that it reuses for this request: its agent is relearning."""
+    stored_keys: int = 0
+    stored_tokens: int = 0
+    """Of the prompt, from its start, what LMCache has in Redis and the replica can load: more than it holds, or 0."""
+    passed_over_tokens: int = 0
+    """What another candidate holds of it, and the replica neither holds nor can load."""
 
     @property
     def is_exact(self) -> bool:
@@ -250,4 +260,7 @@ def parse_placement(reply: Any) -> Placement | str:
         placed_ms=reply[13],
         mode=reply[14].decode(),
         report=reply[15] == 1,
+        stored_keys=reply[16],
+        stored_tokens=reply[17],
+        passed_over_tokens=reply[18],
     )

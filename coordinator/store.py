@@ -1,243 +1,104 @@
-"""The shared store as one gateway sees it: connected or not, and what follows from it.
+"""The shared store as one gateway sees it: its pools, and the connections that they use.
 
-    down --connect, PING within the budget, scripts loaded, everything reasserted--> up
-    up   --connection lost, a reply overdue, or N placements in a row out of budget--> down
-
-While it is down every call fails at once, so a placement falls back without waiting; a probe keeps trying. A single
-late placement falls back for that request only. `up` and `down` are all there is: a store that is slow on every
-call is down, because a placement that takes longer than its budget is worth less than none.
+One connection serves all pools, but in a Redis Cluster, where each pool has its own, to the node that has its slot. All
+of a pool's keys are in that slot, so what is sent to it is pipelined as to a single Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
-from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.address import is_cluster
+from coordinator.errors import StoreError
+from coordinator.keys import POOLS
+from coordinator.line import Line, StoreSettings
 from coordinator.pool import Pool
-from coordinator.scripts import NAMES, load
-from coordinator.wire import Wire
-from coordinator.worker import Worker
 
-_log = structlog.get_logger("kvgate.store")
-
-BEAT_S = 0.5
-RETRY_S = 0.25
-CONNECT_S = 1.0
-_MIN_VERSION = (6, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """How to reach the store and how long to wait for it."""
-
-    url: str
-    budget_s: float = 0.020
-    breaker_misses: int = 5
-    overdue_s: float = 1.0
+__all__ = ["Store", "StoreSettings"]
 
 
 class Store:
-    """Owns the connection; hands out one Pool per base model. Run `run()` as a task for as long as it is used."""
+    """Owns the connections; hands out one Pool per base model. Run `run()` as a task for as long as it is used."""
 
     def __init__(self, settings: StoreSettings, gateway: str, does_chores: bool = True) -> None:
         self.gateway = gateway
-        self._does_chores = does_chores
-        self.reason = "not connected yet"
-        """Why the store is down; empty while it is up."""
-        self.warnings: list[str] = []
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
+        self._does_chores = does_chores
         self._settings = settings
+        self._is_cluster = is_cluster(settings.url)
+        self._home = self._line(POOLS)
+        """The connection of all pools; in a cluster, of what belongs to none."""
         self._pools: dict[str, Pool] = {}
-        self._wire: Wire | None = None
-        self._allow_oom = True
-        self._misses = 0
-        self._missed_at = 0.0
-        self._broken = asyncio.Event()
-        self._first_attempt = asyncio.Event()
+        self._lines: dict[str, Line] = {}
+        """By pool."""
+        self._running: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
-        return f"<Store {'up' if self.is_up() else 'down: ' + self.reason}, pools {sorted(self._pools)}>"
+        return f"<Store {self._home}, {self._lines}>"
 
-    def is_up(self) -> bool:
-        """Whether placements go through the store now."""
-        return self._wire is not None
+    def _line(self, key: str) -> Line:
+        return Line(self._settings, key, self._changed)
+
+    def _changed(self, is_up: bool, reason: str) -> None:
+        self.on_change(is_up, reason)
+
+    def is_up(self, pool: str = "") -> bool:
+        """Whether placements in this pool go through the store now; without one, whether they all do."""
+        lines = [self._lines[pool]] if pool in self._lines else self._all_lines()
+        return all(line.is_up() for line in lines)
+
+    @property
+    def reason(self) -> str:
+        """Why it is down; empty while it is up."""
+        return next((line.reason for line in self._all_lines() if not line.is_up()), "")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know."""
+        return [warning for line in self._all_lines() for warning in line.warnings]
+
+    def _all_lines(self) -> list[Line]:
+        return list(dict.fromkeys((self._home, *self._lines.values())))
 
     def pool(self, name: str) -> Pool:
         """The client of one pool, made on first use."""
         pool = self._pools.get(name)
         if pool is None:
             pool = self._pools[name] = Pool(name, self.gateway, self._settings.budget_s, self._does_chores)
-            if self._wire is not None:
-                pool.attach(self._wire, self._allow_oom)
+            self._lines[name] = line = self._line(pool.keys.anchor) if self._is_cluster else self._home
+            line.add(pool)
+            if self._is_cluster and self._running is not None:
+                self._running.create_task(line.run())
         return pool
-
-    async def ask(self, *command: Any) -> Any:
-        """A plain command that belongs to no pool. Raises StoreError."""
-        if self._wire is None:
-            raise StoreDown("the store is not connected")
-        return await self._wire.send(*command)
 
     def pool_names(self) -> list[str]:
         return list(self._pools)
 
+    def note(self, pool: str, error: StoreError | None) -> None:
+        """Count a placement's outcome: too many out of budget in a row and the pool's connection is given up."""
+        self._lines[pool].note(error)
+
+    async def ask(self, *command: Any) -> Any:
+        """A plain command that belongs to no pool. Raises StoreError."""
+        return await self._home.ask(*command)
+
     async def first_attempt(self) -> None:
-        """Wait until the first connection attempt has ended, either way."""
-        await self._first_attempt.wait()
-
-    def note(self, error: StoreError | None) -> None:
-        """Count a placement's outcome: too many out of budget in a row and the connection is given up.
-
-        Those that miss together count once: a hiccup is one miss, however many were in flight.
-        """
-        if error is None:
-            self._misses = 0
-            return
-        now = asyncio.get_running_loop().time()
-        if isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
-            self._missed_at = now
-            self._misses += 1
-            if self._misses >= self._settings.breaker_misses:
-                self._give_up(f"{self._misses} placements in a row failed; the last: {error}")
+        """Wait until the first attempt of every connection has ended, either way."""
+        for line in self._all_lines():
+            await line.first_attempt()
 
     async def run(self) -> None:
         """Keep the store connected, beating for every pool, until cancelled."""
-        while True:
-            try:
-                wire = await self._connect()
-            except StoreError as error:
-                self._down(str(error))
-                self._first_attempt.set()
-                await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                self._up(wire)
-                self._first_attempt.set()
-                await self._beat_until_broken(wire)
-            finally:
-                self.reason = self.reason or "closing"
-                self._detach()
-                await wire.close(self.reason)
-
-    async def _connect(self) -> Wire:
-        self._broken.clear()
-        wire = await Wire.open(self._settings.url, CONNECT_S, lambda error: self._give_up(str(error)))
         try:
-            async with asyncio.timeout(CONNECT_S):
-                self._allow_oom = await load_scripts(wire)
-                self.warnings = await _inspect(wire)
-                loop = asyncio.get_running_loop()
-                started = loop.time()
-                await wire.send("PING")
-                if loop.time() - started > self._settings.budget_s:
-                    raise StoreLate("PING took longer than the placement budget")
-        except (TimeoutError, StoreError) as error:
-            await wire.close("gave up connecting")
-            raise StoreLate(str(error) or f"no answer from Redis within {CONNECT_S:.0f} s") from error
-        except asyncio.CancelledError:
-            await wire.close("closing")
-            raise
-        return wire
-
-    async def _beat_until_broken(self, wire: Wire) -> None:
-        """Every 0.5 s: heartbeat and chores of each pool; and the watch over overdue replies."""
-        workers: dict[str, Worker] = {}
-        beats: set[asyncio.Task[Any]] = set()
-        try:
-            while not self._broken.is_set():
-                if wire.oldest_age_s() > self._settings.overdue_s:
-                    self._give_up("a reply is overdue")
-                    return
-                if not beats:
-                    for name, pool in self._pools.items():
-                        worker = workers.setdefault(name, Worker(pool))
-                        task = asyncio.get_running_loop().create_task(worker.tick())
-                        beats.add(task)
-                        task.add_done_callback(beats.discard)
-                try:
-                    async with asyncio.timeout(BEAT_S):
-                        await self._broken.wait()
-                except TimeoutError:
-                    pass
+            async with asyncio.TaskGroup() as self._running:
+                for line in self._all_lines():
+                    self._running.create_task(line.run())
         finally:
-            for task in beats:
-                task.cancel()
-
-    def _up(self, wire: Wire) -> None:
-        self._wire, self._misses = wire, 0
-        for pool in self._pools.values():
-            pool.attach(wire, self._allow_oom)
-        self.reason = ""
-        for warning in self.warnings:
-            _log.warning("redis setting", problem=warning)
-        _log.info("store up", pools=len(self._pools))
-        self.on_change(True, "")
-
-    def _give_up(self, reason: str) -> None:
-        self._down(reason)
-        self._broken.set()
-
-    def _down(self, reason: str) -> None:
-        was_up = self._wire is not None
-        if was_up or not self.reason:
-            _log.warning("store down", reason=reason)
-        self.reason = reason or "not connected"
-        self._detach()
-        if was_up:
-            self.on_change(False, self.reason)
-
-    def _detach(self) -> None:
-        self._wire = None
-        for pool in self._pools.values():
-            pool.detach()
+            self._running = None
 
     async def leave(self) -> None:
         """Deregister from every pool: what is still reserved in this gateway's name is given back at once."""
-        for pool in self._pools.values():
-            pool.live.clear()
-            if self._wire is None:
-                continue
-            pool.reassert()
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    await pool.beat(leaving=True)
-            except (StoreError, TimeoutError) as error:
-                _log.warning("could not deregister", pool=pool.name, error=str(error))
-            pool.detach()  # one more heartbeat would make this gateway known again
-
-
-async def load_scripts(wire: Wire) -> bool:
-    """Load every script; returns whether the server knows script flags (Redis >= 7)."""
-    try:
-        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
-        allow_oom = True
-    except StoreRefused:
-        allow_oom = False
-    for name in NAMES:
-        await wire.send("SCRIPT", "LOAD", load(name, allow_oom).text)
-    return allow_oom
-
-
-async def _inspect(wire: Wire) -> list[str]:
-    """What an operator should know about this Redis. An ACL may hide it: then nothing is said."""
-    try:
-        info = (await wire.send("INFO")).decode()
-    except StoreRefused:
-        return []
-    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    warnings = []
-    version = tuple(int(part) for part in fields.get("redis_version", "7.0").split(".")[:2])
-    if version < _MIN_VERSION:
-        raise StoreRefused(f"Redis {fields['redis_version']} is too old: 6.2 is the oldest supported")
-    if version < (7, 0):
-        warnings.append(
-            f"Redis {fields['redis_version']} refuses coordination writes when its memory is full; use 7 or newer"
-        )
-    policy = fields.get("maxmemory_policy", "noeviction")
-    if policy.startswith("allkeys-"):
-        warnings.append(f"maxmemory-policy {policy} may evict ownership and load: set volatile-lru")
-    return warnings
+        for line in self._all_lines():
+            await line.leave()

@@ -3,7 +3,8 @@
 Calls made in the same turn of the event loop leave in one write and share one read. A caller that runs out of
 time abandons its future: the reply is still read and dropped, so that nobody ever gets another caller's reply.
 A connection whose oldest reply is overdue is discarded, and every call on it fails as StoreDown: such a call may
-have run, or may still run when Redis resumes, which is what epochs are for (see pool.py).
+have run, or may still run when Redis resumes, which is what epochs are for (see pool.py). So is a connection to a
+server that has become a replica, or whose slot has moved, as its first refusal tells.
 
 redis-py opens the connection (URL, TLS, AUTH) and hands it over; hiredis packs and parses. Between them and this file
 there is no task that wakes up: replies are handed out in the call in which the socket gave them.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import hiredis
 from redis.asyncio import Connection
@@ -33,8 +34,8 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def check_url(url: str) -> None:
-    """Raises StoreDown for a URL that no connection can be made of: an unknown option, a wrong type."""
+def check_server(url: str) -> None:
+    """Raises StoreDown for a server's URL that no connection can be made of: an unknown option, a wrong type."""
     _connection(url, 1.0)
 
 
@@ -45,15 +46,28 @@ def _connection(url: str, connect_s: float) -> AbstractConnection:
         options |= {"protocol": 2, "socket_connect_timeout": connect_s}
         return kind(**options)
     except (RedisError, TypeError, ValueError) as error:
-        raise StoreDown(f"no connection can be made of this URL: {error}") from error
+        raise StoreDown(
+            f"no connection can be made of this URL: {error}; see its options after the question mark"
+        ) from error
 
 
 class _NoScript(StoreRefused):
     """The server has forgotten a script."""
 
 
+class _NotHere(StoreRefused):
+    """This server does not serve such calls any more, or not now: it has become a replica, or a slot has moved."""
+
+
+_NOT_HERE = ("READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED")
+
+
 def _refusal(text: str) -> StoreRefused:
-    return _NoScript(text) if text.startswith("NOSCRIPT") else StoreRefused(text)
+    code = text.partition(" ")[0]
+    if code == "NOSCRIPT":
+        return _NoScript(text)
+    # Redis 6.2 wraps what a script's own calls were refused with.
+    return _NotHere(text) if code in _NOT_HERE or " -READONLY " in text else StoreRefused(text)
 
 
 _INCOMPLETE = object()
@@ -98,7 +112,7 @@ class Wire(asyncio.Protocol):
         return f"<Wire {state}, {len(self._pending)} awaiting replies, {len(self._outbox)} to send>"
 
     @classmethod
-    async def open(cls, url: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Wire:
+    async def open(cls, url: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Self:
         """Connect and authenticate within `connect_s` seconds, or raise StoreDown."""
         connection = _connection(url, connect_s)
         try:
@@ -226,11 +240,17 @@ class Wire(asyncio.Protocol):
         self._break(StoreDown(f"connection to Redis lost: {exc or 'closed by the server'}"))
 
     def _answer(self, call: _Call, reply: Any) -> None:
-        if isinstance(reply, _NoScript) and call.script is not None:
-            script, call.script = call.script, None
-            self._enqueue(call, ("EVAL", script.text, *call.tail))
-            self._schedule(True)
-            return
+        if isinstance(reply, StoreRefused):
+            if isinstance(reply, _NoScript) and call.script is not None:
+                script, call.script = call.script, None
+                self._enqueue(call, ("EVAL", script.text, *call.tail))
+                self._schedule(True)
+                return
+            # Only of a script: plain commands also look for what others keep in Redis, wherever in a cluster that is.
+            if isinstance(reply, _NotHere) and call.tail:
+                self._pending.appendleft(call)
+                self._break(StoreDown(f"Redis does not serve this any more: {reply}"))
+                return
         _give(call, reply)
 
     def _break(self, error: StoreError) -> None:

@@ -20,8 +20,11 @@ from coordinator.registry import Fleet, ReplicaRecord
 _log = structlog.get_logger("kvgate.worker")
 
 CLAIM_TTL_MS = 3_600_000
-LOST_CLAIM_MS = 600_000
-"""On a replica whose agent tells what it holds, a claim so old was left by a gateway that died."""
+UNCONFIRMED_MS = 4_000
+"""Where an agent knows all that a replica holds, a claim so old whose request is over is not so: events would have
+confirmed it, or the gateway that made it would have taken it back."""
+UNCONFIRMED_RELEARNING_MS = 600_000
+"""While the agent still relearns, a claim may be so, and nobody has asked for it since."""
 AGENT_RETURNS_MS = 30_000
 """What a replica is known to hold is not trimmed for so long after its agent has gone."""
 SWEEP_EVERY_MS = 60_000
@@ -55,15 +58,23 @@ class Worker:
 
     async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
         if not fleet.is_exact(record.replica) and not _awaits_agent(record.replica, fleet):
+            self._sweeps.pop(record.replica, None)
             await trim(self._pool, record, fleet)
             return
         await forget_older(self._pool, record.replica, record.since_ms)
-        life = (record.incarnation, record.floor)
+        claims_before_ms, life = 0, (record.incarnation, record.floor, _is_known(record.replica, fleet))
+        if fleet.is_exact(record.replica):
+            claims_before_ms = fleet.now_ms - (UNCONFIRMED_MS if life[-1] else UNCONFIRMED_RELEARNING_MS)
         sweep = self._sweeps.get(record.replica)
         if sweep is None or sweep.life != life or (sweep.end == 0 and fleet.now_ms > sweep.began_ms + SWEEP_EVERY_MS):
             sweep = self._sweeps[record.replica] = _Sweep(life, fleet.now_ms, await _held(self._pool, record.replica))
         while sweep.end:  # a round that is cut off is gone on with in the next
-            sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, fleet.now_ms - LOST_CLAIM_MS)
+            sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, claims_before_ms)
+
+
+def _is_known(replica: str, fleet: Fleet) -> bool:
+    """Whether an agent tells all that the replica holds, so that what it has not told of is not there."""
+    return fleet.is_exact(replica) and not fleet.agents[replica].is_relearning
 
 
 def _awaits_agent(replica: str, fleet: Fleet) -> bool:
@@ -76,7 +87,8 @@ def _awaits_agent(replica: str, fleet: Fleet) -> bool:
 class _Sweep:
     """One pass over a replica's keys, from the end: what is taken out moves only what was seen already."""
 
-    life: tuple[str, int]
+    life: tuple[str, int, bool]
+    """Incarnation, floor, and whether all that it holds is known: when one changes, another pass begins."""
     began_ms: int
     end: int
     """How many keys are left to look at."""
@@ -90,9 +102,13 @@ async def _sweep_batch(pool: Pool, replica: str, end: int, claims_before_ms: int
     """Look at the keys before `end`; returns how many are left to look at, and how many were taken out."""
     k, start = pool.keys, max(0, end - _BATCH)
     held = k.held(replica)
-    keys = [key.decode() for key in await pool.read("ZRANGE", held, start, end - 1)]
+    found, gateways = await asyncio.gather(pool.read("ZRANGE", held, start, end - 1), pool.read("HKEYS", k.gateways))
+    keys = [key.decode() for key in found]
     owned = [k.own_prefix + key for key in keys]
-    swept = await pool.run("sweep", [k.replicas, k.owned_tokens, held, *owned], [replica, claims_before_ms, *keys])
+    flights = [k.flight(gateway.decode()) for gateway in gateways]
+    swept = await pool.run(
+        "sweep", [k.replicas, k.owned_tokens, held, *owned, *flights], [replica, claims_before_ms, *keys]
+    )
     return start, int(swept)
 
 

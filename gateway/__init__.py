@@ -14,7 +14,8 @@ A request's way through this package, in order (each word is a file, or a folder
     proxy        the request path: place, forward, retry, relay, settle
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted
-    fleet        which replicas there are, what they serve, and whether they live
+    discovery/   where replicas are that are not listed: DNS names, a Kubernetes service
+    fleet        which replicas there are, what they serve, and whether they live (each a `member`)
 
 Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
 coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.

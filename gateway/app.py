@@ -10,12 +10,15 @@ from contextlib import asynccontextmanager
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.applier import Applier
+from coordinator.applier import Appliers
 from coordinator.store import Store, StoreSettings
+from coordinator.watch.tenure import WatchSettings
+from coordinator.watch.watcher import Watcher
 from gateway.admission import Admission, Keyring
 from gateway.attempt import Attempts
 from gateway.audit import Audit
 from gateway.control import Status, build_control
+from gateway.discovery.discovery import Discovery, sources_of
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
 from gateway.http.asgi import run_asgi
@@ -28,6 +31,7 @@ from gateway.reply import request_id
 from gateway.responses import Responses
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.store_metrics import StoreMetrics
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 
@@ -47,29 +51,25 @@ class Gateway:
         self.tasks = Tasks()
         self.admission = Admission(settings.limits)
         self.keyring = Keyring(settings.security)
-        redis = settings.redis
-        self.store = Store(
-            StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000), self.id
-        )
+        self.store = _store(settings, self.id)
         self.store.on_change = self._store_changed
-        replica_key = settings.security.replica_api_key
-        self.upstream = Upstream(settings.timeouts, replica_key.get_secret_value() if replica_key else None)
-        self.fleet = Fleet(settings, self.store, self.upstream)
+        key = settings.security.replica_api_key
+        self.upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        self.fleet = Fleet(settings.replicas, settings.health, self.store, self.upstream)
+        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
         self.reader = Reader(settings, self.keyring, self.fleet)
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
+        audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         attempts = Attempts(
-            settings,
-            self.router,
-            self.fleet,
-            self.upstream,
-            self.reader,
-            responses,
-            Audit(self.metrics, self.tasks, self.fleet.block_tokens),
-            self.metrics,
+            settings, self.router, self.fleet, self.upstream, self.reader, responses, audit, self.metrics
         )
-        self.applier = Applier(redis.url, self.id, self.store.pool_names, self.metrics.applied)
-        self.status = Status(self.id, self.store, self.fleet, self.admission, self.metrics)
+        self.appliers = Appliers(settings.redis.url, self.id, self.store.pool_names, self.metrics.events.applied)
+        self.watcher = _watcher(settings, self.id)
+        StoreMetrics(self.watcher, self.metrics.registry)
+        self.status = Status(
+            self.id, settings, self.store, self.watcher, self.fleet, self.discovery, self.admission, self.metrics
+        )
         self.proxy = Proxy(
             self.keyring,
             self.admission,
@@ -98,10 +98,15 @@ class Gateway:
         """Connect, look for replicas once, and start the background loops."""
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
+        self.tasks.spawn(self.discovery.run(), "discovery")
+        await self.discovery.first_answers()
         self.tasks.spawn(self.fleet.run(), "fleet")
         await self.fleet.first_round()
+        await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
         if self.settings.coordinator.apply_events:
-            self.tasks.spawn(self.applier.run(), "applier")
+            self.tasks.spawn(self.appliers.run(), "appliers")
+        if self.settings.store.watch:
+            self.tasks.spawn(self.watcher.run(), "watcher")
         log = _log.info if self.store.is_up() else _log.warning
         log("gateway started", id=self.id, store=self.store.reason or "up", replicas=self.fleet.describe())
 
@@ -118,6 +123,17 @@ class Gateway:
             await self.proxy(exchange)
         else:
             await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
+
+
+def _store(settings: GatewaySettings, gateway: str) -> Store:
+    redis = settings.redis
+    wait = StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000)
+    return Store(wait, gateway)
+
+
+def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
+    watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
+    return Watcher(settings.redis.url, gateway, watch)
 
 
 def _is_proxied(path: str) -> bool:

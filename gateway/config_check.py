@@ -41,6 +41,9 @@ _PATTERNS = {
     r"^[a-z0-9._-]{1,48}$": "must be 1 to 48 of a-z, 0-9, '.', '_' and '-'",
     r"^[0-9a-f]{64}$": "must be 64 lower-case hex digits; `kvgate hash-key` prints them",
     r"^/": "must start with /",
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "must be a name in Kubernetes: a-z, 0-9, '-' and '.'",
+    r"^[^@]+$": "must be a model's name or folder, without @",
+    r"^\d+\.\d+\.\d+\.\d+$": "must be an IPv4 address, like 127.0.0.1, or 0.0.0.0 for all interfaces",
     r"^[^/:\s]+$": "must be a host name alone, without scheme, port or path",
 }
 

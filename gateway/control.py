@@ -13,23 +13,40 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from coordinator.store import Store
+from coordinator.watch.watcher import Watcher
 from gateway import __version__
 from gateway.admission import Admission, Keyring
 from gateway.body import Body
+from gateway.discovery.discovery import Discovery
 from gateway.errors import ApiError
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
+from gateway.settings import GatewaySettings
 
 
 class Status:
     """What this gateway can say of itself."""
 
-    def __init__(self, gateway: str, store: Store, fleet: Fleet, admission: Admission, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        gateway: str,
+        settings: GatewaySettings,
+        store: Store,
+        watcher: Watcher,
+        fleet: Fleet,
+        discovery: Discovery,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
         self.gateway = gateway
+        self._watcher = watcher
+        self.about = {"version": __version__, "settings": settings.fingerprint()}
+        """What should be the same for all gateways: their settings as a digest of each section."""
         self._admission = admission
         self._store = store
         self._fleet = fleet
+        self._discovery = discovery
         self._metrics = metrics
         self.is_draining = False
 
@@ -43,23 +60,35 @@ class Status:
             reasons.append("this gateway is shutting down")
         if not ready and (store_up or not self._fleet.served):
             reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
-            reasons = reasons or ["no replica is known: configure `replicas`"]
+            reasons += [f"{source}: {problem}" for source, problem in self._discovery.problems().items() if problem]
+            reasons = reasons or ["no replica is known: configure `replicas` or `discovery`"]
         body = {
             "ready": not reasons,
             "gateway": self.gateway,
             "store": "up" if store_up else "fallback",
             "replicas": ready,
             "exact": [name for name in ready if self._fleet.is_exact(name)],
+            "pools": sorted({served.pool for served in self._fleet.served.values()}),
             "reasons": reasons,
         }
-        return not reasons, body if store_up else body | {"store_problem": self._store.reason}
+        if not store_up:
+            body["store_problem"] = self._store.reason
+        if (report := self._watcher.report) is not None and report.conditions:
+            body["store_warnings"] = list(report.conditions.values())
+        return not reasons, body
 
     def refresh_gauges(self) -> None:
         """Gauges that are read from elsewhere, set when they are scraped."""
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
         metrics.in_flight.set(self._admission.in_flight)
-        for member in self._fleet.members.values():
+        for source, problem in self._discovery.problems().items():
+            metrics.discovery_up.labels(source).set(not problem)
+        for gauge in metrics.of_replicas:
+            gauge.clear()  # of a replica that has left, or does not tell any more, nothing stays
+        for member in self._fleet.used:
+            metrics.replica_info.labels(member.id, member.pool).set(1)
+            metrics.doubts.inc(member.id, by=0)  # there from the start: an increase from nothing is none
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             fleet = self._store.pool(member.pool).fleet if member.pool else None
             if fleet is not None:
@@ -102,8 +131,8 @@ def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
         return _json(200 if is_ready else 503, body)
 
     @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
+    async def version() -> dict[str, Any]:
+        return status.about
 
     @app.get("/metrics")
     async def expose() -> Response:
@@ -123,7 +152,7 @@ def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
         for card in fleet.cards():
             if card["id"] == name:
                 return _json(200, card)
-        raise ApiError(404, "model_not_found", "This model does not exist or is not served here.", "model")
+        raise ApiError(404, "model_not_found", "This model is not served here; GET /v1/models lists what is.", "model")
 
 
 def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer, body_s: float) -> None:

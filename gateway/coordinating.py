@@ -1,4 +1,4 @@
-"""A coordinator that stands alone: it applies event streams and reaps leases, and serves nobody."""
+"""A coordinator that stands alone: it applies event streams, reaps leases and watches the store, and serves nobody."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import secrets
 
 import structlog
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
-from coordinator.applier import Applier
+from coordinator.applier import Appliers
 from coordinator.pools import known_pools
 from coordinator.store import Store, StoreSettings
-from gateway.metrics import Metrics
+from coordinator.watch.tenure import WatchSettings
+from coordinator.watch.watcher import Watcher
+from gateway.metrics import EventMetrics
+from gateway.store_metrics import StoreMetrics
 from gateway.tasks import Tasks
 
 _log = structlog.get_logger("kvgate.coordinator")
@@ -19,17 +22,20 @@ _log = structlog.get_logger("kvgate.coordinator")
 _LOOK_S = 1.0
 
 
-async def run(redis_url: str, metrics_port: int) -> None:
+async def run(redis_url: str, metrics_port: int, watch: WatchSettings) -> None:
     """Until cancelled. New pools are found within a second. Raises OSError where `metrics_port` is taken."""
     name = f"coordinator.{secrets.token_hex(3)}"
-    metrics, tasks = Metrics(), Tasks()
+    registry, tasks = CollectorRegistry(), Tasks()
     if metrics_port:
-        start_http_server(metrics_port, registry=metrics.registry)
+        start_http_server(metrics_port, registry=registry)
     store = Store(StoreSettings(redis_url, budget_s=1.0), name, does_chores=False)
-    applier = Applier(redis_url, name, store.pool_names, metrics.applied)
+    appliers = Appliers(redis_url, name, store.pool_names, EventMetrics(registry).applied)
+    watcher = Watcher(redis_url, name, watch)
+    StoreMetrics(watcher, registry)
     try:
         tasks.spawn(store.run(), "store")
-        tasks.spawn(applier.run(), "applier")
+        tasks.spawn(appliers.run(), "appliers")
+        tasks.spawn(watcher.run(), "watcher")
         await store.first_attempt()
         _log.info("coordinator started", id=name, store=store.reason or "up")
         while True:

@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
+from coordinator.agent.chunkbook import ChunkTier
 from coordinator.agent.sight import EngineAway, Sight
 from coordinator.keys import pool_slug
-from gateway.discovery import base_card, parse_metrics, parse_models
+from gateway.facts import base_card, parse_metrics, parse_models
+from gateway.lmcache import parse_speeds, parse_tier
 from gateway.upstream import Upstream, UpstreamError
 
 _TIMEOUT_S = 2.0
 _OK = 200
 _SERVER_ERRORS = 500
 _NUMBERS = re.compile(r"\d+")
+_LMCACHE_TIMEOUT_S = 1.0
+_LMCACHE_EVERY_S = 5.0
 
 
 class HttpEngine:
-    """One replica's engine. Endpoints that are given are used; others are asked of the engine (vLLM >= 0.32)."""
+    """One replica's engine. Endpoints that are given are used; others are asked of the engine (vLLM >= 0.32). `lmcache`
+    is the HTTP address of the LMCache server beside it, where there is one."""
 
     def __init__(
-        self, upstream: Upstream, url: str, dp_rank: int | None = None, events: str = "", replay: str = ""
+        self,
+        upstream: Upstream,
+        url: str,
+        dp_rank: int | None = None,
+        events: str = "",
+        replay: str = "",
+        lmcache: str = "",
     ) -> None:
         self._upstream = upstream
         self._url = url
         self._dp_rank = dp_rank
         self._given = (events, replay)
+        self._lmcache = lmcache
         self._model = ""
+        self._root = ""
+        self._tier: ChunkTier | None = None
+        self._speeds: dict[str, float] = {}
+        self._tier_due_s = 0.0
         self._life: tuple[str, str, tuple[int, ...], str, str] | None = None
         """What is asked once in a life: (its start, pool, version, events, replay)."""
 
@@ -44,6 +62,8 @@ class HttpEngine:
         except UpstreamError as error:
             raise EngineAway(f"{self._url}: {error}") from error
         started, pool, version, events, replay = self._life
+        if self._lmcache and time.monotonic() >= self._tier_due_s:
+            await self._look_at_lmcache()
         return Sight(
             pool=pool,
             url=self._url,
@@ -54,8 +74,23 @@ class HttpEngine:
             events=events,
             replay=replay,
             waiting=int(facts.figures.get("waiting", 0)),
-            counters=facts.figures,
+            counters=facts.figures | self._speeds,
+            tier=self._tier,
         )
+
+    async def _look_at_lmcache(self) -> None:
+        """Now and then; a server that is away has not changed how it names chunks."""
+        self._tier_due_s = time.monotonic() + _LMCACHE_EVERY_S
+        try:
+            status, config, (_, text) = await asyncio.gather(
+                self._upstream.fetch_json(self._lmcache + "/status", _LMCACHE_TIMEOUT_S),
+                self._upstream.fetch_json(self._lmcache + "/config", _LMCACHE_TIMEOUT_S),
+                self._upstream.fetch(self._lmcache + "/metrics", _LMCACHE_TIMEOUT_S),
+            )
+        except UpstreamError:
+            return
+        self._tier = parse_tier(status, config, self._root) or self._tier
+        self._speeds = parse_speeds(text.decode("utf-8", "replace"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
         """The text of a sequence of tokens; None where the engine does not tell."""
@@ -72,7 +107,7 @@ class HttpEngine:
         base = base_card(cards)
         if base is None:
             raise UpstreamError("protocol", "/v1/models lists no model")
-        self._model = base.id
+        self._model, self._root = base.id, base.root
         events, replay = self._given
         if not events:
             events, replay = event_endpoints(await self._optional("/kv_event_sources"), self._url, self._dp_rank)

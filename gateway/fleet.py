@@ -7,8 +7,9 @@ holds the pool's worker lease and shared through the store; while the store is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -17,47 +18,15 @@ from coordinator.keys import pool_slug
 from coordinator.pool import Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.discovery import EngineFacts, ModelCard, base_card, parse_metrics, parse_models
-from gateway.settings import GatewaySettings, HealthSettings
+from gateway.facts import base_card, parse_metrics, parse_models
+from gateway.member import Member
+from gateway.settings import HealthSettings, ReplicaSettings
 from gateway.upstream import Upstream, UpstreamError
 
 _log = structlog.get_logger("kvgate.fleet")
 
 _SEARCH_S = 0.25
 _DISCOVER_EVERY = 5
-_LIFE = "life-"
-
-
-@dataclass(slots=True)
-class Member:
-    """A replica as this gateway knows it."""
-
-    id: str
-    url: str
-    dp_rank: int | None = None
-    cards: list[ModelCard] = field(default_factory=list)
-    pool: str = ""
-    facts: EngineFacts = field(default_factory=EngineFacts)
-    alive: bool = False
-    failures: int = 0
-    problem: str = "not reached yet"
-    lacks_metrics: bool = False
-    """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(card.id for card in self.cards)
-
-    def incarnation(self, known: ReplicaRecord | None) -> str:
-        """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
-        if known is not None and (not self.alive or self.lacks_metrics):
-            return known.incarnation  # dying is not another life
-        if self.facts.started:
-            return self.facts.started
-        if known is None or not known.incarnation.startswith(_LIFE):
-            return f"{_LIFE}1"
-        lives = int(known.incarnation.removeprefix(_LIFE)) + (self.alive and known.state == "dead")
-        return f"{_LIFE}{lives}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +37,45 @@ class Served:
     root_model: str
     adapter: str | None
     replicas: dict[str, str]
-    """Where the replicas that serve it are, as this gateway is configured: nobody who can write to the store can
-    send prompts elsewhere."""
+    """Where the replicas that serve it are, as this gateway is configured or has found out: nobody who can write to
+    the store can send prompts elsewhere."""
 
 
 class Fleet:
     """Discovers and watches replicas. `run()` as a task."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, upstream: Upstream) -> None:
-        self.members = {r.id: Member(r.id, r.url, r.dp_rank) for r in settings.replicas}
-        self._configured = tuple(self.members)
-        self._health: HealthSettings = settings.health
+    def __init__(
+        self, replicas: Sequence[ReplicaSettings], health: HealthSettings, store: Store, upstream: Upstream
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        """Those that get requests from this gateway, and others that are only watched."""
+        self._used: tuple[str, ...] = ()
+        self._health = health
         self._store = store
         self._upstream = upstream
         self._served: dict[str, Served] = {}
         self._round = 0
         self._first_round = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.use(replicas)
+
+    def use(self, replicas: Sequence[ReplicaSettings]) -> None:
+        """From now on these get requests, and no others do. Requests go on where they are; who has left is watched on,
+        as other gateways may still send it some."""
+        for replica in replicas:
+            member = self.members.get(replica.id)
+            if member is None or (member.url, member.dp_rank) != (replica.url, replica.dp_rank) or not member.cards:
+                self.members[replica.id] = Member(replica.id, replica.url, replica.dp_rank)
+            elif replica.id not in self._used:
+                self.doubt(replica.id)  # it may have restarted while nobody asked
+        self._used = tuple(replica.id for replica in replicas)
+        self._index()
+        self._changed.set()
+
+    @property
+    def used(self) -> list[Member]:
+        """Those that get requests from this gateway."""
+        return [self.members[name] for name in self._used]
 
     def describe(self) -> dict[str, str]:
         """Every replica's state in words: ready, or why it is not."""
@@ -118,11 +110,13 @@ class Fleet:
     def is_exact(self, replica: str) -> bool:
         """Whether an agent tells what the replica holds, as the last heartbeat had it."""
         member = self.members.get(replica)
-        fleet = self._store.pool(member.pool).fleet if member is not None and member.pool else None
-        return fleet is not None and self._store.is_up() and fleet.is_exact(replica)
+        if member is None or not member.pool or not self._store.is_up(member.pool):
+            return False
+        fleet = self._store.pool(member.pool).fleet
+        return fleet is not None and fleet.is_exact(replica)
 
     def ready_replicas(self) -> list[str]:
-        return [name for name in self._configured if self.is_ready(name)]
+        return [name for name in self._used if self.is_ready(name)]
 
     def cards(self) -> list[dict[str, Any]]:
         """The union of the ready replicas' model cards, by id."""
@@ -134,35 +128,45 @@ class Fleet:
 
     def problems(self) -> dict[str, str]:
         """Why each replica that is not ready is not."""
-        unready = (self.members[name] for name in sorted(self._configured) if not self.is_ready(name))
+        unready = (self.members[name] for name in sorted(self._used) if not self.is_ready(name))
         return {member.id: member.problem or "marked dead" for member in unready}
 
     async def first_round(self) -> None:
-        """Wait until every configured replica was asked once."""
+        """Wait until every replica that was known by then was asked once."""
         await self._first_round.wait()
 
     async def run(self) -> None:
         """Check replicas forever; quickly while one has never been reached."""
         while True:
+            self._changed.clear()
             self._adopt_registered()
             due = [member for member in self.members.values() if self._is_due(member)]
             await asyncio.gather(*(self._check(member) for member in due))
             self._round += 1
             self._first_round.set()
             searching = any(not member.cards for member in self.members.values()) and self._round < 240
-            await asyncio.sleep(_SEARCH_S if searching else self._health.interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SEARCH_S if searching else self._health.interval_s):
+                    await self._changed.wait()
 
     def _adopt_registered(self) -> None:
-        """Replicas that other gateways registered are watched as well: one that left every configuration must still
-        be found dead. What this gateway is not configured with gets no request from it."""
+        """Replicas that others registered are watched as well: one that left every configuration must still be found
+        dead. What this gateway was not told of itself gets no request from it."""
         for pool_name in {served.pool for served in self._served.values()}:
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self.members:
-                    _log.info("registered, but not configured here: it gets no requests", replica=record.replica)
+                    same = [each.id for each in self.members.values() if each.facts.started == record.incarnation]
+                    _log.info(
+                        "registered by others, unknown here: it gets no requests",
+                        replica=record.replica,
+                        **({"hint": f"it may be {same[0]}: its agent must be given that id"} if same else {}),
+                    )
                     self.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
-        if not member.cards or not member.alive or member.failures or not self._store.is_up():
+        if member.id not in self._used and member.failures > self._health.failures:
+            return self._round % _DISCOVER_EVERY == 0  # gone; an address without a host holds every round up
+        if not member.cards or not member.alive or member.failures or not self._store.is_up(member.pool):
             return True
         return self._is_worker(member) or self._round % _DISCOVER_EVERY == 0
 
@@ -186,7 +190,7 @@ class Fleet:
     async def _check(self, member: Member) -> None:
         was_alive = member.alive
         try:
-            is_ours = member.id in self._configured
+            is_ours = member.id in self._used
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
@@ -230,12 +234,12 @@ class Fleet:
     def _publish(self, member: Member) -> None:
         """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's
         worker alone."""
-        if not member.pool:
-            return
+        if not member.pool or self.members.get(member.id) is not member:
+            return  # of no known model, or it has moved while it was asked
         pool: Pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
         state = "ready" if member.alive else "dead"
-        if known is not None and member.id not in self._configured:
+        if known is not None and member.id not in self._used:
             wanted = replace(known, state=state)  # all that is looked at here is its health
         else:
             wanted = ReplicaRecord(
@@ -249,14 +253,14 @@ class Fleet:
             )
         if known == wanted:
             return
-        if self._is_worker(member) or not self._store.is_up():
+        if self._is_worker(member) or not self._store.is_up(member.pool):
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
 
     def _index(self) -> None:
         names: dict[str, Served] = {}
-        for name in sorted(self._configured):
+        for name in sorted(self._used):
             member = self.members[name]
             base = base_card(member.cards)
             for card in member.cards:

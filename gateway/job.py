@@ -104,7 +104,9 @@ def resolve_model(fleet: Fleet, document: Mapping[str, Any] | None, path: str) -
         if not fleet.served:
             raise no_replica()
         shown = name if len(name) <= 100 else name[:100] + "…"
-        raise ApiError(404, "model_not_found", f"The model `{shown}` does not exist or is not served here.", "model")
+        raise ApiError(
+            404, "model_not_found", f"The model `{shown}` is not served here; GET /v1/models lists what is.", "model"
+        )
     return served
 
 

@@ -8,7 +8,11 @@ from coordinator.applier import Applied
 from gateway.job import PROMPT_PATHS
 from gateway.tallies import Distribution, Tally
 
-_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+# Each at most twice the one before, and mostly less: a quantile is interpolated between two of them.
+_LATENCY_S = (
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10, 15, 20, 30,
+    60, 120, 300, 600,
+)  # fmt: skip
 _PLACEMENT_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _ENGINE = {
     "running": ("running_requests", "Requests that the engine runs, as its agent reads its metrics."),
@@ -19,6 +23,31 @@ _ENGINE = {
 }
 _LAG_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class EventMetrics:
+    """What whoever applies event streams tells of it: a gateway, or a coordinator that stands alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lag_s = Distribution(
+            "kvgate_event_lag_seconds",
+            "From an engine's KV event to the map, of the streams that this process applies.",
+            ("replica",),
+            _LAG_S,
+            registry,
+        )
+        self._transitions = Tally(
+            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry
+        )
+        self._gaps = Tally(
+            "kvgate_event_stream_gaps", "Times a stream's cap cut off what was not applied.", ("replica",), registry
+        )
+
+    def applied(self, applied: Applied) -> None:
+        """Count one entry of an event stream."""
+        self._lag_s.observe(max(0, applied.lag_ms) / 1000, applied.replica)
+        self._transitions.inc(applied.replica, by=applied.transitions)
+        self._gaps.inc(applied.replica, by=int(applied.entries_missing))  # from 0 on: an increase from nothing is none
 
 
 class Metrics:
@@ -48,9 +77,10 @@ class Metrics:
         self.decisions = Tally(
             "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry
         )
+        self.events = EventMetrics(registry)
         self._add_tokens(registry)
-        self._add_events(registry)
         self._add_trouble(registry)
+        self._add_fleet(registry)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = Tally(
@@ -62,6 +92,12 @@ class Metrics:
         self.predicted_tokens = Tally(
             "kvgate_predicted_cached_tokens",
             "Prompt tokens predicted to be cached, of requests whose engine reported what was.",
+            ("replica",),
+            registry,
+        )
+        self.passed_over_tokens = Tally(
+            "kvgate_passed_over_tokens",
+            "Prompt tokens that another replica held, and the one chosen did not: what sparing the other one cost.",
             ("replica",),
             registry,
         )
@@ -86,28 +122,6 @@ class Metrics:
             registry,
         )
 
-    def _add_events(self, registry: CollectorRegistry) -> None:
-        self.event_lag_s = Distribution(
-            "kvgate_event_lag_seconds",
-            "From an engine's KV event to the map, of the streams that this process applies.",
-            ("replica",),
-            _LAG_S,
-            registry,
-        )
-        self.transitions = Tally(
-            "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry
-        )
-        self.stream_gaps = Tally(
-            "kvgate_event_stream_gaps", "Times a stream's cap cut off what was not applied.", ("replica",), registry
-        )
-        self.replica_exact = Gauge(
-            "kvgate_replica_exact", "1 while an agent tells what a replica holds.", ("replica",), registry=registry
-        )
-        self.engine = {
-            figure: Gauge(f"kvgate_engine_{name}", text, ("replica",), registry=registry)
-            for figure, (name, text) in _ENGINE.items()
-        }
-
     def _add_trouble(self, registry: CollectorRegistry) -> None:
         self.retries = Tally("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry)
         self.broken_streams = Tally(
@@ -117,6 +131,14 @@ class Metrics:
         self.store_up = Gauge("kvgate_store_up", "1 while placements go through the store.", registry=registry)
         self.store_reconnects = Tally(
             "kvgate_store_connections", "Times the store's connection was (re)established.", (), registry
+        )
+        self.discovery_up = Gauge(
+            "kvgate_discovery_up", "1 while a source tells which replicas there are.", ("source",), registry=registry
+        )
+
+    def _add_fleet(self, registry: CollectorRegistry) -> None:
+        self.replica_info = Gauge(
+            "kvgate_replica_info", "1, with the pool that a replica is in.", ("replica", "pool"), registry=registry
         )
         self.breaker_open = Gauge(
             "kvgate_breaker_open", "1 while a replica's breaker is open.", ("replica",), registry=registry
@@ -130,13 +152,18 @@ class Metrics:
             ("replica",),
             registry=registry,
         )
-
-    def applied(self, applied: Applied) -> None:
-        """Count one entry of an event stream."""
-        self.event_lag_s.observe(max(0, applied.lag_ms) / 1000, applied.replica)
-        self.transitions.inc(applied.replica, by=applied.transitions)
-        if applied.entries_missing:
-            self.stream_gaps.inc(applied.replica)
+        self.replica_exact = Gauge(
+            "kvgate_replica_exact", "1 while an agent tells what a replica holds.", ("replica",), registry=registry
+        )
+        self.engine = {
+            figure: Gauge(f"kvgate_engine_{name}", text, ("replica",), registry=registry)
+            for figure, (name, text) in _ENGINE.items()
+        }
+        self.of_replicas = (
+            *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
+            *self.engine.values(),
+        )
+        """Gauges of which each replica has its own."""
 
     def path_label(self, path: str) -> str:
         """A bounded set of labels: clients choose paths."""

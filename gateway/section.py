@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,48}$")]
+MAX_ID_CHARS = 48
+Slug = Annotated[str, Field(pattern=rf"^[a-z0-9._-]{{1,{MAX_ID_CHARS}}}$")]
+HostName = Annotated[str, Field(pattern=r"^[^/:\s]+$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]

@@ -73,7 +73,7 @@ def serve(settings: GatewaySettings) -> None:
         lifespan="on",
         access_log=False,
         log_config=None,
-        timeout_graceful_shutdown=round(settings.timeouts.grace_s),
+        timeout_graceful_shutdown=cast("int", settings.timeouts.grace_s),  # which uvicorn takes whole or not
         backlog=_BACKLOG,
     )
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -8,10 +8,12 @@ shows every field with its unit and default. What is wrong with a file is worded
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
@@ -19,15 +21,15 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import (
     Field,
     SecretStr,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
+from coordinator.address import check_url
 from coordinator.errors import StoreDown
-from coordinator.wire import check_url
-from gateway.config_check import explain, read_yaml
-from gateway.section import Count, Milliseconds, Port, Seconds, Section, Slug
+from gateway.config_file import build, read_file
+from gateway.discovery.settings import DiscoverySettings
+from gateway.section import Count, HostName, Milliseconds, Port, Seconds, Section, Slug
 
 # Which field each variable of the environment overrides.
 OVERRIDES = {
@@ -36,14 +38,7 @@ OVERRIDES = {
     "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
     "KVGATE_ID": ("id",),
 }
-
-
-class SettingsError(Exception):
-    """A configuration that cannot be used: `problems` has one line per mistake, each naming its field."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
+_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "log"})
 
 
 class RedisSettings(Section):
@@ -55,16 +50,7 @@ class RedisSettings(Section):
     @field_validator("url")
     @classmethod
     def _is_redis_url(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must start with redis://, rediss:// (TLS) or unix:// (a socket's path)")
-        if not (parts.path if parts.scheme == "unix" else parts.hostname and _has_valid_port(parts)):
-            raise ValueError("names no server; write for example redis://127.0.0.1:6379/0")
-        try:
-            check_url(url)
-        except StoreDown as error:
-            raise ValueError(f"{error}; see its options after the question mark") from None
-        return url
+        return checked_redis_url(url)
 
     @model_validator(mode="after")
     def _overdue_is_after_budget(self) -> Self:
@@ -112,6 +98,7 @@ class PolicySettings(Section):
     max_owners: Count = 8
     max_active_requests: Count | None = None
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
+    store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
 
 
 class LimitSettings(Section):
@@ -165,7 +152,7 @@ class SecuritySettings(Section):
     share_cache: bool = False
     expose_decisions: bool = False
     allow_priority: bool = False
-    image_hosts: list[Annotated[str, Field(pattern=r"^[^/:\s]+$")]] = Field(default=[])
+    image_hosts: list[HostName] = Field(default=[])
     denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(
         default=["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
     )
@@ -191,6 +178,12 @@ class CoordinatorSettings(Section):
     apply_events: bool = True
 
 
+class StoreSettings(Section):
+    watch: bool = True
+    chunk_ttl_s: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
+    samples_per_s: Annotated[int, Field(ge=10, le=2000)] = 100
+
+
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
@@ -208,6 +201,7 @@ class GatewaySettings(Section):
     shared_port: Port | None = None
     redis: RedisSettings = RedisSettings()
     replicas: list[ReplicaSettings] = Field(default=[])
+    discovery: DiscoverySettings = DiscoverySettings()
     policy: PolicySettings = PolicySettings()
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
@@ -215,6 +209,7 @@ class GatewaySettings(Section):
     health: HealthSettings = HealthSettings()
     security: SecuritySettings = SecuritySettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()
+    store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
 
     @field_validator("replicas")
@@ -231,20 +226,24 @@ class GatewaySettings(Section):
             raise ValueError("shared_port must differ from port; leave it out where each host has one gateway")
         return self
 
+    def fingerprint(self) -> dict[str, str]:
+        """A digest of each section in which the gateways of a cluster should not differ. Secrets are not in it, only
+        whether there are any."""
+        told = self.model_dump(mode="json", exclude={*_OF_ONE_GATEWAY, "redis"})
+        told["replicas"].sort(key=lambda replica: replica["id"])
+        told["redis"] = self.redis.model_dump(mode="json", exclude={"url"})
+        return {
+            section: blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=4).hexdigest()
+            for section, value in told.items()
+        }
+
 
 def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
     """Read `path`, apply the overrides in `env` (empty ones count as unset) and check the whole.
 
     Raises SettingsError with every problem found, not only the first.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError([f"cannot be read ({why}); give a YAML file"]) from error
-    data, problems = read_yaml(text)
-    if data is None:
-        raise SettingsError(problems)
+    data, problems = read_file(path)
     return build_settings(data, env, problems)
 
 
@@ -252,28 +251,16 @@ def build_settings(
     data: dict[Any, Any], env: Mapping[str, str], known_problems: list[str] | None = None
 ) -> GatewaySettings:
     """The settings that `data` (a parsed YAML mapping) and `env` make; see `load_settings`."""
-    problems = known_problems or []
-    overridden = {name: field for name, field in OVERRIDES.items() if env.get(name)}
+    return build(GatewaySettings, data, env, OVERRIDES, known_problems)
+
+
+def checked_redis_url(url: str) -> str:
+    """`url`, if the store can be reached by it; else ValueError."""
     try:
-        settings = GatewaySettings.model_validate(_with_overrides(data, env, overridden))
-    except ValidationError as error:
-        origins = {field: name for name, field in overridden.items()}
-        raise SettingsError(problems + explain(error, GatewaySettings, origins)) from None
-    if problems:
-        raise SettingsError(problems)
-    return settings
-
-
-def _with_overrides(
-    data: dict[Any, Any], env: Mapping[str, str], overridden: Mapping[str, tuple[str, ...]]
-) -> dict[Any, Any]:
-    merged = dict(data)
-    for name, (top, *rest) in overridden.items():
-        if not rest:
-            merged[top] = env[name]
-        elif isinstance(section := merged.get(top, {}), dict):  # else the section itself is the problem
-            merged[top] = {**section, rest[0]: env[name]}
-    return merged
+        check_url(url)
+    except StoreDown as error:
+        raise ValueError(str(error)) from None
+    return url
 
 
 def _has_valid_port(parts: SplitResult) -> bool:

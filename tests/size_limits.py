@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-_FOLDERS = ("gateway", "coordinator", "bench", "tests")
+_FOLDERS = ("gateway", "coordinator", "bench", "deploy", "tests")
 _SUFFIXES = (".py", ".lua")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "coordinator" / "README.md", *(ROOT / "docs").rglob("*.md")])
+FOLDERS = ("coordinator", "deploy", "docs")
+DOCUMENTS = sorted([ROOT / "README.md", *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -4,7 +4,7 @@
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
 
 The proxies run side by side and take turns, so that a machine whose speed drifts does so for all of them. The full grid
-takes hours, --quick ten minutes. CPU is what the proxy's processes used, whatever the client and the upstream
+takes hours, --quick three minutes. CPU is what the proxy's processes used, whatever the client and the upstream
 used beside it; requests/s are those of this machine, which all of them share.
 """
 
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import record
+from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
 from bench.overhead.cell import Figures, Row, Shape, measure, median_of
 from bench.overhead.contenders import CONTENDERS
@@ -56,24 +56,26 @@ def _shapes(options: argparse.Namespace) -> list[Shape]:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="CPU per request, requests/s and latency: medians")
-    columns = ("prompt", "answer", "load", "proxy", "CPU us", "Redis us", "req/s", "first p50", "p99 ms", "failed")
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[:4] else "right", no_wrap=True)
+    columns = ["CPU us", "Redis us", "req/s", "first p50", "p99 ms"]
+    if any(row.figures.failed for row in rows):
+        columns.append("failed")
+    title = "CPU per request, requests/s and time to the first byte: medians"
+    table = tables.table(title, ("prompt", "answer", "load", "proxy"), columns)
+    above = None
     for row in rows:
         shape, figures = row.shape, row.figures
+        load = f"{shape.rate_per_s:g}/s" if shape.rate_per_s else f"{shape.connections} conns"
         table.add_row(
-            shape.prompt,
-            shape.answer,
-            f"{shape.rate_per_s:g}/s" if shape.rate_per_s else f"{shape.connections} conns",
+            *(("", "", "") if shape == above else (shape.prompt, shape.answer, load)),
             row.contender,
             f"{figures.cpu_us:.0f}",
             f"{figures.store_cpu_us:.0f}",
             f"{figures.per_s:.0f}",
             f"{figures.first_byte_p50_ms:.2f}",
             f"{figures.first_byte_p99_ms:.2f}",
-            str(figures.failed),
+            *([str(figures.failed)] if "failed" in columns else []),
         )
+        above = shape
     return table
 
 
@@ -145,7 +147,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    record.stop_when_told()
+    record.begin()
     options, console = _options(), Console()
     if options.install:
         for name in (name for name in options.contenders if name in PEERS):

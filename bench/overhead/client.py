@@ -53,9 +53,7 @@ class Payload:
 class Connection(asyncio.Protocol):
     """One client connection: one request at a time."""
 
-    def __init__(
-        self, measured: Measured, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, measured: Measured, on_idle: Callable[[Connection], None], on_lost: Callable[[], None]) -> None:
         self._measured = measured
         self._on_idle = on_idle
         self._on_lost = on_lost
@@ -93,7 +91,7 @@ class Connection(asyncio.Protocol):
         if self._is_busy:
             self._measured.failed += 1
             self._is_busy = False
-            self._on_lost(self)
+            self._on_lost()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -121,9 +119,9 @@ async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, s
         if time.perf_counter() < deadline:
             connection.send(payload.next())
         else:
-            ended(connection)
+            ended()
 
-    def ended(_connection: Connection) -> None:
+    def ended() -> None:
         nonlocal busy
         busy -= 1
         if busy == 0:
@@ -153,9 +151,9 @@ async def fixed_rate(urls: Sequence[str], payload: Payload, per_s: float, second
 
     def idle(connection: Connection) -> None:
         free.append(connection)
-        ended(connection)
+        ended()
 
-    def ended(_connection: Connection) -> None:
+    def ended() -> None:
         if measured.done + measured.failed == to_send:
             over.set()
 

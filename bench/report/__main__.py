@@ -10,44 +10,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.report import overhead, place, routing, store
+from bench.report import offload, overhead, place, routing, store
 from bench.report.inputs import Results, Unreadable, read
 from bench.report.page import Section, page
 
 _FOLDER = Path("bench/results")
-_MIXES = "images,vqa,chat"
-_AT_A_RATE = "--contenders direct,nginx,kvgate,sglang-router,vllm-router --connections '' --rates 200,1500"
-_OTHER_MIXES = "contexts,rag,hostile,hot,tail-1.5,tail-3"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of results, and what it becomes."""
+    """A file of results, which `make bench-` and its stem make, and what it becomes."""
 
-    file: str
-    module: str
+    stem: str
     title: str
     shows: str
     better: str
     render: Callable[[Results], str]
 
     def section(self, folder: Path) -> Section:
-        command = f"python -m {self.module} --out {folder / self.file}"
-        section = Section(self.title, self.shows, self.better, command, self.file)
+        file, command = f"{self.stem}.json", f"make bench-{self.stem}"
+        section = Section(self.title, self.shows, self.better, command, file)
         try:
-            results = read(folder / self.file)
+            results = read(folder / file)
             if results is None:
                 return section
             body = self.render(results) if results.rows else ""
         except Unreadable as error:
-            raise SystemExit(f"{folder / self.file} is not what {self.module} writes: {error}") from None
+            raise SystemExit(f"{folder / file} is not what {command} writes: {error}") from None
         return replace(section, command=results.command or command, body=body, results=results)
 
 
 _SOURCES = (
     Source(
-        "routing.json",
-        f"bench.routing --mixes {_MIXES}",
+        "routing",
         "Routing: time to first token and cache share",
         "How soon requests of each mix get their first token, and how much of their prompts the engines' caches "
         "serve, by what routes them.",
@@ -55,8 +50,7 @@ _SOURCES = (
         routing.render,
     ),
     Source(
-        "routing-mixes.json",
-        f"bench.routing --mixes {_OTHER_MIXES}",
+        "routing-mixes",
         "Routing: documents, a hot prefix, nothing in common",
         "The same of mixes in which other things are hard: many documents, more of them than the caches hold, one that "
         "everybody asks about, and prompts of which no two are alike.",
@@ -64,8 +58,7 @@ _SOURCES = (
         routing.render,
     ),
     Source(
-        "routing-real.json",
-        "bench.routing --real",
+        "routing-real",
         "Routing on real vLLM",
         "The same on two real vLLM servers with a small vision-language model, on the processors of one machine, which "
         "the gateways share with them.",
@@ -73,8 +66,23 @@ _SOURCES = (
         routing.render,
     ),
     Source(
-        "overhead.json",
-        "bench.overhead --quick",
+        "offload",
+        "KV outside the GPU",
+        "One replica that is asked about more than its GPU holds: alone, with LMCache in CPU memory, and with LMCache "
+        "straight to Redis, by the size of its chunks; what others published below.",
+        "Lower TTFT is better; higher requests and prompt tokens per s are.",
+        offload.render,
+    ),
+    Source(
+        "offload-real",
+        "KV outside the GPU, on real vLLM",
+        "The same on real vLLM with real LMCache and Redis and a small vision-language model, on the processors of one "
+        "machine.",
+        "Lower TTFT is better; higher requests and prompt tokens per s are.",
+        offload.render,
+    ),
+    Source(
+        "overhead",
         "CPU per request against the peers",
         "What a request costs each proxy, what it adds to the time to the first byte, and how many it serves.",
         "Lower is better, except for requests per s. Clients in closed loops fill the machine, and latency is mostly "
@@ -82,16 +90,14 @@ _SOURCES = (
         overhead.render,
     ),
     Source(
-        "overhead-latency.json",
-        f"bench.overhead {_AT_A_RATE} --prompts '350 B' --answers 'plain,stream 16'",
+        "overhead-latency",
         "Latency at fixed rates",
         "What each proxy adds to the time to the first byte while requests come at a steady rate, and its cost.",
         "Lower is better.",
         overhead.render,
     ),
     Source(
-        "place.json",
-        "bench.place",
+        "place",
         "Cost of a placement",
         "How much of Redis' time one routing decision takes, by length of the prompt's chain of keys, number of "
         "replicas, and how much of the chain is cached (warm: all, half, cold: nothing).",
@@ -99,8 +105,7 @@ _SOURCES = (
         place.render,
     ),
     Source(
-        "store.json",
-        "bench.store",
+        "store",
         "The store",
         "What the shared store does and costs.",
         "An arrow says whether lower or higher is better; rows are of different things and do not compete.",

@@ -13,7 +13,7 @@ from bench.report.inputs import Results
 from bench.report.routing_figures import cache_shares, ttft_distributions
 from bench.report.runs import Measured, measured
 from bench.report.tables import Cell, Column, Group, Kind, Line, number, percent, table, text
-from bench.routing.measure import LEAST_IDLE, Row
+from bench.routing.measure import LEAST_IDLE, WRONG, Row
 from bench.routing.systems import label
 
 _COLUMNS = (
@@ -44,7 +44,7 @@ def _mix(title: str, rows: Sequence[Row]) -> str:
     valid = measured([row for row in rows if row.valid])
     invalid = [row for row in rows if not row.valid]
     lines = [_line(each) for each in valid] + [_invalid_line(row) for row in invalid]
-    caption = f"{title}: medians over seeds; invalid runs one by one, in no median"
+    caption = f"{title}: medians over seeds; invalid runs one by one, in no median. Predicted wrong: {WRONG}."
     drawn = ttft_distributions(title, valid) + cache_shares(title, valid) if valid else ""
     return f"<h3>{escape(title)}</h3>{drawn}" + table(caption, _COLUMNS, [Group(lines)])
 

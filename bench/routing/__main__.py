@@ -31,31 +31,38 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import record
+from bench import record, tables
 from bench.options import counts, names, positive
 from bench.peers import DoesNotStart
 from bench.routing.fleets import Fresh, real, simulated
-from bench.routing.measure import LEAST_IDLE, Row, measure
+from bench.routing.measure import LEAST_IDLE, WRONG, Row, measure
 from bench.routing.mixes import MIXES, Mix
 from bench.routing.systems import NAMES, ROUTERS, System, label, systems
 
+_LEGEND = (
+    "cached: of the prompts' tokens. busiest: its share of the requests. peak: a replica's load over the mean while "
+    f"its queue grew. wrong: {WRONG}. idle: what was left of the machine."
+)
 
-def table(mix: Mix, rows: Sequence[Row]) -> Table:
+
+def _table(mix: Mix, rows: Sequence[Row]) -> Table:
     """A mix's rows, each system's seeds together."""
     title = (
         f"{mix.name}: {mix.title} ({mix.replicas} replicas of {mix.capacity_tokens} tokens, {mix.concurrency} at once)"
     )
-    shown = Table(title=title)
-    for column in ("system", "p50", "p95", "p99 ms", "req/s", "cached", "busiest", "peak", "wrong", "idle", "failed"):
-        shown.add_column(column, justify="left" if column == "system" else "right", no_wrap=True)
+    columns = ["p50", "p95", "p99 ms", "req/s", "cached", "busiest", "peak", "wrong", "idle"]
+    if any(row.failed for row in rows):
+        columns.append("failed")
+    shown = tables.table(title, ("system",), columns, caption=_LEGEND)
     for system, found in _by_system(rows):
         shown_as = system
-        failed, idle = str(sum(row.failed for row in found)), f"{min(row.idle for row in found):.0%}"
+        failed = [str(sum(row.failed for row in found))] if "failed" in columns else []
+        idle = f"{min(row.idle for row in found):.0%}"
         counted = [row for row in found if row.valid and row.requests]
         if len(counted) < len(found):
             shown_as = f"{system} [red]{len(found) - len(counted)} invalid: under {LEAST_IDLE:.0%} idle, or no answers"
         if not counted:
-            shown.add_row(shown_as, *"-" * 8, idle, failed)
+            shown.add_row(shown_as, *"-" * 8, idle, *failed)
             continue
         predicted = [row.wrong_share for row in counted if row.wrong_share is not None]
         peaks = [row.peak_load for row in counted if row.peak_load is not None]
@@ -63,12 +70,12 @@ def table(mix: Mix, rows: Sequence[Row]) -> Table:
             shown_as,
             *(f"{median(row.percentile_ms(share) for row in counted):.0f}" for share in (0.5, 0.95, 0.99)),
             f"{median(row.per_s for row in counted):.2f}",
-            f"{median(row.cache_share for row in counted):.4f}",
+            f"{median(row.cache_share for row in counted):.1%}",
             f"{median(max(row.split) for row in counted):.1%}",
             f"{median(peaks):.2f}" if peaks else "-",
             f"{median(predicted):.2%}" if predicted else "-",
             idle,
-            failed,
+            *failed,
         )
     return shown
 
@@ -105,7 +112,7 @@ class Run:
                         progress.update(task, description=f"{mix.name}, seed {seed}: {system.label}")
                         self._measure(mix, seed, system, fresh)
                         progress.advance(task)
-                self.console.print(table(mix, [row for row in self.rows if row.mix == mix.name]))
+                self.console.print(_table(mix, [row for row in self.rows if row.mix == mix.name]))
                 self._write()
 
     def _measure(self, mix: Mix, seed: int, system: System, fresh: Fresh) -> None:
@@ -157,7 +164,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    record.stop_when_told()
+    record.begin()
     options = _options()
     routed_by = systems(options.systems, options.gateways)
     versions = {"kvgate": metadata.version("kvgate")} | {name: peer.version for name, peer in ROUTERS.items()}

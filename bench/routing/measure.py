@@ -20,6 +20,10 @@ from gateway.tasks import Tasks
 
 LEAST_IDLE = 0.2
 """Under this the machine had too little left, and not the router set the pace."""
+WRONG = (
+    "answers for which the engine's cache held over a block less, or more, than was foretold when they were placed: it "
+    "was evicted or computed while they waited, or no event had told of it yet and its tokens were estimated"
+)
 _LOOK_S = 0.1
 _WINDOW_LOOKS = 10
 

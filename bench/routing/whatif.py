@@ -22,6 +22,7 @@ from statistics import mean
 from rich.console import Console
 from rich.table import Table
 
+from bench import tables
 from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
 from bench.options import names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
@@ -261,16 +262,15 @@ def _variant(text: str) -> tuple[str, Weights]:
 def _shown(
     mix: Mix, variants: Sequence[tuple[str, Weights]], seeds: Sequence[int], tell: Callable[[str], object]
 ) -> Table:
-    table = Table(title=f"{mix.name}: means of {len(seeds)} seeds")
-    table.add_column("weights")
+    rows = {}
     for text, weights in (("as it is", Weights()), *variants):
         tell(f"{mix.name}: {text}")
-        figures = [run(mix, weights, seed).figures for seed in seeds]
-        if not table.rows:
-            for name in figures[0]:
-                table.add_column(name, justify="right")
-        table.add_row(text, *(f"{mean(each[name] for each in figures):.4g}" for name in figures[0]))
-    return table
+        rows[text] = [run(mix, weights, seed).figures for seed in seeds]
+    columns = list(rows["as it is"][0])
+    shown = tables.table(f"{mix.name}: means of {len(seeds)} seeds", ("weights",), columns)
+    for text, figures in rows.items():
+        shown.add_row(text, *(f"{mean(each[name] for each in figures):.4g}" for name in columns))
+    return shown
 
 
 def main() -> None:

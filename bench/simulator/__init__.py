@@ -7,6 +7,7 @@ answers on every replica. Where to look:
     settings       what one replica is: its models, its cache, its speed, which is rough and documented there
     prompt         tokens, image placeholders and block hashes        chat_template  messages to a prompt
     cache          blocks: hits, LRU eviction, reference counts       offload        the CPU tier below it
+    lmcache        chunks in CPU memory, instead of that tier         chunk_redis    ... and in a Redis
     events         vLLM's KV events of what happens in both           publisher      ... over ZeroMQ, with replays
     engine         the step loop over all of these                    faults         failures on demand
     generation     one request's sequences and the wait for them      answers        the words and tool calls

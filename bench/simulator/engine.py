@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from bench.simulator.cache import Block, BlockCache
 from bench.simulator.events import EventLog, Events
 from bench.simulator.generation import State, TokenSequence
+from bench.simulator.lmcache import Lmcache
 from bench.simulator.offload import CpuTier
 from bench.simulator.settings import SimSettings
 
@@ -52,6 +53,7 @@ class Engine:
         on_first_token: Callable[[float], None],
         on_finish: Callable[[float], None],
         publish: Callable[[Events], None] | None = None,
+        lmcache: Lmcache | None = None,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)
@@ -60,8 +62,12 @@ class Engine:
         self.stats = EngineStats()
         self._events = EventLog(settings, publish)
         self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
+        self._lmcache = lmcache
         self._loaded_tokens = 0
-        """From the CPU tier, in the step at hand."""
+        """From outside the GPU, in the step at hand."""
+        self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
+        self._storing_s = 0.0
+        """What storing took in the step before."""
         self._settings = settings
         self._on_first_token = on_first_token
         self._on_finish = on_finish
@@ -161,11 +167,17 @@ class Engine:
                 prefill_tokens += want if want > 1 else 0
         if self.stats.preemptions > preempted:
             return batch, prefill_tokens
-        while self.waiting and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
-            admitted = self._admit(self.waiting[0], limit - prefill_tokens)
+        at = 0
+        while at < len(self.waiting) and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
+            sequence = self.waiting[at]
+            loadable_tokens = self._loadable_tokens(sequence)
+            if loadable_tokens is None:
+                at += 1  # those behind it need not wait for what it waits for
+                continue
+            admitted = self._admit(sequence, limit - prefill_tokens, loadable_tokens)
             if admitted is None:
                 break
-            sequence = self.waiting.popleft()
+            del self.waiting[at]
             self.running.append(sequence)
             batch.append((sequence, admitted))
             prefill_tokens += admitted
@@ -182,12 +194,16 @@ class Engine:
             if sequence.state is not State.RUNNING:
                 continue  # aborted while the step ran
             sequence.computed += computed
+            if self._lmcache is not None:
+                self._storing_s += self._lmcache.store(sequence, sequence.computed)
             if sequence.is_prefilled:
                 self._sample(sequence)
 
     def _step_s(self, prefill_tokens: int) -> float:
-        tokens = prefill_tokens + self._loaded_tokens * _LOAD_COST
-        return max(self._settings.decode_s_per_token, tokens / self._settings.prefill_tokens_per_s)
+        storing_s, self._storing_s = self._storing_s, 0.0
+        computing_s = prefill_tokens / self._settings.prefill_tokens_per_s
+        loading_s = self._loaded_tokens * self._load_s_per_token
+        return storing_s + max(self._settings.decode_s_per_token, computing_s + loading_s)
 
     def _sample(self, sequence: TokenSequence) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -206,13 +222,18 @@ class Engine:
             self._on_finish(now_s - sequence.arrived_s)
         sequence.generation.notify(sequence)
 
-    def _admit(self, sequence: TokenSequence, limit_tokens: int) -> int | None:
+    def _loadable_tokens(self, sequence: TokenSequence) -> int | None:
+        """What LMCache has of a waiting sequence; None where it is still looking."""
+        return 0 if self._lmcache is None else self._lmcache.loadable_tokens(sequence, self._work.set)
+
+    def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
         """Start a waiting sequence on what the caches have of it; the tokens of its first step, or None."""
         # At least one token must be computed to sample from, so the block that holds the last is recomputed.
         reusable = (sequence.num_tokens - 1) // self.block_size
         hits = self.cache.match(sequence.hashes[:reusable])
         self._events.reused(sequence, len(hits))
-        loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable]) * self.block_size
+        loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable])
+        loaded = max(loaded, min(reusable, loadable_tokens // self.block_size) - len(hits)) * self.block_size
         sequence.blocks = hits
         sequence.computed = len(hits) * self.block_size
         want = min(sequence.num_tokens - sequence.computed - loaded, limit_tokens)
@@ -244,7 +265,7 @@ class Engine:
         return True
 
     def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = (), loaded_tokens: int = 0) -> bool:
-        """Hold the blocks for `tokens` more of a sequence (and its `hits`, and what is loaded from the CPU tier
+        """Hold the blocks for `tokens` more of a sequence (and its `hits`, and what is loaded from outside
         before them) and store those that get full.
 
         This is the one place where hashes enter and leave the cache.

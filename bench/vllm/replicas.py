@@ -1,101 +1,36 @@
-"""Real vLLM replicas on this machine, each with a small KV cache, and a cluster of gateways in front of them.
-
-A replica is two processes, the API server and its engine. They are killed together: the engine alone would outlive its
-server and keep the ports.
-"""
+"""Real vLLM replicas on this machine, each with a small KV cache, and a cluster of gateways in front of them."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench.cluster import running_gateways
 from bench.vllm import install
+from bench.vllm.server import Server
 from gateway.local.ports import free_ports
-from gateway.local.processes import tail
 
 BLOCK_TOKENS = 32  # the smallest that vLLM has on CPUs
 CONTEXT_TOKENS = 4096
-_START_TIMEOUT_S = 180.0
-_POLL_S = 0.1
-_DIES_WITHIN_S = 20.0
-# An engine computes on a GPU, and leaves its host's processors to agents and gateways.
-_GIVING_WAY = ("nice", "-n", "10")
 
 
 @dataclass
-class VllmReplica:
+class VllmReplica(Server):
     """One `vllm serve`; `start` after `kill` brings it back on the same ports, as a new incarnation."""
 
-    id: str
-    port: int
     events_port: int
     replay_port: int
-    log: Path
     blocks: int
     """Of the KV cache, 32 tokens each. One of them is the engine's own (its null block)."""
     size: str = install.TINY
     """Of the model: one of install.SIZES."""
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Start it; `wait_until_healthy` says when it serves. It dies with the thread that this is called from."""
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*_die_with_this_process(), *_GIVING_WAY, *self._command()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(self.log.parent),
-                start_new_session=True,  # a process group of its own: `kill` takes the engine with it
-            )
-
-    def wait_until_healthy(self, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Return once it serves. RuntimeError, with the end of its log, if it exits or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not self.is_healthy():
-            if self._has_exited_within(_POLL_S) or time.monotonic() > deadline:
-                raise RuntimeError(f"vLLM replica {self.id} does not serve; its log ends with\n{tail(self.log, 30)}")
-
-    def is_healthy(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def kill(self) -> None:
-        """SIGKILL to the API server and the engine; returns when both are gone."""
-        if self.process is None:
-            return
-        group = self.process.pid
-        deadline = time.monotonic() + _DIES_WITHIN_S
-        while _has_members(group):
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-            self._has_exited_within(_POLL_S)  # which reaps it
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"vLLM replica {self.id} outlives SIGKILL: process group {group}")
-        self.process.wait()
-        self.process = None
 
     async def restart(self) -> None:
         """Kill it, start it anew on its ports and wait until it serves, while the event loop goes on."""
@@ -103,15 +38,7 @@ class VllmReplica:
         self.start()
         await asyncio.to_thread(self.wait_until_healthy)
 
-    def _has_exited_within(self, timeout_s: float) -> bool:
-        assert self.process is not None
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -140,53 +67,6 @@ class VllmReplica:
         ]
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """This process' environment, less what would configure vLLM or Python in some other way."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTHON"))}
-    return inherited | {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(install.home() / "cache"),
-        "VLLM_CONFIG_ROOT": str(install.home() / "config"),
-        "VLLM_RPC_BASE_PATH": str(folder),  # its sockets go where they are removed afterwards
-        "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, more than `blocks` need
-        # One thread per replica, on whichever core is free: two replicas and the gateways share two.
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "PYTHONHASHSEED": "0",  # all replicas hash equal blocks to equal hashes
-    }
-
-
-@functools.cache
-def _die_with_this_process() -> tuple[str, ...]:
-    """What to put in front of a command so that it and all that it starts die with this process, however that ends.
-
-    `bound` kills its command; being the first process in a PID namespace extends that to the command's children. Where
-    the kernel refuses namespaces (in most containers), the engine of a test run that was killed by SIGKILL stays.
-    """
-    bound = (sys.executable, "-P", "-m", "gateway.local.bound", str(os.getpid()))
-    namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-    if shutil.which(namespace[0]) is None:
-        return bound
-    permitted = subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0
-    return (*bound, *namespace) if permitted else bound
-
-
-def _has_members(group: int) -> bool:
-    """Whether a process of this group still runs; one that nobody has reaped yet does not."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, group_of_it, *_ = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(group_of_it) == group and state not in "ZX":
-            return True
-    return False
-
-
 @contextmanager
 def running_replicas(
     folder: Path, count: int = 2, blocks: int = 256, size: str = install.TINY
@@ -194,7 +74,7 @@ def running_replicas(
     """`count` replicas r0, r1, … that serve; started at the same time, killed at the end. Logs are in `folder`."""
     ports = iter(free_ports(3 * count))
     replicas = [
-        VllmReplica(f"r{n}", next(ports), next(ports), next(ports), folder / f"r{n}.log", blocks, size)
+        VllmReplica(f"r{n}", next(ports), folder / f"r{n}.log", next(ports), next(ports), blocks, size)
         for n in range(count)
     ]
     with ExitStack() as stack:
@@ -204,7 +84,7 @@ def running_replicas(
         yield replicas
 
 
-def start_together(replicas: Sequence[VllmReplica]) -> float:
+def start_together(replicas: Sequence[Server]) -> float:
     """Start them all and wait until each is healthy; the seconds that took."""
     started = time.monotonic()
     for replica in replicas:

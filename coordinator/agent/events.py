@@ -38,6 +38,8 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     is_prefix: bool
     """Whether the group holds every token of a prefix (full attention); others say nothing of prefixes."""
     session: str | None
+    lora: str | None = None
+    """The name of the adapter it was computed with."""
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +174,7 @@ def _event(found: _Map | _Array) -> Event:
             group=found.group_idx,
             is_prefix=found.kv_cache_spec_kind in _ATTENTION,
             session=found.session_id,
+            lora=found.lora_name,
         )
     return Cleared()
 

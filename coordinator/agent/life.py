@@ -19,13 +19,12 @@ from coordinator.agent.link import Attended, Fenced, Link, Vitals
 from coordinator.agent.lookups import Lookups
 from coordinator.agent.residency import Residency, Transition
 from coordinator.agent.sight import Engine, EngineAway, Sight
+from coordinator.agent.tier import Tier
 from coordinator.errors import StoreError
 
 _log = structlog.get_logger("kvgate.agent")
 
 BEAT_S = 0.5
-_ECHO_VERSION = (0, 30)
-"""The first vLLM that names sessions on its events."""
 
 
 class LifeOver(Exception):
@@ -56,15 +55,9 @@ class Life:
         self._is_complete = True
         self._was_deaf = False
         self._lookups = Lookups()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        sight, residency = self._sight, self.residency
-        residency.table.block_size = sight.block_size
-        residency.capacity_blocks = sight.capacity_tokens // sight.block_size if sight.block_size else 0
-        if sight.version:
-            residency.echoes_sessions = sight.version >= _ECHO_VERSION
-        residency.table.keeps_tokens = not residency.echoes_sessions
+        self._tier = Tier(replica, self.residency.table)
+        self.residency.expect(sight.block_size, sight.capacity_tokens, sight.version)
+        self._tier.look(sight.tier, sight.counters)
 
     async def run(self) -> None:
         """Take the replica over, then follow its events; ends with LifeOver or Fenced, or by cancellation."""
@@ -135,7 +128,9 @@ class Life:
     def _apply(self, items: Iterable[Item]) -> None:
         for item in items:
             if isinstance(item, Received):
-                self._say(self.residency.apply(item.batch.events), item.batch.ts)
+                changes = self.residency.apply(item.batch.events)
+                self._tier.apply(item.batch.events)
+                self._say(changes, item.batch.ts)
                 self.seq = item.seq
             elif isinstance(item, Lost):
                 self._lose(item)
@@ -159,6 +154,7 @@ class Life:
     # -- out ---------------------------------------------------------------------------------------------------
 
     def _say(self, transitions: list[Transition], happened_s: float) -> None:
+        self._tier.note(transitions)
         if transitions and not self._must_restate:
             if not self._pending:
                 self._oldest_s = happened_s
@@ -175,6 +171,7 @@ class Life:
             elif self._pending:
                 batch, self._pending = self._pending, []
                 await self.link.publish(batch, max(0.0, time.time() - self._oldest_s), self.seq)
+            await self._tier.publish(self.link)
         except StoreError as error:
             await self._lost_link(error)
 
@@ -192,6 +189,7 @@ class Life:
             if not isinstance(answer, Attended):
                 raise Fenced("another agent holds the replica")
             await self._heed(answer)
+            await self._tier.report(self.link)
         except StoreError as error:
             await self._lost_link(error)
             return
@@ -219,6 +217,7 @@ class Life:
         if (sight.started, sight.pool, sight.events) != (self._sight.started, self._sight.pool, self._sight.events):
             raise LifeOver
         self._sight = sight
+        self._tier.look(sight.tier, sight.counters)
 
     def _vitals(self) -> Vitals:
         mode = "session" if self.residency.echoes_sessions else "token_ids"
@@ -266,6 +265,7 @@ class Life:
             return False
         self._must_restate = True
         self._lookups.forget()
+        self._tier.forget()
         return True
 
     async def _lost_link(self, error: StoreError) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 import orjson
 import structlog
 
+from coordinator.address import connect
 from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
-from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.bound import read_chains
+from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import POOLS, PoolKeys
+from coordinator.line import load_scripts
+from coordinator.pools import list_pool
 from coordinator.registry import AgentRecord, ReplicaRecord
 from coordinator.scripts import load
-from coordinator.store import load_scripts
 from coordinator.wire import Wire
 
 _log = structlog.get_logger("kvgate.agent")
@@ -88,7 +91,7 @@ class Link:
     def __init__(self, wire: Wire, allow_oom: bool, pool: str, replica: str, agent: str) -> None:
         self._wire = wire
         self._allow_oom = allow_oom
-        self._keys = PoolKeys(pool)
+        self.keys = PoolKeys(pool)
         self._replica = replica
         self._agent = agent
         self.incarnation = ""
@@ -98,14 +101,18 @@ class Link:
 
     @classmethod
     async def open(cls, url: str, pool: str, replica: str, agent: str) -> Link:
-        """Connect and load the scripts."""
-        wire = await Wire.open(url, _CONNECT_S, lambda _error: None)
+        """Connect, load the scripts, and make the pool known."""
+        wire = await connect(url, PoolKeys(pool).anchor, _CONNECT_S, lambda _error: None)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 allow_oom = await load_scripts(wire)
+            await _list(url, pool)
         except (StoreError, TimeoutError) as error:
             await wire.close("gave up connecting")
             raise StoreDown(str(error) or "Redis does not answer") from error
+        except asyncio.CancelledError:
+            await wire.close("closing")
+            raise
         return cls(wire, allow_oom, pool, replica, agent)
 
     async def close(self) -> None:
@@ -117,20 +124,16 @@ class Link:
         known = await self.record() if not started else None
         self.incarnation = started or (known.incarnation if known else "life-1")
         record = ReplicaRecord(self._replica, self.incarnation, "ready", capacity_tokens, 0, url)
-        await self._run("register", self._keys.of_register, record.script_args(only_if_absent=True))
-        try:
-            await self._ask("SADD", POOLS, self._keys.pool)
-        except StoreRefused:  # of a Redis Cluster, another node's: only coordinators that stand alone miss it
-            _log.warning("cannot list the pool", key=POOLS, pool=self._keys.pool)
+        await self._run("register", self.keys.of_register, record.script_args(only_if_absent=True))
 
     async def record(self) -> ReplicaRecord | None:
         """The replica as the registry has it."""
-        found = await self._ask("HGET", self._keys.replicas, self._replica)
+        found = await self.ask("HGET", self.keys.replicas, self._replica)
         return ReplicaRecord.parse(self._replica, found.decode()) if found else None
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
         """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced."""
-        k = self._keys
+        k = self.keys
         reply = await self._run(
             "attend",
             (k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
@@ -157,7 +160,7 @@ class Link:
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of those sessions. Of one that was placed on another replica since, it is not written any more
         whether this engine was asked to report: then `elsewhere_is_report` says."""
-        replies = await asyncio.gather(*(self._ask("GET", self._keys.bind(session)) for session in sessions))
+        replies = await read_chains(self.ask, self.keys, sessions)
         pairs = ((session, text) for session, text in zip(sessions, replies, strict=True) if text)
         found = [read for session, text in pairs if (read := _binding(session, text)) is not None]
         here = (self._replica, self.incarnation)
@@ -182,7 +185,7 @@ class Link:
 
     async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
         """Only behind the first heartbeat, which tells how far the stream has come."""
-        k, said, entries = self._keys, "" if seq is None else seq, self._entries or 0
+        k, said, entries = self.keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
             (k.agents, k.replicas, k.entries, k.events(self._replica)),
@@ -197,7 +200,7 @@ class Link:
 
     async def is_applied(self, entries: int) -> bool:
         """Whether all of the stream's first `entries` entries are in the map."""
-        cursor = await self._ask("HGET", self._keys.cursors, self._replica)
+        cursor = await self.ask("HGET", self.keys.cursors, self._replica)
         return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
 
     async def residents(self) -> list[Resident]:
@@ -205,12 +208,12 @@ class Link:
         record = await self.record()
         if record is None:
             return []
-        keys = [key.decode() for key in await self._ask("ZRANGE", self._keys.held(self._replica), 0, -1)]
+        keys = [key.decode() for key in await self.ask("ZRANGE", self.keys.held(self._replica), 0, -1)]
         found: list[Resident] = []
         for start in range(0, len(keys), _BATCH):
             part = keys[start : start + _BATCH]
-            own = self._keys.own_prefix
-            texts = await asyncio.gather(*(self._ask("HGET", own + key, self._replica) for key in part))
+            own = self.keys.own_prefix
+            texts = await asyncio.gather(*(self.ask("HGET", own + key, self._replica) for key in part))
             found += [
                 resident
                 for key, text in zip(part, texts, strict=True)
@@ -221,7 +224,8 @@ class Link:
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         return await self._answer(self._wire.run(load(name, self._allow_oom), keys, args))
 
-    async def _ask(self, *command: Any) -> Any:
+    async def ask(self, *command: Any) -> Any:
+        """A plain command."""
         return await self._answer(self._wire.send(*command))
 
     async def _answer(self, reply: asyncio.Future[Any]) -> Any:
@@ -230,6 +234,13 @@ class Link:
                 return await reply
         except TimeoutError:
             raise StoreDown(f"no answer from Redis within {_ANSWER_S:g} s") from None
+
+
+async def _list(url: str, pool: str) -> None:
+    try:
+        await list_pool(url, pool, _CONNECT_S)
+    except StoreError as error:  # only coordinators that stand alone miss it
+        _log.warning("cannot list the pool", key=POOLS, pool=pool, reason=str(error))
 
 
 def _line(transition: Transition) -> str:

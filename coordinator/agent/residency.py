@@ -18,6 +18,8 @@ from coordinator.agent.tokens import Ruler
 
 __all__ = ["Evicted", "Reset", "Residency", "Resident", "Transition"]
 
+_ECHO_VERSION = (0, 30)
+"""The first vLLM that names sessions on its events."""
 _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
@@ -47,6 +49,14 @@ class Residency:
 
     def __len__(self) -> int:
         return len(self._residents)
+
+    def expect(self, block_size: int, capacity_tokens: int, version: tuple[int, ...]) -> None:
+        """What the engine says of itself; 0 and empty where it does not."""
+        self.table.block_size = block_size
+        self.capacity_blocks = capacity_tokens // block_size if block_size else 0
+        if version:
+            self.echoes_sessions = version >= _ECHO_VERSION
+        self.table.keeps_tokens = not self.echoes_sessions
 
     def residents(self) -> Iterable[Resident]:
         """Everything that holds now, for saying it again."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from coordinator.agent.chunkbook import ChunkTier
+
 
 class EngineAway(Exception):
     """The engine cannot be reached, or does not answer as one."""
@@ -28,7 +30,9 @@ class Sight:
     replay: str = ""
     waiting: int = 0
     counters: dict[str, float] = field(default_factory=dict)
-    """Running and waiting requests, KV usage, prefix cache queries and hits, under vLLM's names."""
+    """Of the engine, and of the LMCache server beside it: see gateway/facts.py and gateway/lmcache.py."""
+    tier: ChunkTier | None = None
+    """How that server keeps chunks in Redis; None without one."""
 
 
 class Engine(Protocol):

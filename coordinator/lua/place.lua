@@ -3,30 +3,36 @@
 -- written, and every candidate's cost comes back with its terms.
 --
 -- KEYS[1] replicas   KEYS[2] breakers   KEYS[3] active   KEYS[4] backlog_tokens   KEYS[5] owned_tokens
--- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bind:<tip>   KEYS[10] agents   KEYS[11] reports
--- KEYS[12] leases   KEYS[13..] own:<key>, shallow to deep
+-- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bound   KEYS[10] agents   KEYS[11] reports
+-- KEYS[12] leases   KEYS[13] tiers   KEYS[14..] own:<key>, shallow to deep (chunk:<key> and bound:<slot> are spelled from these)
 -- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] reservation id   ARGV[4] "place" | "explain"   ARGV[5] policy
 -- ARGV[6] seed   ARGV[7] replicas tried (space separated)   ARGV[8] id of the failed attempt to give back ("": none)
 -- ARGV[9] the only replica allowed ("": any)   ARGV[10] rendezvous order (space separated; consistent_hash only)
 -- ARGV[11] prompt_tokens   ARGV[12] min_slack_requests   ARGV[13] load_factor   ARGV[14] request_cost_tokens
 -- ARGV[15] copy_weight   ARGV[16] max_owners   ARGV[17] max_active_requests (0: no cap)
--- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms
+-- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms: chains are kept for one to two of these
 -- ARGV[20] the replicas that serve the model (space separated; "": all of the pool)
 -- ARGV[21] the tip (32 hex; "-" without a chain)   ARGV[22] cpu_credit: what a token in CPU memory is worth (0..1)
 -- ARGV[23] the chain's shape, for the agents: JSON   ARGV[24] "1": the engine can be asked to report reused blocks
--- ARGV[25..] tokens behind each key, in the order of KEYS[13..]
+-- ARGV[25] store_credit: what a token in LMCache's Redis tier is worth (0..1); both hold until they are measured
+-- ARGV[26..] tokens behind each key, in the order of KEYS[14..]
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens,
 --          the matched record's kind ("": none), its entry ("": a claim), now_ms,
---          mode (how the replica's agent learns chains; "": no agent), report (1: ask the engine to report reused blocks)},
+--          mode (how the replica's agent learns chains; "": no agent), report (1: ask the engine to report reused blocks),
+--          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
+--          tokens that another candidate holds and the replica neither holds nor can load},
 --         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
 
-local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 13, 25, 10000, 8, 100, 32
+local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 14, 26, 10000, 8, 100, 32
 
 -- include time
+-- include tables
 -- include load
 -- include chain
+-- include tiers
 -- include choose
+-- include bound
 
 local explain = ARGV[4] == 'explain'
 if not explain then
@@ -47,26 +53,11 @@ local now = now_ms()
 local seed = tonumber(ARGV[6])
 math.randomseed(seed)
 
-local function pairs_of(key)
-  local flat, map = redis.call('HGETALL', key), {}
-  for i = 1, #flat, 2 do
-    map[flat[i]] = flat[i + 1]
-  end
-  return map
-end
-
 -- The candidates: ready and not broken; failing that, ready with an open breaker; failing that, dead (better a try
 -- than a refusal). Never one that was tried.
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
 local lives, capacities, record_of = {}, {}, {}
 local good, broken, dead = {}, {}, {}
-local function set_of(names)
-  local set = {}
-  for name in string.gmatch(names, '%S+') do
-    set[name] = true
-  end
-  return set
-end
 local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
 for i = 1, #records, 2 do
   local replica = records[i]
@@ -99,7 +90,10 @@ end
 local depth, held, top = walk(count, lives, not explain, start)
 
 local active, backlog, owned = pairs_of(KEYS[3]), pairs_of(KEYS[4]), pairs_of(KEYS[5])
-local fleet = { count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {}, credit = {} }
+local fleet = {
+  count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {}, credit = {},
+  cpu_credit = {}, store_credit = {}, held_tokens = 0,
+}
 if ARGV[5] == 'round_robin' then
   table.sort(names)
 end
@@ -111,12 +105,13 @@ for i = 1, #names do
   fleet.owned[i] = tonumber(owned[replica] or 0)
   fleet.capacity[i] = capacities[replica]
   fleet.matched[i] = tokens_at(depth[replica] or 0)
-  local is_slow = held[replica] and string.match(held[replica], '^%S+ %S+ (%S+)') == 'cpu'
-  fleet.credit[i] = fleet.matched[i] * (is_slow and tonumber(ARGV[22]) or 1)
   if (depth[replica] or 0) > best_depth then
     best_depth = depth[replica]
   end
 end
+fleet.held_tokens = tokens_at(best_depth)
+local stored_keys, stored_tokens =
+  weigh_tiers(fleet, held, KEYS[13], prompt_tokens, count, tonumber(ARGV[22]), tonumber(ARGV[25]))
 
 -- Of a prefix, the hits that its best-used owner counts.
 local hits = 0
@@ -136,7 +131,7 @@ local occupied = occupied_tokens(fleet)
 local cost, charged, displaced, load
 local chosen
 if policy == 'prefix_kv_aware' or explain then
-  cost, charged, displaced, load = prefix_costs(fleet, occupied, prompt_tokens, tokens_at(best_depth), hits, knobs)
+  cost, charged, displaced, load = prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
 end
 if policy == 'prefix_kv_aware' then
   chosen = least(fleet, limit, cost, occupied)
@@ -163,7 +158,10 @@ if matched > 0 then
   matched_tokens = tonumber(exact) or matched_tokens
   entry = kind == 'resident' and by or ''
 end
-local why = 'cold'
+if fleet.store_credit[chosen] == 0 or stored_tokens <= matched_tokens then
+  stored_keys, stored_tokens = 0, 0
+end
+local why = stored_keys > 0 and 'stored' or 'cold'
 if desperate then
   why = 'last_resort'
 elseif ARGV[9] ~= '' then
@@ -178,14 +176,15 @@ if explain then
     listed[i] = {
       replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
       owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
-      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = charged[i], displaced_tokens = displaced[i],
-      load_tokens = load[i], cost = cost[i],
+      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = charged[i],
+      displaced_tokens = displaced[i], load_tokens = load[i], cost = cost[i],
+      cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
       guarded = fleet.active[i] >= limit,
     }
   end
   return { 'ok', cjson.encode({
     policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
-    prompt_tokens = prompt_tokens, shared_hits = hits, replicas = listed,
+    prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, replicas = listed,
   }) }
 end
 
@@ -272,10 +271,11 @@ if claimed_from > 0 or report == 1 then
     chain[index] = string.sub(KEYS[FIRST_OWN + index - 1], -32)
   end
   local head = { replica, incarnation, report, ARGV[11], ARGV[23] }
-  redis.call('SET', KEYS[9], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '), 'PX', ARGV[19])
+  write_down(KEYS[9], tonumber(ARGV[19]), ARGV[21], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
 end
 
-local uncached = math.max(0, prompt_tokens - matched_tokens)
+local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
+local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since_text, uncached, ARGV[21] }, ' '))
 redis.call('HINCRBY', KEYS[3], replica, 1)
 redis.call('HINCRBY', KEYS[4], replica, uncached)
@@ -286,5 +286,6 @@ end
 
 return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
-  now, mode, report,
+  now, mode, report, stored_keys, stored_tokens,
+  math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
 }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import cluster, config, follow, owners, serve
+from gateway.cli import cluster, config, doctor, follow, owners, replica, serve
 from gateway.cli.errors import CommandError
 from gateway.local.errors import ClusterError
 
@@ -25,10 +25,12 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.status)
 app.command()(owners.owners)
+app.command()(doctor.doctor)
 app.command()(serve.gateway)
 app.command()(follow.agent)
 app.command()(follow.coordinator)
 app.command()(serve.replica_sim)
+app.command()(replica.replica_command)
 app.command()(config.check_config)
 app.command()(config.hash_key)
 app.command()(config.version)

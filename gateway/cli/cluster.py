@@ -44,13 +44,14 @@ Config = Annotated[
         help="A gateway's YAML to build on; ids, addresses, the Redis URL and the replicas are set here.",
     ),
 ]
-Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests.")]
+Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests; never with --detach.")]
 FrontedReplicas = Annotated[
     list[str] | None,
     typer.Option(
         metavar="id=…,url=…",
         help="Front this server instead of simulated ones; repeatable. Where vLLM (before 0.32) does not tell where "
-        "it publishes KV events, add events=tcp://host:port and replay=tcp://host:port.",
+        "it publishes KV events, add events=tcp://host:port and replay=tcp://host:port; with an LMCache server beside "
+        "it, lmcache=http://host:port.",
     ),
 ]
 

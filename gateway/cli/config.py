@@ -11,6 +11,7 @@ import typer
 from gateway.cli.errors import CommandError
 
 if TYPE_CHECKING:
+    from gateway.config_file import SettingsError
     from gateway.settings import GatewaySettings
 
 
@@ -18,13 +19,19 @@ def load(path: Path) -> GatewaySettings:
     """The settings in `path`, with what this process' environment overrides; a CommandError lists every problem."""
     import os
 
-    from gateway.settings import SettingsError, load_settings
+    from gateway.config_file import SettingsError
+    from gateway.settings import load_settings
 
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
-        lines = "".join(f"\n  {problem}" for problem in error.problems)
-        raise CommandError(f"{path}: {_count(len(error.problems))}{lines}") from None
+        raise refused(path, error) from None
+
+
+def refused(path: Path, error: SettingsError) -> CommandError:
+    """What to print of a file that cannot be used: a line per problem."""
+    lines = "".join(f"\n  {problem}" for problem in error.problems)
+    return CommandError(f"{path}: {_count(len(error.problems))}{lines}")
 
 
 def _count(problems: int) -> str:
@@ -44,7 +51,9 @@ def check_config(
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
     settings = load(file)
-    typer.echo(f"{file}: OK (gateway {settings.id}, {len(settings.replicas)} replicas, policy {settings.policy.name})")
+    followed = [name for name, section in settings.discovery if section is not None]
+    replicas = f"{len(settings.replicas)} replicas" + (f", more by {' and '.join(followed)}" if followed else "")
+    typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
 
 
 def hash_key() -> None:

@@ -16,19 +16,31 @@ if TYPE_CHECKING:
     from gateway.settings import GatewaySettings
 
 # The option that fills each field of the settings.
-_OPTIONS = {"redis.url": "--redis-url", "replicas[0].id": "--replica", "replicas[0].url": "--url"}
+_OPTIONS = {
+    "redis.url": "--redis-url",
+    "replicas[0].id": "--replica",
+    "replicas[0].url": "--url",
+    "store.chunk_ttl_s": "--chunk-ttl-s",
+}
 
 RedisUrl = Annotated[
     str, typer.Option(envvar="KVGATE_REDIS_URL", help="The Redis that gateways share; rediss:// for TLS.")
 ]
-ReplicaId = Annotated[str, typer.Option("--replica", help="The replica's id, as the gateways are configured with it.")]
+ReplicaId = Annotated[
+    str,
+    typer.Option(
+        "--replica", help="The replica's id, as the gateways know it; its pod's name, where they find it in Kubernetes."
+    ),
+]
 ReplicaUrl = Annotated[str, typer.Option("--url", help="Its base URL.")]
 Events = Annotated[
-    str, typer.Option(help="Where it publishes KV events, tcp://host:port; asked of the engine where left out.")
+    str, typer.Option(help="Where it publishes KV events, tcp:// or ipc://; asked of the engine where left out.")
 ]
-Replay = Annotated[str, typer.Option(help="Where it replays them, tcp://host:port.")]
+Replay = Annotated[str, typer.Option(help="Where it replays them.")]
+Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside it.")]
 DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank, of a data-parallel server.")]
 LogFormat = Annotated[Literal["json", "console"], typer.Option(help="How log lines look.")]
+ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk of LMCache's that came without a TTL.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
 
 
@@ -38,6 +50,7 @@ def agent(
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
     events: Events = "",
     replay: Replay = "",
+    lmcache: Lmcache = "",
     dp_rank: DpRank = None,
     log_format: LogFormat = "json",
 ) -> None:
@@ -48,11 +61,15 @@ def agent(
     these ports. Without events the replica stays "degraded": its ownership is
     predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica.
 
+    With --lmcache, prompts that no GPU holds, but LMCache has in the same Redis,
+    are placed for what loading them costs: as any replica can, on the least loaded.
+
     \b
     Examples:
       kvgate agent --replica r0 --url http://127.0.0.1:8000
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
           --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      kvgate agent --replica r0 --url http://127.0.0.1:8000 --lmcache http://127.0.0.1:8080
     """
     from coordinator.agent.agent import Agent
     from gateway.engine import HttpEngine
@@ -61,13 +78,14 @@ def agent(
 
     settings = _checked(redis_url, log_format, replicas=[{"id": replica, "url": url}])
     _check_endpoints(events, replay)
+    _check_lmcache(lmcache)
     configure(settings.log, agent=replica)
     key = settings.security.replica_api_key
 
     async def run() -> None:
         upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
         try:
-            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay)
+            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
             await Agent(redis_url, replica, engine).run()
         finally:
             await upstream.close()
@@ -78,32 +96,37 @@ def agent(
 def coordinator(
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
     metrics_port: MetricsPort = 0,
+    chunk_ttl_s: ChunkTtl = 86_400,
     log_format: LogFormat = "json",
 ) -> None:
-    """Apply what agents publish, without serving requests.
+    """Apply what agents publish and watch the store, without serving requests.
 
     Gateways do this themselves, sharing the replicas among them; run coordinators
-    where gateways shall spend nothing on it, and set coordinator.apply_events to
-    false in theirs. Any number may run: each takes its share.
+    where gateways shall spend nothing on it, and set coordinator.apply_events and
+    store.watch to false in theirs. Any number may run: each takes its share of the
+    replicas, and one of them watches the store.
 
     \b
     Examples:
       kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
     """
+    from coordinator.watch.tenure import WatchSettings
     from gateway.coordinating import run
     from gateway.logs import configure
 
-    settings = _checked(redis_url, log_format)
+    settings = _checked(redis_url, log_format, store={"chunk_ttl_s": chunk_ttl_s})
     configure(settings.log, coordinator="coordinator")
+    watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
     try:
-        _until_stopped(run(redis_url, metrics_port))
+        _until_stopped(run(redis_url, metrics_port, watch))
     except OSError as error:
         raise CommandError(f"--metrics-port {metrics_port}: {error.strerror or error}") from None
 
 
 def _checked(redis_url: str, log_format: str, **sections: Any) -> GatewaySettings:
     """The options as a gateway's settings, which know what is wrong with them."""
-    from gateway.settings import SettingsError, build_settings
+    from gateway.config_file import SettingsError
+    from gateway.settings import build_settings
 
     key = {name: os.environ[name] for name in ("KVGATE_REPLICA_API_KEY",) if name in os.environ}
     try:
@@ -114,13 +137,20 @@ def _checked(redis_url: str, log_format: str, **sections: Any) -> GatewaySetting
 
 
 def _check_endpoints(events: str, replay: str) -> None:
-    from gateway.local.plan import is_tcp_endpoint
+    from gateway.local.plan import ENDPOINT, is_endpoint
 
     for option, endpoint in (("--events", events), ("--replay", replay)):
-        if endpoint and not is_tcp_endpoint(endpoint):
-            raise CommandError(f"{option}: is {endpoint!r}; must be tcp://host:port")
+        if endpoint and not is_endpoint(endpoint):
+            raise CommandError(f"{option}: is {endpoint!r}; must be {ENDPOINT}")
     if replay and not events:
         raise CommandError("--replay: needs --events; without either, both are asked of the engine")
+
+
+def _check_lmcache(lmcache: str) -> None:
+    from gateway.local.plan import is_http
+
+    if lmcache and not is_http(lmcache):
+        raise CommandError(f"--lmcache: is {lmcache!r}; must be its HTTP server's base, like http://127.0.0.1:8080")
 
 
 def _until_stopped(work: Coroutine[Any, Any, None]) -> None:

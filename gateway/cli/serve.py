@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.simulator.settings import SimSettings
+from bench.simulator.settings import LmcacheSettings, SimSettings
 from gateway.cli.config import load
 from gateway.cli.errors import CommandError
 
 _SIM = SimSettings()
+_LMCACHE = LmcacheSettings(cpu_gb=1.0)
+
+
+def _lmcache(text: str) -> LmcacheSettings:
+    """`redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64`."""
+    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in fields(LmcacheSettings)} | {"redis_url": str}
+    told = dict(part.partition("=")[::2] for part in text.split(","))
+    if unknown := told.keys() - kinds.keys():
+        raise CommandError(f"--lmcache {text}: {', '.join(sorted(unknown))} is none of {', '.join(kinds)}")
+    try:
+        return LmcacheSettings(**{name: kinds[name](value) for name, value in told.items()})
+    except ValueError as error:
+        raise CommandError(f"--lmcache {text}: {error}") from None
+
 
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The gateway's YAML configuration.")]
 ReplicaId = Annotated[str, typer.Option("--id", help="Its name in logs and metrics.")]
@@ -36,6 +51,14 @@ EventsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for KV eve
 ReplayPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for replays, plus the rank; 0: a free one.")]
 ReplaySteps = Annotated[int, typer.Option(min=0, help="Event batches kept for replays; 0 means no replays.")]
 CpuBlocks = Annotated[int, typer.Option(min=0, help="Blocks of its CPU offload tier; 0 means it has none.")]
+Lmcache = Annotated[
+    LmcacheSettings | None,
+    typer.Option(
+        parser=_lmcache,
+        metavar="FIELD=VALUE,…",
+        help="LMCache beside it: cpu_gb, redis_url, or both, and chunk_tokens, key_prefix, ttl_s, value_bytes …",
+    ),
+]
 Speed = Annotated[float, typer.Option(help="Divides every simulated time; 0 means no delays at all.")]
 
 
@@ -80,18 +103,22 @@ def replica_sim(
     replay_port: ReplayPort = _SIM.replay_port,
     replay_steps: ReplaySteps = _SIM.replay_steps,
     cpu_blocks: CpuBlocks = _SIM.cpu_blocks,
+    lmcache: Lmcache = None,
 ) -> None:
     """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
 
     It keeps a real block-hashed prefix cache and takes the time that prefill and
     decode would take. The defaults are rough figures for a 7-8B vision-language
     model on an A40-like card. GET /kv_event_sources tells where its KV events are.
+    With --lmcache (bench/simulator/settings.py has all fields) the chunks of its
+    prompts are in Redis under the names that a real LMCache would give them.
 
     \b
     Examples:
       kvgate replica-sim --port 8001
       kvgate replica-sim --id r1 --port 8002 --speed 10 --num-gpu-blocks 2048
       kvgate replica-sim --port 8003 --events-port 5557 --replay-port 5558
+      kvgate replica-sim --port 8004 --lmcache redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64
     """
     try:
         settings = SimSettings(
@@ -115,6 +142,7 @@ def replica_sim(
             replay_port=replay_port,
             replay_steps=replay_steps,
             cpu_blocks=cpu_blocks,
+            lmcache=lmcache,
         )
     except ValueError as error:
         raise CommandError(str(error)) from None

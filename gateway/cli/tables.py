@@ -1,4 +1,4 @@
-"""The tables that `kvgate status` and `kvgate owners` print."""
+"""What `kvgate status`, `kvgate owners` and `kvgate doctor` print."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.doctor.examine import Diagnosis
 from gateway.local.status import MemberStatus
 
 # Wide enough for any row: a terminal wraps what it must, a program that reads the output needs whole lines.
@@ -26,7 +27,11 @@ _COST_TERMS = (
     ("owned_tokens", "owned"),
     ("guarded", "above the load guard"),
 )
-_COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red"}
+_LEGEND = (
+    "cost: the sum of 3 x charged (what it would compute; of what requests share, this one's share), displaced (what "
+    "would not fit any more), backlog and load"
+)
+_COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
 
 
 def print_status(members: Iterable[MemberStatus]) -> None:
@@ -63,6 +68,7 @@ def print_owners(explanation: dict[str, Any]) -> None:
         costs.add_row(*(_cell(replica.get(name)) for name, _ in terms))
     if terms:
         console.print(costs)
+        console.print(_LEGEND, markup=False)
     choice = explanation["choice"]
     where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
     console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}", markup=False)
@@ -75,3 +81,27 @@ def _cell(value: Any) -> str:
 def _owner(owner: dict[str, Any]) -> str:
     stale = ", of a past incarnation" if owner["stale"] else ""
     return escape(f"{owner['replica']} ({owner['kind']}, {owner['medium']}, {owner['hits']} hits{stale})")
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print what was found, by what it concerns, then what could not be checked, then the sum."""
+    console = Console(highlight=False, soft_wrap=True)
+    for subject in dict.fromkeys(finding.subject for finding in diagnosis.findings):
+        console.print(f"[bold]{escape(subject)}[/]")
+        for finding in (each for each in diagnosis.findings if each.subject == subject):
+            head = f"[{_COLOURS[finding.severity]}]{finding.severity}[/] {finding.code}"
+            console.print(f"  {head}: {escape(finding.what)}")
+            console.print(f"    why: {finding.why}\n    fix: {finding.fix}", markup=False)
+    if diagnosis.unchecked:
+        console.print("[bold]not checked[/]")
+    for unchecked in diagnosis.unchecked:
+        console.print(f"  {unchecked.subject}: {unchecked.what} ({unchecked.why})", markup=False)
+    errors = sum(finding.severity == "error" for finding in diagnosis.findings)
+    warnings = len(diagnosis.findings) - errors
+    found = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}" if diagnosis.findings else "nothing found"
+    made = f"{diagnosis.checks} checks of {diagnosis.looked_at}" if diagnosis.looked_at else "nothing answers"
+    console.print(f"{found}: {made}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -121,13 +121,15 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    # Of several servers, redis-cli would have to be told which.
+    is_one = "+" not in layout.redis_url.partition("://")[0]
+    redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern 'kvgate:*'\n" if is_one else ""
     steps = f"""
 Try next
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} -d '{curl_body}'
   {python} -c 'import openai; print({sdk}.models.list())'
   {kvgate} status {option}
   {kvgate} owners {option} --model {model} --text Hello
-  redis-cli -u {without_password(layout.redis_url)} --scan --pattern 'kvgate:*'
-Ctrl-C stops everything.
+{redis_cli}Ctrl-C stops everything.
 """
     console.print(steps, markup=False)

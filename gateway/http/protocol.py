@@ -125,12 +125,12 @@ class HttpProtocol(asyncio.Protocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """uvicorn stops: close when what is being answered is complete."""
+        """uvicorn stops: close when what is being answered, or has begun to come, is complete."""
         self._is_closing = True
-        if self._answering is None:
-            self._transport.close()
-        else:
+        if self._answering is not None:
             self._answering.keeps_alive = False
+        elif not self._in_head:
+            self._transport.close()
 
     def _close_if_idle(self) -> None:
         """Where nothing is being answered; at once where the client has stopped taking what it was answered."""

@@ -151,6 +151,8 @@ class LocalCluster:
                 command += ["--events", replica.events]
             if replica.replay:
                 command += ["--replay", replica.replay]
+            if replica.lmcache:
+                command += ["--lmcache", replica.lmcache]
             self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
             if publishes and applies:
                 self._exact.add(replica.id)

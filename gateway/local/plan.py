@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from gateway.config_file import SettingsError
 from gateway.local.errors import ClusterError
-from gateway.settings import SettingsError, build_settings, load_settings
+from gateway.settings import build_settings, load_settings
 
 HOST = "127.0.0.1"
 # `kvgate up` stops everything within 5 s; a stream that ends by itself ends better than one that is killed.
@@ -26,6 +27,7 @@ class Fronted:
     url: str
     events: str = ""
     replay: str = ""
+    lmcache: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,36 +46,52 @@ class Plan:
     detach: bool = False
 
 
-def parse_fronted(text: str) -> Fronted:
-    """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…]`.
+_FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache"})
 
-    `events` and `replay` are where the engine publishes its KV events, where it does not tell that itself.
+
+def parse_fronted(text: str) -> Fronted:
+    """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…][,lmcache=http://…]`.
+
+    `events` and `replay` are where the engine publishes its KV events, where it does not tell that itself; `lmcache` is
+    the HTTP address of the LMCache server beside it.
     """
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if not equals or name not in ("id", "url", "events", "replay") or name in fields:
+        if not equals or name not in _FRONTED_FIELDS or name in fields:
             raise ClusterError(
                 f"--replica {text}: {part!r} is not understood; write id=r0,url=http://host:port"
-                "[,events=tcp://host:port][,replay=tcp://host:port]"
+                "[,events=tcp://host:port][,replay=tcp://host:port][,lmcache=http://host:port]"
             )
         fields[name] = value
     for name in ("id", "url"):
         if not fields.get(name):
             raise ClusterError(f"--replica {text}: {name}=… is missing; write id=r0,url=http://host:port")
     for name in ("events", "replay"):
-        if name in fields and not is_tcp_endpoint(fields[name]):
-            raise ClusterError(f"--replica {text}: {name} must be tcp://host:port")
+        if name in fields and not is_endpoint(fields[name]):
+            raise ClusterError(f"--replica {text}: {name} must be {ENDPOINT}")
     if "replay" in fields and "events" not in fields:
         raise ClusterError(f"--replica {text}: replay=… needs events=…")
-    return Fronted(fields["id"], fields["url"].rstrip("/"), fields.get("events", ""), fields.get("replay", ""))
+    if "lmcache" in fields and not is_http(fields["lmcache"]):
+        raise ClusterError(f"--replica {text}: lmcache must be the base of its HTTP server, http://host:port")
+    return Fronted(**{name: value.rstrip("/") for name, value in fields.items()})
 
 
-def is_tcp_endpoint(url: str) -> bool:
-    """Whether it is tcp://host:port, where ZeroMQ can connect."""
+ENDPOINT = "tcp://host:port, or ipc:///path of a socket"
+
+
+def is_http(url: str) -> bool:
+    """Whether it is the base of an HTTP server."""
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def is_endpoint(url: str) -> bool:
+    """Whether ZeroMQ can connect there: an ENDPOINT."""
     try:
         parts = urlsplit(url)
-        return parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
+        is_socket = parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1
+        return is_socket or (parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None)
     except ValueError:
         return False
 

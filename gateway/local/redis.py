@@ -14,8 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from coordinator.address import connect
 from coordinator.errors import StoreError, StoreRefused
-from coordinator.wire import Wire
+from coordinator.keys import POOLS
 from gateway.local.errors import ClusterError
 
 OLDEST_VERSION = (6, 2)
@@ -45,6 +46,7 @@ class RedisServer:
         # The record of an owner is a little longer than the 64 bytes up to which Redis keeps a hash compact: 3 bytes in
         # 10 less. (The option's old name, which newer versions know, too.)
         options["hash-max-ziplist-value"] = 128
+        options["notify-keyspace-events"] = "E$e"  # for the watch over the store
         return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 
@@ -90,7 +92,7 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
 async def problem_with(url: str) -> str | None:
     """Why the Redis at `url` cannot be used; None when it can."""
     try:
-        wire = await Wire.open(url, _ANSWER_TIMEOUT_S, lambda _: None)
+        wire = await connect(url, POOLS, _ANSWER_TIMEOUT_S, lambda _: None)
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 info = await wire.send("INFO", "server")
@@ -113,6 +115,7 @@ async def problem_with(url: str) -> str | None:
 
 def without_password(url: str) -> str:
     """`url` as it may be printed."""
+    url = re.sub(r"(?<=password=)[^&]+", "…", url)
     parts = urlsplit(url)
     return parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}").geturl() if parts.password else url
 

@@ -19,8 +19,8 @@ State = Literal["ready", "not ready", "dead"]
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of `kvgate status`; `detail` says what is wrong, or what a gateway says of its store. An agent serves
-    nothing itself: its `url` is its replica's."""
+    """One line of `kvgate status`; `detail` says what is wrong, what a gateway says of its store, and of Redis what the
+    gateway that watches it warns of. An agent serves nothing itself: its `url` is its replica's."""
 
     kind: Literal["gateway", "agent", "replica", "redis"]
     id: str
@@ -39,13 +39,15 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     async with client() as http:
         asked = asyncio.gather(*(ask_gateway(http, member.url) for member in cluster.gateways))
         others = asyncio.gather(
-            _redis_status(cluster, redis),
-            *(_replica_status(http, member, by_pid.get(member.pid)) for member in cluster.replicas),
+            problem_with(cluster.redis_url),
+            asyncio.gather(*(_replica_status(http, member, by_pid.get(member.pid)) for member in cluster.replicas)),
         )
-        answers, statuses = await asked, await others
+        answers, (redis_problem, statuses) = await asked, await others
+    warnings = [warning for answer in answers for warning in answer.store_warnings]
     heard = frozenset().union(*(answer.exact for answer in answers))
     agents = {process.id: process for process in processes if process.kind == "agent"}
     return [
+        _redis_status(cluster, redis, redis_problem, warnings),
         *statuses,
         *(
             _agent_status(member, agents[name], member.id in heard)
@@ -59,11 +61,10 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
     ]
 
 
-async def _redis_status(cluster: Cluster, process: Process | None) -> MemberStatus:
-    problem = await problem_with(cluster.redis_url)
+def _redis_status(cluster: Cluster, process: Process | None, problem: str | None, warnings: list[str]) -> MemberStatus:
     pid = process.pid if process else None
-    state = _state(process, problem)
-    return MemberStatus("redis", "redis", without_password(cluster.redis_url), pid, state, problem or "")
+    state, detail = _state(process, problem), problem or "; ".join(warnings)
+    return MemberStatus("redis", "redis", without_password(cluster.redis_url), pid, state, detail)
 
 
 async def _replica_status(http: httpx.AsyncClient, member: Member, process: Process | None) -> MemberStatus:

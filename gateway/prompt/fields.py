@@ -42,7 +42,7 @@ def object_at(value: Json, param: str) -> dict[str, Json]:
 def list_at(value: Json, param: str) -> list[Json]:
     """`value`, which must be a list."""
     if not isinstance(value, list):
-        raise bad_field(param, "must be a list")
+        raise bad_field(param, "is required, and must be a list" if value is None else "must be a list")
     return value
 
 

@@ -56,20 +56,25 @@ class Ticket:
     def boundary_tokens(self) -> int:
         """Where the chain's next key after the matched one ends, about: no more than that can be cached unknown. The
         text there is taken to be like that before it, of which the engine may have told how many tokens it has."""
-        tokens, matched = self.request.tokens, self.placement.matched_keys if self.placement is not None else 0
+        tokens, placed = self.request.tokens, self.placement
+        if placed is None:
+            return tokens[0] if tokens else 0
+        found = (placed.matched_keys, placed.matched_tokens), (placed.stored_keys, placed.stored_tokens)
+        matched, matched_tokens = max(found, key=lambda each: each[1])
         if matched == 0:
             return tokens[0] if tokens else 0
         if matched >= len(tokens):
-            return max(self.matched_tokens, self.request.prompt_tokens)
-        assert self.placement is not None
-        behind, matched_tokens = tokens[matched - 1], self.placement.matched_tokens
+            return max(matched_tokens, self.request.prompt_tokens)
+        behind = tokens[matched - 1]
         density = max(1.0, matched_tokens / behind) if behind else 1.0
         return matched_tokens + round(density * (tokens[matched] - behind))
 
     @property
     def decision(self) -> str:
         """The receipt in x-kvgate-decision."""
-        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}"
+        stored = self.placement.stored_tokens if self.placement is not None else 0
+        beyond = f"; stored_tokens={stored}" if stored else ""
+        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}"
 
 
 class Router:
@@ -95,12 +100,12 @@ class Router:
         try:
             placement = await pool.place(request)
         except StoreError as error:
-            self._store.note(error)
+            self._store.note(pool.name, error)
             ticket = self._fall_back(job, pool, request)
             if release:
                 pool.done(release)
         else:
-            self._store.note(None)
+            self._store.note(pool.name, None)
             ticket = None
             if placement is not None:
                 ticket = Ticket(
@@ -113,6 +118,7 @@ class Router:
                     self._predicted_tokens(placement),
                     placement,
                 )
+                self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
@@ -220,6 +226,7 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
         max_owners=chosen.max_owners,
         max_active_requests=chosen.max_active_requests or 0,
         cpu_credit=chosen.cpu_credit,
+        store_credit=chosen.store_credit,
         probe_ms=int(settings.health.breaker_open_s * 1000),
     )
 

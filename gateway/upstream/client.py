@@ -61,13 +61,18 @@ class Upstream:
 
     async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
         """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
+        status, body, _ = await self.fetch_dated(url, timeout_s, with_key)
+        return status, body
+
+    async def fetch_dated(self, url: str, timeout_s: float, with_key: bool) -> tuple[int, bytes, str]:
+        """As `fetch`, and the answer's Date header; empty where it has none."""
         headers = {"accept": "*/*", **(self._key if with_key else {})}
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._session.get(url, allow_redirects=False, headers=headers) as response,
             ):
-                return response.status, await response.read()
+                return response.status, await response.read(), response.headers.get("date", "")
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise _translated(error) from error
 

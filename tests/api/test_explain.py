@@ -19,6 +19,8 @@ COSTS = {"active", "backlog_tokens", "owned_tokens", "capacity_tokens", "matched
     "cost",
     "guarded",
     "matched_keys",
+    "cpu_credit",
+    "store_credit",
     "replica",
 }
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cluster import Cluster
-from tests.api.stage import Stage, chat_body, text, user, wait_until
+from bench.cluster import Cluster, SimReplica
+from coordinator.keys import pool_slug
+from gateway.local.ports import free_ports
+from tests.api.stage import Stage, chat_body, running_gateway, text, user, wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -29,7 +33,7 @@ def test_names_follow_the_conventions(stage: Stage) -> None:
     wanted = ["requests", "requests_in_flight", "time_to_first_token_seconds", "request_duration_seconds"]
     wanted += ["placement_seconds", "decisions", "prompt_tokens", "cached_tokens", "predicted_cached_tokens"]
     wanted += ["prediction_error_tokens", "retries", "broken_streams", "client_disconnects", "store_up"]
-    wanted += ["breaker_open", "replica_ready", "replica_active_requests", "replica_exact"]
+    wanted += ["breaker_open", "replica_ready", "replica_active_requests", "replica_exact", "replica_info"]
     wanted += [f"engine_{name}" for name in ("running_requests", "waiting_requests", "kv_cache_usage_ratio")]
     wanted += ["engine_prefix_cache_queries_tokens", "engine_prefix_cache_hits_tokens"]
     wanted += ["event_lag_seconds", "key_transitions", "event_stream_gaps", "wrong_predictions", "residency_doubts"]
@@ -126,8 +130,33 @@ def test_the_fleet_is_shown(stage: Stage, open_cluster: Cluster) -> None:
         assert stage.sample("kvgate_replica_ready", replica=replica) == 1
         assert wait_until(lambda one=replica: stage.sample("kvgate_breaker_open", replica=one) == 0)
         assert stage.sample("kvgate_replica_exact", replica=replica) == 1
+        assert stage.sample("kvgate_replica_info", replica=replica, pool=open_cluster.pool) == 1
     assert stage.sample("kvgate_store_up") == 1
     assert stage.sample("kvgate_store_connections_total") >= 1
+
+
+def test_of_a_pool_that_a_replica_has_left_nothing_stays(open_cluster: Cluster, tmp_path: Path) -> None:
+    def started(model: str) -> SimReplica:
+        sim = SimReplica("moved", port, ("--speed", "0", "--model", model), tmp_path / "moved.log")
+        sim.start()
+        return sim
+
+    def pools() -> set[str]:
+        families = text_string_to_metric_families(httpx.get(f"{url}/metrics", trust_env=False).text)
+        found = (family.samples for family in families if family.name == "kvgate_replica_info")
+        return {sample.labels["pool"] for samples in found for sample in samples}
+
+    port = free_ports(1)[0]
+    sim = started("org/before")
+    fast = {"health": {"interval_s": 0.2}}
+    try:
+        with running_gateway(tmp_path, open_cluster.redis_url, [sim], fast) as url:
+            wait_until(lambda: pools() == {pool_slug("org/before")})
+            sim.kill()
+            sim = started("org/after")
+            wait_until(lambda: pools() == {pool_slug("org/after")})
+    finally:
+        sim.kill()
 
 
 def test_what_engines_tell_is_shown(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from tests.api.stage import Stage, chat_body, error_of, running_gateway, running
 
 def test_the_process_is_healthy_and_knows_its_version(stage: Stage) -> None:
     assert stage.get("/health").json() == {"status": "ok"}
-    assert stage.get("/version").json() == {"version": __version__}
+    assert stage.get("/version").json()["version"] == __version__
 
 
 def test_ready_says_with_whom(stage: Stage) -> None:
@@ -22,7 +22,14 @@ def test_ready_says_with_whom(stage: Stage) -> None:
     body = answer.json()
     assert re.fullmatch(r"gw1\.[0-9a-f]{6}", body.pop("gateway"))
     replicas = ["r0", "r1", "r2"]
-    assert body == {"ready": True, "store": "up", "replicas": replicas, "exact": replicas, "reasons": []}
+    assert body == {
+        "ready": True,
+        "store": "up",
+        "replicas": replicas,
+        "exact": replicas,
+        "pools": ["kvgate-sim-vlm-63845a77"],
+        "reasons": [],
+    }
 
 
 def test_ready_says_which_replicas_no_agent_follows(unfollowed: Stage) -> None:
@@ -49,7 +56,9 @@ def test_without_a_replica_it_is_not_ready_and_says_why(stage: Stage, open_clust
 
 def test_without_any_configured_it_says_so(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
     with running_gateway(tmp_path, open_cluster.redis_url, [], {}, wait=False) as url:
-        assert stage.http.get(url + "/ready").json()["reasons"] == ["no replica is known: configure `replicas`"]
+        assert stage.http.get(url + "/ready").json()["reasons"] == [
+            "no replica is known: configure `replicas` or `discovery`"
+        ]
 
 
 def test_a_replica_that_comes_up_later_makes_it_ready(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

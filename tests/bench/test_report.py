@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -82,6 +83,13 @@ def routing_row(system: str, seed: int, times_ms: list[float], **others: Any) ->
     return {**who, **counts, "ttft_ms": times_ms, "cache_share": 0.5, "idle": 0.4, "valid": True, **others}
 
 
+def offload_row(tier: str, chunk_tokens: int | None, seed: int, times_ms: list[float], **others: Any) -> dict[str, Any]:
+    what = {"engine": "simulated", "scenario": "revisits", "tier": tier, "chunk_tokens": chunk_tokens, "seed": seed}
+    counts = {"requests": len(times_ms), "failed": 0, "per_s": 2.1, "prompt_tokens_per_s": 9000.0, "fetched_bytes": 0}
+    shares = {"gpu_share": 0.4, "loaded_share": 0.0, "cpu_bytes": 11_100_000_000, "redis_bytes": 0}
+    return {**what, **counts, **shares, "ttft_ms": times_ms, "idle": 0.4, "valid": True, **others}
+
+
 OVERHEAD = [
     overhead_row("direct", 0, 0.1),
     overhead_row("kvgate", 217, 2.1, store_cpu_us=115),
@@ -99,6 +107,11 @@ ROUTING = [
     routing_row("round_robin", 2, [1, 1, 1], cache_share=0.99, idle=0.12, valid=False),
     routing_row("<b>$x$ & \\1", 1, [300, 500, 1000], mix="<i>chat</i>"),
     routing_row("oracle", 1, [5, 6, 7], cache_share=0.95, instances=0),
+]
+OFFLOAD = [
+    offload_row("gpu", None, 11, [1000, 1400, 2600]),
+    *(offload_row("cpu", 256, seed, [100.0 + seed, 200, 300], loaded_share=0.6) for seed in (11, 12, 13)),
+    offload_row("redis", 256, 11, [1, 1, 1], idle=0.05, valid=False),
 ]
 STORE = [
     {"what": "latency", "beside": "place & <settle>", "p99_us": 812.25, "is_ok": True},
@@ -129,16 +142,18 @@ def full(tmp_path: Path) -> Page:
         place=PLACE,
         routing=ROUTING,
         store=STORE,
-        **{"routing-mixes": [], "routing-real": [], "overhead-latency": []},
+        offload=OFFLOAD,
+        **{"routing-mixes": [], "routing-real": [], "offload-real": [], "overhead-latency": []},
     )
     return parsed(tmp_path)
 
 
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
-    files = ["routing", "routing-mixes", "routing-real", "overhead", "overhead-latency", "place", "store"]
+    routed = ["routing", "routing-mixes", "routing-real"]
+    files = [*routed, "offload", "offload-real", "overhead", "overhead-latency", "place", "store"]
     assert sections == ["facts", *files]
-    for name in ("routing", "overhead", "place", "store"):
+    for name in ("routing", "offload", "overhead", "place", "store"):
         assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
     assert full.row("routing.json") == ["routing.json", "abc1234", facts, "kvgate 0.1.0"]
@@ -167,9 +182,17 @@ def test_a_plot_tells_those_who_do_not_see_it_what_it_shows(full: Page) -> None:
 def test_an_invalid_run_is_marked_and_counts_nowhere(full: Page) -> None:
     reason = full.row("KVGate, round_robin", "1", "seed 2")[-1]
     assert reason == "invalid: only 12 % idle CPU in scaled time, under 20 %"
-    assert [attributes.get("class") for tag, attributes in full.tags if tag == "tr"].count("invalid") == 1
+    assert [attributes.get("class") for tag, attributes in full.tags if tag == "tr"].count("invalid") == 2
     assert full.row("KVGate, round_robin", "1", "1")[3:6] == ["400", "900", "900"]
     assert "99.0" not in "".join(full.best)
+
+
+def test_tiers_stand_above_what_was_published_of_them_which_competes_with_nobody(full: Page) -> None:
+    assert full.row("CPU memory, 256", "3")[2:5] == ["200", "300", "204"]
+    assert full.row("CPU memory, 256", "3")[8:10] == ["60.0\N{NARROW NO-BREAK SPACE}%", "11.10"]
+    assert full.row("KVGate: CPU memory, 256")[2:6] == ["249", "412", NOTHING, "2.33"]
+    assert full.row("Redis, direct, 256", "seed 11")[-1] == "invalid: only 5 % idle CPU in scaled time, under 20 %"
+    assert "2.33" not in full.best
 
 
 def test_medians_are_over_seeds_and_percentiles_as_the_client_takes_them(full: Page) -> None:
@@ -201,17 +224,11 @@ def test_names_are_text_wherever_they_appear(full: Page) -> None:
 def test_what_is_missing_is_said_with_the_command_that_makes_it(tmp_path: Path) -> None:
     write(tmp_path, place=PLACE)
     page = parsed(tmp_path)
-    commands = {
-        "routing": "routing --mixes images,vqa,chat",
-        "routing-mixes": "routing --mixes contexts,rag,hostile,hot,tail-1.5,tail-3",
-        "routing-real": "routing --real",
-        "overhead": "overhead --quick",
-        "overhead-latency": "overhead --contenders direct,nginx,kvgate,sglang-router,vllm-router --connections '' "
-        "--rates 200,1500 --prompts '350 B' --answers 'plain,stream 16'",
-        "store": "store",
-    }
-    for name, command in commands.items():
-        made_by = f"python -m bench.{command} --out {tmp_path / name}.json"
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text().replace("\\\n", " ")
+    routed, kept_outside = ("routing", "routing-mixes", "routing-real"), ("offload", "offload-real")
+    for name in (*routed, *kept_outside, "overhead", "overhead-latency", "store"):
+        made_by = f"make bench-{name}"
+        assert re.search(rf"^MEASURED := .*\bbench-{name}(\s|$)", makefile, re.MULTILINE)
         assert f"Missing: {name}.json, made by {made_by}." in page.words
         assert f"Make it with {made_by}" in page.words
     assert "Missing: place.json" not in page.words
@@ -232,7 +249,7 @@ def test_what_was_left_out_is_told_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_file_that_is_something_else_is_named_and_so_is_what_is_wrong(tmp_path: Path) -> None:
     write(tmp_path, overhead=[{"contender": "kvgate"}])
-    with pytest.raises(SystemExit, match=r"overhead\.json is not what bench\.overhead .*writes: 0 / prompt: Field req"):
+    with pytest.raises(SystemExit, match=r"overhead\.json is not what make bench-overhead writes: 0 / prompt: "):
         report(tmp_path)
 
 

@@ -38,7 +38,8 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"]
     assert not [name for name in alone if name.startswith("did")]
     assert agents["did_transitions_per_s"] > 0
-    assert [row["did_mb_per_s"] > 0 for row in values] == [True, True]
+    assert [row["did_mb_per_s"] > 0 for row in values] == [True] * 4
+    assert [row.get("did_evictions_per_s", 0) > 0 for row in values] == [False, False, True, True]
 
     claims, residents, large = rows["memory"]
     assert (claims["kind"], residents["kind"], large["kind"]) == ("claim", "resident", "resident")

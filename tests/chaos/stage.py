@@ -114,11 +114,15 @@ class Stage:
     async def metric_of_all(self, name: str, **labels: str) -> float:
         return sum([await self.metric(url, name, **labels) for url in self.urls])
 
+    async def explain(self, text: str, url: str | None = None) -> dict[str, Any]:
+        """What a gateway says of a prompt: see POST /v1/route/explain."""
+        body = {"model": "sim", "messages": [{"role": "user", "content": text}]}
+        answer: dict[str, Any] = (await self.http.post(f"{url or self.urls[0]}/v1/route/explain", json=body)).json()
+        return answer
+
     async def explained(self, text: str, url: str | None = None) -> dict[str, dict[str, Any]]:
         """What each replica would be charged for this prompt now."""
-        body = {"model": "sim", "messages": [{"role": "user", "content": text}]}
-        answer = await self.http.post(f"{url or self.urls[0]}/v1/route/explain", json=body)
-        return {one["replica"]: one for one in answer.json()["replicas"]}
+        return {one["replica"]: one for one in (await self.explain(text, url))["replicas"]}
 
     # -- prompts -------------------------------------------------------------------------------------------------
 

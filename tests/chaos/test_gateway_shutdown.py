@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -63,6 +64,30 @@ async def test_what_outlasts_the_grace_period_is_told_so(stage: Stage) -> None:
         assert leaving.process.returncode == 0
         assert not await is_registered(stage, leaving)
         assert await stage.all_load_is_given_back(), "given back by the gateway itself, not by the reaper"
+
+
+async def test_a_request_that_had_begun_to_come_is_answered(stage: Stage) -> None:
+    async with another_gateway(stage.cluster, "leaving", timeouts={"grace_s": 20}) as leaving:
+        address = urlsplit(leaving.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        body = orjson.dumps(chat(stage.new_prompt()))
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: kvgate\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        ).encode()
+        writer.write(head[:20])
+        async with httpx.AsyncClient() as newcomer:
+            assert not await refuses(newcomer, leaving), "which also says that it has read so far"
+            leaving.signal(signal.SIGTERM)
+            await eventually(lambda: refuses(newcomer, leaving), within_s=5)
+        writer.write(head[20:] + body)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        assert b"connection: close" in answer
+        writer.close()
+        await writer.wait_closed()
+        await eventually(leaving.has_exited, within_s=5)
+        assert leaving.process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

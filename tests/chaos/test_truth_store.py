@@ -49,6 +49,42 @@ async def test_a_store_that_comes_back_empty_is_told_everything(truth: TruthStag
     assert [await truth.owners(text) for text in kept] == [{"r0"}] * len(kept)
 
 
+async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_since(truth: TruthStage) -> None:
+    """As a replica that lagged does when it becomes the master: cursors, entries' numbers and lives go back."""
+    r0, r1, r2 = truth.cluster.replicas
+    old, kept = await truth.old_and_kept(r0)
+    gone = await truth.warm(2, r2)
+    async with Askers(truth, [truth.new_prompt(words=20) for _ in range(3)]) as askers:
+        with truth.redis.going_back_to_now():
+            new = await truth.warm(2, r1)
+            await truth.crowd_out(r0)
+            before = (await truth.ledger.replicas())["r2"].incarnation
+            r2.kill()
+            r2.start()
+            await eventually(lambda: lives_again(truth, r2, before), within_s=30)
+            await eventually(truth.is_exact_everywhere, within_s=30)
+            later = [truth.new_prompt() for _ in range(2)]
+            for text in later:
+                await truth.ask_on(r2, text)
+            await truth.settle(later, complete=False)
+            told = await truth.client.hgetall(truth.keys.entries)
+            truth.redis.kill()
+            await eventually(lambda: "state=fallback" in askers.answers[-1].decision)
+            truth.redis.start()
+        assert (await truth.client.hgetall(truth.keys.entries)) != told
+        await eventually(truth.is_exact_everywhere, within_s=20)
+        await truth.settle([old, *kept, *gone, *new])
+        await truth.settle(later, complete=False)  # how long they are was told to nobody, or has been lost
+    assert await truth.owners(old) == set()
+    assert [await truth.owners(text) for text in gone] == [set()] * 2
+    assert [await truth.owners(text) for text in new] == [{"r1"}] * 2
+    assert all(["r2" in (await truth.told(text))[1] for text in later])
+
+
+async def lives_again(truth: TruthStage, replica: SimReplica, before: str) -> bool:
+    return (await truth.ledger.replicas())[replica.id].incarnation != before
+
+
 async def while_it_is_away(truth: TruthStage, replica: SimReplica, askers: Askers) -> None:
     """Requests go on being served, and the replica's cache changes."""
     loop = asyncio.get_running_loop()

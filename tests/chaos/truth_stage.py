@@ -214,8 +214,7 @@ class TruthStage:
 
     async def forget_chains(self) -> None:
         """What gateways wrote down of requests for the agents is gone after a minute."""
-        if bound := [key async for key in self.client.scan_iter(self.keys.bind("*"))]:
-            await self.client.delete(*bound)
+        await self.client.delete(self.keys.bound_slot(0), self.keys.bound_slot(1))
 
     async def fill(self, replica: SimReplica, blocks: int = BLOCKS - 1) -> None:
         """Past every gateway, push `blocks` least recently used blocks out of a replica's cache."""

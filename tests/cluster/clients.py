@@ -88,13 +88,19 @@ class Load:
     """Clients that ask one gateway or another, streamed or not, until they are stopped."""
 
     def __init__(
-        self, http: httpx.AsyncClient, urls: Sequence[str], seed: int = 1, max_tokens: tuple[int, int] = (1, 4)
+        self,
+        http: httpx.AsyncClient,
+        urls: Sequence[str],
+        seed: int = 1,
+        max_tokens: tuple[int, int] = (1, 4),
+        model: str = "sim",
     ) -> None:
         self._http = http
         self._urls = urls
         self._rng = random.Random(seed)
         self._contexts = [prose(f"context {seed} {n}") for n in range(6)]
         self._max_tokens = max_tokens
+        self._model = model
         self._is_stopping = False
         self._count = 0
         self.answered = 0
@@ -115,6 +121,7 @@ class Load:
                     self._http,
                     url,
                     text,
+                    model=self._model,
                     max_tokens=self._rng.randint(*self._max_tokens),
                     stream=self._rng.random() < 0.5,
                 )

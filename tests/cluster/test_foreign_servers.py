@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from aiohttp import web
@@ -16,6 +16,8 @@ from aiohttp import web
 from gateway.local.ports import free_ports
 from tests.cluster.clients import ask, is_complete, prose
 
+Server = TypeVar("Server", bound="ForeignServer")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 
 
@@ -47,8 +49,11 @@ class ForeignServer:
 
 
 @asynccontextmanager
-async def serving(server: ForeignServer) -> AsyncIterator[ForeignServer]:
+async def serving(server: Server, health: Handler | None = None) -> AsyncIterator[Server]:
+    """It listens; with `health` it has a /health as well."""
     app = web.Application()
+    if health is not None:
+        app.router.add_get("/health", health)
     app.router.add_get("/v1/models", server.models)
     app.router.add_get("/metrics", server.metrics)
     app.router.add_post("/v1/chat/completions", server.chat)

@@ -16,7 +16,7 @@ from tests.coordinator.stream import Stream, attend, lead, linked
 from tests.redis_server import RedisServer, available_servers, running_redis
 
 README = Path(coordinator.__file__).with_name("README.md")
-MORTAL = (":bind:", ":response:", ":measured:")
+MORTAL = (":response:", ":measured:", ":chunk:")
 """Keys that must have a TTL."""
 
 

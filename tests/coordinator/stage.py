@@ -12,10 +12,11 @@ from typing import Any
 import redis.asyncio as redis
 
 from coordinator.keys import PoolKeys
+from coordinator.line import load_scripts
 from coordinator.pool import PlaceRequest, Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs
-from coordinator.store import Store, load_scripts
+from coordinator.store import Store
 from coordinator.wire import Wire
 
 SPAN_TOKENS = 100
@@ -55,6 +56,12 @@ async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> N
             if await holds if asyncio.iscoroutine(holds) else holds:
                 return
             await asyncio.sleep(0.005)
+
+
+async def chain_of(client: redis.Redis, tip: str) -> str | None:
+    """What a placement wrote down of its chain."""
+    found = [await client.hget(KEYS.bound_slot(slot), tip) for slot in (0, 1)]
+    return next((text for text in found if text is not None), None)
 
 
 async def drained(*pools: Pool) -> None:

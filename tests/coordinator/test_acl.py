@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.applier import Applier
+from coordinator.applier import Appliers
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.pool import Pool, Reservation
 from coordinator.pools import known_pools
@@ -18,17 +18,23 @@ from coordinator.responses import find, remember
 from coordinator.store import Store, StoreSettings
 from coordinator.truth import ask_reset, credit, tell_measured
 from coordinator.worker import sweep, trim
-from tests.coordinator.stage import chain, drained, eventually, now_ms, replica, request, running
+from tests.coordinator.stage import chain, drained, eventually, joined, now_ms, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
+from tests.coordinator.watch.stage import chunk, holds, watching
 from tests.redis_server import RedisServer
 
 COMMANDS = (
     *("ping", "eval", "evalsha", "script|load", "time"),
-    *("exists", "get", "set", "del", "incr", "expire"),
-    *("hget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
+    *("exists", "get", "mget", "strlen", "set", "del", "unlink", "incr", "expire"),
+    *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zscore", "zrange", "zrangebyscore"),
     *("sadd", "smembers", "rpush", "lrange", "ltrim", "xadd", "xread", "xdel"),
 )
+WATCHES = (
+    *("+info", "+dbsize", "+randomkey", "+pttl", "+memory|usage", "+subscribe"),
+    *("resetchannels", "&__keyevent@0__:set", "&__keyevent@0__:evicted"),
+)
+TENDS = ("~*@*@*@*", "+eval", "+evalsha", "+pttl", "+pexpire", "+memory|usage", "+object|idletime")
 RULES = ("reset", "on", ">secret", "resetkeys", "~kvgate:*", "-@all", *(f"+{name}" for name in COMMANDS))
 
 
@@ -42,6 +48,7 @@ async def live_a_little(pool: Pool) -> None:
     """Everything that a gateway ever does with its pool."""
     for name in ("r0", "r1"):
         pool.register(replica(name, capacity_tokens=250))
+    await pool.read("HSET", pool.keys.tiers, "r0", "- 0.9")
     asked = request("a", chain(1, 2, 3))
     placed = await pool.place(asked)
     assert placed is not None
@@ -75,7 +82,7 @@ async def tell_and_apply(store: Store, url: str) -> None:
     """Everything that an agent and an applier ever do."""
     pool = store.pool("m")
     async with linked(url, "r9") as link, asyncio.TaskGroup() as tasks:
-        applying = tasks.create_task(Applier(url, "gw0", store.pool_names, lambda _applied: None).run())
+        applying = tasks.create_task(Appliers(url, "gw0", store.pool_names, lambda _applied: None).run())
         await attend(link)
         await eventually(lambda: is_exact(pool, "r9"))
         asked = request("c", chain(9), pinned="r9", shape=b'{"text_bytes":[9]}')
@@ -88,6 +95,7 @@ async def tell_and_apply(store: Store, url: str) -> None:
         await link.restate(gains(chain(9)), 0)
         await eventually(lambda: link.is_applied(2))
         assert await link.residents()
+        assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as of a chunk of LMCache's
         await credit(pool, asked, placed, 100)
         ask_reset(pool, "r9")
         await sweep(pool, "r9")
@@ -97,9 +105,24 @@ async def tell_and_apply(store: Store, url: str) -> None:
 
 def test_the_documentation_lists_these_commands() -> None:
     text = (Path(coordinator.__file__).parent.parent / "docs" / "security.md").read_text()
+    watch = f"ACL SETUSER kvgate {' '.join(WATCHES[1:])}\n  ({' '.join(TENDS)})\n"  # INFO is in the list below
+    assert watch in text
     found = re.search(r"^ACL SETUSER kvgate on .*? -@all(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert found is not None
     assert sorted(found[1].split()) == sorted(f"+{name}" for name in (*COMMANDS, "info"))
+
+
+async def test_chunks_that_the_user_may_not_see_count_for_nothing_and_stop_no_placement(
+    restricted_url: str, client: redis.Redis
+) -> None:
+    keys = chain(1, 2)
+    async with joined(restricted_url, "gw0") as pool:
+        pool.register(replica("r0"))
+        await client.hset(pool.keys.tiers, "r0", "- 0.9")
+        await client.set(pool.keys.chunk(keys[0]), "100 kvchunk@model@1", ex=60)
+        placed = await pool.place(request("a", keys))
+    assert placed is not None
+    assert (placed.why, placed.stored_tokens) == ("cold", 0)
 
 
 async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
@@ -158,3 +181,38 @@ async def test_a_wrong_password_is_told_without_repeating_it(redis_server: Redis
     async with running(store):
         assert "invalid username-password pair" in store.reason
         assert "wrong-guess" not in store.reason
+
+
+async def test_with_its_rights_the_watch_looks_after_chunks_and_no_chunk_can_be_read(
+    redis_server: RedisServer, client: redis.Redis, restricted_url: str
+) -> None:
+    version = int((await client.info("server"))["redis_version"].split(".")[0])
+    tends = [f"({' '.join(TENDS)})"] if version >= 7 else TENDS
+    await client.execute_command("ACL", "SETUSER", "kvgate", *WATCHES, *tends)
+    await client.execute_command("ACL", "LOG", "RESET")
+    await client.config_set("notify-keyspace-events", "E$e")
+    key = chunk(1)
+    try:
+        async with watching(restricted_url) as watcher:
+            await eventually(lambda: watcher.report is not None and watcher.report.hears)
+            await client.set(key, "x")
+            await eventually(lambda: watcher.report is not None and watcher.report.ttls_given == 1)
+            assert not holds(watcher, "not_permitted")
+        denied = {entry["object"] for entry in await client.acl_log()}
+        assert denied <= {"client", "client|setinfo"}
+        if version >= 7:
+            async with redis.Redis.from_url(restricted_url, protocol=2) as user:
+                for reading in (user.get(key), user.dump(key), user.eval("return redis.call('GET', KEYS[1])", 1, key)):
+                    with pytest.raises(redis.ResponseError, match=r"permission|access"):
+                        await reading
+    finally:
+        await client.delete(key)
+        await client.config_set("notify-keyspace-events", "")
+
+
+async def test_without_them_it_says_so_and_placements_do_not_mind(restricted_url: str, client: redis.Redis) -> None:
+    await client.execute_command("ACL", "SETUSER", "kvgate", "+info")
+    store = Store(StoreSettings(restricted_url, budget_s=5.0), "gw0")
+    async with watching(restricted_url) as watcher, running(store):
+        await eventually(lambda: holds(watcher, "not_permitted"))
+        await live_a_little(store.pool("m"))

@@ -61,7 +61,7 @@ class Crew:
         self.applied: list[Applied] = []
 
     def join(self, who: str) -> Applier:
-        applier = Applier(self._url, who, lambda: ("m",), self.applied.append)
+        applier = Applier(self._url, who, "m", self.applied.append)
         self._running[who] = self._tasks.create_task(applier.run())
         return applier
 
@@ -144,7 +144,7 @@ async def test_two_appliers_apply_every_entry_of_three_replicas_once_and_in_orde
 async def test_the_work_is_shared(client: redis.Redis, redis_server: RedisServer) -> None:
     async with agents(redis_server.url), crew_on(redis_server.url) as crew:
         crowd = [crew.join(f"gw{i}") for i in range(3)]
-        await eventually(lambda: sorted(one.held for one in crowd) == [[("m", name)] for name in REPLICAS])
+        await eventually(lambda: sorted(one.held for one in crowd) == [[name] for name in REPLICAS])
 
 
 async def test_what_one_that_was_killed_left_undone_another_does(
@@ -265,7 +265,7 @@ async def test_an_entry_that_no_agent_wrote_is_taken_out_and_what_follows_is_app
     async with agents(own_server.url) as links, redis.from_url(own_server.url) as client:
         await client.xadd(KEYS.events("r0"), {"n": "one"})
         await links[0].publish(gains(chain(1, 2)), 0.0, 1)
-        task = asyncio.ensure_future(Applier(own_server.url, "gw0", lambda: ["m"], lambda _applied: None).run())
+        task = asyncio.ensure_future(Applier(own_server.url, "gw0", "m", lambda _applied: None).run())
         try:
             await eventually(lambda: links[0].is_applied(1))
             assert await client.xlen(KEYS.events("r0")) == 1
@@ -279,9 +279,9 @@ async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
 ) -> None:
     apply = Applier._apply
 
-    async def slow(self: Applier, wire: Wire, pool: str, replica: str, entries: Any) -> None:
+    async def slow(self: Applier, wire: Wire, replica: str, entries: Any) -> None:
         await asyncio.sleep(0.2)  # of three replicas, longer than a lease
-        await apply(self, wire, pool, replica, entries)
+        await apply(self, wire, replica, entries)
 
     monkeypatch.setattr(Applier, "_apply", slow)
     async with agents(redis_server.url) as links, crew_on(redis_server.url, "gw0"):

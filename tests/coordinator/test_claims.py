@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
+from coordinator.bound import read_chains
 from coordinator.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,
     calls_of,
     chain,
+    chain_of,
     drained,
     dump,
     now_ms,
@@ -67,13 +69,30 @@ async def test_claimed_keys_are_held_by_their_replica_shallow_ones_for_longer(po
     assert await client.zrevrange(KEYS.held("r0"), 0, -1) == keys
 
 
-async def test_a_claim_binds_the_chain_to_its_tip_for_a_while(pool: Pool, client: redis.Redis) -> None:
+async def test_a_claim_writes_its_chain_down(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     keys = chain(1, 2, 3)
     shape = b'{"text_bytes":[3,5,9]}'
     await place(pool, "a", keys, prompt_tokens=310, shape=shape)
-    assert await client.get(KEYS.bind(keys[-1])) == " ".join(["r0", "life1", "0", "310", shape.decode(), *keys])
-    assert 50 <= await client.ttl(KEYS.bind(keys[-1])) <= 60
+    assert await chain_of(client, keys[-1]) == " ".join(["r0", "life1", "0", "310", shape.decode(), *keys])
+
+
+async def test_what_was_written_down_two_turns_ago_is_forgotten(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
+    for slot in (0, 1):
+        # One of the two is of this turn's predecessor, the other of the turn before that.
+        await client.hset(KEYS.bound_slot(slot), mapping={"@": turn - 1 - (turn - 1 - slot) % 2, f"tip{slot}": "old"})
+    await place(pool, "a", chain(1))
+    now = (await now_ms(client) // PolicyKnobs().bind_ttl_ms) % 2
+    assert await chain_of(client, chain(1)[0]) is not None
+    assert (await chain_of(client, f"tip{now}"), await chain_of(client, f"tip{1 - now}")) == (None, "old")
+
+
+async def test_what_was_written_down_last_is_what_is_read(pool: Pool, client: redis.Redis) -> None:
+    await client.hset(KEYS.bound_slot(0), mapping={"@": 8, "both": "new", "one": "old"})
+    await client.hset(KEYS.bound_slot(1), mapping={"@": 7, "both": "old", "other": "old"})
+    assert await read_chains(pool.read, KEYS, ["both", "one", "other", "none"]) == [b"new", b"old", b"old", None]
 
 
 async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool, client: redis.Redis) -> None:
@@ -81,7 +100,7 @@ async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool,
     keys = chain(*range(40))
     await place(pool, "cold", keys)
     await drained(pool)
-    before = await dump(client, "*:own:*", "*:held:*", "*:bind:*", "*:owned_tokens")
+    before = await dump(client, "*:own:*", "*:held:*", "*:bound:*", "*:owned_tokens")
     await client.config_resetstat()
     placed = await place(pool, "warm", keys, seed=8)  # a seed that would count a hit
     await drained(pool)
@@ -94,7 +113,7 @@ async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool,
         "zadd": 0,
         "hdel": 0,
     }
-    assert await dump(client, "*:own:*", "*:held:*", "*:bind:*", "*:owned_tokens") == before
+    assert await dump(client, "*:own:*", "*:held:*", "*:bound:*", "*:owned_tokens") == before
 
 
 async def test_a_full_key_gains_no_more_owners(pool: Pool, client: redis.Redis) -> None:

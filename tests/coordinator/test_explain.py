@@ -93,6 +93,8 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "owned_tokens": 0,
         "capacity_tokens": 10_000,
         "matched_keys": 4,
+        "cpu_credit": 0.8,
+        "store_credit": 0,
         "matched_tokens": 400,
         "credit_tokens": 400,
         "charged_tokens": 600,

@@ -46,7 +46,7 @@ def test_every_key_of_a_pool_carries_its_hash_tag() -> None:
     keys = PoolKeys("m")
     spelled = [
         *(keys.replicas, keys.breakers, keys.active, keys.backlog_tokens, keys.owned_tokens, keys.turn),
-        *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own_prefix, keys.bind("t")),
+        *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own_prefix, keys.bound_slot(0)),
         *(keys.agents, keys.engines, keys.asks, keys.reports, keys.entries, keys.cursors),
         *(keys.events("r"), keys.measured("r"), keys.response("id}{x")),
     ]

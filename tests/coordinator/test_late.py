@@ -10,12 +10,13 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
+from coordinator.line import load_scripts
 from coordinator.pool import Pool, Reservation
-from coordinator.store import load_scripts
 from coordinator.wire import Wire
 from tests.coordinator.stage import (
     KEYS,
     chain,
+    chain_of,
     drained,
     dump,
     eventually,
@@ -38,7 +39,7 @@ async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[
         await place(pool, "warm up", chain("warm up"))
         pool.done("warm up")
         await drained(pool)
-        await client.delete(*(await dump(client, "*:own:*", "*:held:*", "*:bind:*")))
+        await client.delete(*(await dump(client, "*:own:*", "*:held:*", "*:bound:*")))
         await client.hset(KEYS.owned_tokens, mapping={"r0": 0, "r1": 0})
         yield pool
 
@@ -67,7 +68,7 @@ async def test_a_late_place_leaves_no_reservation_and_no_claim(
         await pool.place(request("late", chain(1, 2)))
     await drained(pool)
     assert await left_behind(client) == {}
-    assert await client.exists(KEYS.bind(chain(1, 2)[-1])) == 1  # it did run
+    assert await chain_of(client, chain(1, 2)[-1])  # it did run
 
 
 async def test_a_cancelled_place_leaves_nothing_either(
@@ -114,7 +115,7 @@ async def test_an_unused_claim_does_not_survive_because_its_connection_was_given
         pool.detach()
         await old_wire.close("overdue")
         assert isinstance((await asyncio.gather(unanswered, return_exceptions=True))[0], StoreLate | StoreDown)
-    await eventually(lambda: client.exists(KEYS.bind(chain("x", 2)[-1])))
+    await eventually(lambda: chain_of(client, chain("x", 2)[-1]))
     assert await left_behind(client) != {}
     wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
     pool.attach(wire, await load_scripts(wire))

@@ -12,9 +12,10 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
+from coordinator.keys import WATCHER
 from coordinator.scripts import NAMES, PolicyKnobs, load, source
 from tests.coordinator.stage import chain, drained, joined, numbers, place, register
-from tests.coordinator.wrappers import ARGUMENTS, wrapper_calls
+from tests.coordinator.wrappers import ARGUMENTS, CHUNK, wrapper_calls
 from tests.redis_server import RedisServer
 
 FOLDER = Path(coordinator.__file__).parent
@@ -80,14 +81,16 @@ async def test_the_wrapper_passes_what_the_header_lists(name: str) -> None:
         assert len(sent) == fixed if header[array].rest is None else len(sent) >= fixed
     declared = [header["KEYS"].names[i] for i in sorted(header["KEYS"].names)]
     for key, sent_key in zip(declared, keys, strict=False):
-        assert re.fullmatch(r"kvgate:\{m\}:" + re.sub(r"<\w+>", "[^:]+", key), sent_key)
-    assert all(key.startswith("kvgate:{m}:own:") for key in keys[len(declared) :])
+        pool = "" if sent_key == WATCHER else r"\{m\}:"
+        assert re.fullmatch(f"kvgate:{pool}" + re.sub(r"<\w+>", "[^:]+", key), sent_key)
+    beyond = {key.split(":")[2] for key in keys[len(declared) :] if key != CHUNK}
+    assert beyond <= ({"own", "flight"} if name == "sweep" else {"own"})
 
 
 def test_the_knobs_are_named_in_the_header_of_place() -> None:
     names = headers("place")["ARGV"].names
     fields = [name for name in PolicyKnobs.__dataclass_fields__ if name != "name"]
-    assert [names[i] for i in (*range(12, 20), 22)] == fields
+    assert [names[i] for i in (*range(12, 20), 22, 25)] == fields
 
 
 async def test_every_script_loads(client: redis.Redis) -> None:

@@ -45,7 +45,7 @@ async def serving(store: Store) -> Pool:
 async def miss(store: Store, pool: Pool, reservation: str) -> None:
     with pytest.raises(StoreLate) as caught:
         await pool.place(request(reservation, chain(reservation)))
-    store.note(caught.value)
+    store.note(pool.name, caught.value)
 
 
 async def test_a_store_that_serves_is_up(store: Store) -> None:
@@ -63,7 +63,7 @@ async def test_one_late_placement_concerns_that_request_only(store: Store, own_s
     own_server.resume()
     await drained(pool)
     await place(pool, "next", chain(1))
-    store.note(None)
+    store.note(pool.name, None)
     assert store.is_up()
     assert changes == []
 

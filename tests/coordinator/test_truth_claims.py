@@ -16,6 +16,7 @@ from coordinator.truth import credit
 from tests.coordinator.stage import (
     KEYS,
     chain,
+    chain_of,
     drained,
     hash_of,
     now_ms,
@@ -204,7 +205,8 @@ async def test_reused_blocks_are_asked_for_only_while_the_agent_relearns_and_not
     await followed(client, **record)
     placed = await place(pool, "a", chain(1))
     assert placed.report == report
-    bound = await client.get(KEYS.bind(chain(1)[0]))
+    bound = await chain_of(client, chain(1)[0])
+    assert bound is not None
     assert bound.split(" ")[2] == str(int(report))
 
 
@@ -231,11 +233,11 @@ async def test_a_prompt_known_to_be_resident_is_not_asked_for(stream: Stream, po
 async def test_a_warm_claim_is_asked_for_with_its_chain(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     await place(pool, "a", chain(1, 2))
-    await client.delete(KEYS.bind(chain(1, 2)[1]))
+    await client.delete(KEYS.bound_slot(0), KEYS.bound_slot(1))
     await followed(client, relearning=1)
     placed = await place(pool, "b", chain(1, 2))
     assert (placed.claimed_from, placed.report) == (0, True)
-    assert (await client.get(KEYS.bind(chain(1, 2)[1]))).split(" ")[-2:] == chain(1, 2)
+    assert (await chain_of(client, chain(1, 2)[1]) or "").split(" ")[-2:] == chain(1, 2)
 
 
 async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(

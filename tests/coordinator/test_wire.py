@@ -19,7 +19,7 @@ from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
 from coordinator.wire import Wire
 from tests.coordinator.stage import eventually
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, available_servers, running_redis
 
 ECHO = "for i = 1, tonumber(ARGV[2]) do math.sqrt(i) end return ARGV[1]"
 """Returns its first argument, after as much work as the second says."""
@@ -176,8 +176,6 @@ async def test_a_refusal_reaches_a_caller_that_gave_up_as_well(redis_server: Red
 
 
 async def test_when_the_server_goes_every_pending_call_fails(client: redis.Redis) -> None:
-    from tests.redis_server import running_redis
-
     with running_redis() as server:
         async with wired(server.url) as (wire, broken):
             server.pause()
@@ -189,6 +187,18 @@ async def test_when_the_server_goes_every_pending_call_fails(client: redis.Redis
             assert len(broken) == 1
             with pytest.raises(StoreDown):
                 await wire.send("PING")
+
+
+@pytest.mark.parametrize("name", sorted(available_servers()))
+async def test_a_server_that_has_become_a_replica_has_lost_the_connection(name: str) -> None:
+    with running_redis(available_servers()[name]) as server:
+        async with wired(server.url) as (wire, broken):
+            assert await wire.run(script("return redis.call('INCR', KEYS[1])"), ("kvgate:n",), ()) == 1
+            await wire.send("REPLICAOF", "127.0.0.1", "1")
+            calls = [wire.run(script("return redis.call('INCR', KEYS[1])"), ("kvgate:n",), ()), wire.send("PING")]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(result) for result in results} == {StoreDown}
+            assert "READONLY" in str(broken[0])
 
 
 async def test_closing_fails_what_is_pending_and_does_not_wait_for_the_server(

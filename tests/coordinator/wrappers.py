@@ -13,10 +13,13 @@ from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
+from coordinator.watch.tenure import Tenure, WatchSettings
+from coordinator.watch.watcher import Watcher
 from coordinator.wire import Wire
 from coordinator.worker import sweep
 from tests.coordinator.stage import chain
 
+CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
@@ -45,6 +48,8 @@ class Recorder(Wire):
             reply.set_result(len(_KEYS))
         elif command[0] == "ZRANGE":
             reply.set_result([key.encode() for key in _KEYS])
+        elif command[0] == "HKEYS":
+            reply.set_result([b"gw7"])
         return reply
 
 
@@ -63,16 +68,19 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     wire = Recorder()
     await _gateway_calls(wire)
     await _agent_calls(wire)
-    applier = Applier("redis://", "gw0", lambda: ("m",), lambda _applied: None)
-    applier._cursors["m", "r0"] = "61-0 62"
+    applier = Applier("redis://", "gw0", "m", lambda _applied: None)
+    applier._cursors["r0"] = "61-0 62"
     entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
-    await _begun(applier._lead(wire), applier._apply(wire, "m", "r0", [entry]))
+    await _begun(applier._lead(wire), applier._apply(wire, "r0", [entry]))
+    watcher = Watcher("redis://", "gw0", WatchSettings())
+    tenure = Tenure(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
+    await _begun(watcher._holds_lease(wire), tenure._run_tend([CHUNK], [92.5]))
     return wire.calls
 
 
 async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0)
-    knobs = PolicyKnobs("policy", 21, 22.5, 23, 24.5, 25, 26, 27, 28, 0.5)
+    knobs = PolicyKnobs("policy", 21, 22.5, 23, 24.5, 25, 26, 27, 28, 0.5, 0.25)
     asked = PlaceRequest(
         "res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", ("s1",), ("o1", "o2"), True, _SHAPE
     )
@@ -106,7 +114,7 @@ async def _agent_calls(wire: Recorder) -> None:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", "place", "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
-        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", _KEYS[-1], 0.5, _SHAPE, 1, 7, 9),
+        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", _KEYS[-1], 0.5, _SHAPE, 1, 0.25, 7, 9),
     ],
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
@@ -125,5 +133,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "sweep": ["r0", 0, *_KEYS],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
+    "watch": ["gw0", 3000, 0],
+    "tend": [91_000, 92_500],
 }
 """What each script must receive for the calls above, in the order of its header."""

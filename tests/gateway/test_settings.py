@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from gateway.settings import GatewaySettings, Section, SettingsError, build_settings, load_settings
+from gateway.config_file import SettingsError
+from gateway.discovery.settings import DiscoverySettings, DnsSettings, KubernetesSettings
+from gateway.section import Section
+from gateway.settings import GatewaySettings, build_settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD_FILES = sorted((ROOT / "tests" / "configs").glob("bad_*.yaml"))
@@ -55,7 +59,8 @@ def test_the_annotated_file_shows_every_field_with_its_default() -> None:
     path = ROOT / "configs" / "gateway.yaml"
     assert load_settings(path, {}) == GatewaySettings()
     keys = {line.strip().lstrip("# -").partition(":")[0] for line in path.read_text().splitlines()}
-    models = [GatewaySettings, *Section.__subclasses__()]
+    modules = {GatewaySettings.__module__, DiscoverySettings.__module__}
+    models = [each for each in Section.__subclasses__() if each.__module__ in modules]
     assert {field for model in models for field in model.model_fields} <= keys
 
 
@@ -83,7 +88,10 @@ def test_an_empty_variable_overrides_nothing(tmp_path: Path) -> None:
 def test_a_mistake_from_the_environment_names_its_variable(tmp_path: Path) -> None:
     path = write(tmp_path, "")
     assert problems_of(path, {"KVGATE_REDIS_URL": "redis.example:6379"}) == [
-        "redis.url (from KVGATE_REDIS_URL): must start with redis://, rediss:// (TLS) or unix:// (a socket's path)"
+        (
+            "redis.url (from KVGATE_REDIS_URL): must start with redis://, rediss:// (TLS), unix:// (a socket's path), "
+            "redis+sentinel:// or redis+cluster://"
+        )
     ]
 
 
@@ -102,6 +110,25 @@ def test_ranks_of_one_server_are_replicas_of_their_own() -> None:
     replicas = [{"id": f"r{rank}", "url": "http://10.0.0.7:8000/", "dp_rank": rank} for rank in range(2)]
     settings = build_settings({"replicas": replicas}, {})
     assert [replica.url for replica in settings.replicas] == ["http://10.0.0.7:8000"] * 2
+
+
+def test_the_annotated_files_way_to_find_replicas_is_one_that_is_accepted() -> None:
+    text = (ROOT / "configs" / "gateway.yaml").read_text()
+    section = text.partition("discovery: {}\n")[2].partition("\n\n")[0].replace("\n#", "\n").removeprefix("#")
+    found = yaml.safe_load(section)
+    del found["kubernetes"]["selector"]
+    discovery = build_settings({"discovery": found}, {}).discovery
+    assert discovery.dns is not None
+    assert discovery.kubernetes is not None
+    assert discovery.dns == DnsSettings(names=discovery.dns.names, server=discovery.dns.server)
+    assert discovery.kubernetes == KubernetesSettings(service="vllm", namespace="models", port="http")
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1", "127.0.0.1:8600", "[2001:db8::1]:53"])
+def test_a_dns_server_is_named_by_its_address(server: str) -> None:
+    found = build_settings({"discovery": {"dns": {"names": ["vllm"], "server": server}}}, {}).discovery.dns
+    assert found is not None
+    assert found.server == server
 
 
 @pytest.mark.parametrize(

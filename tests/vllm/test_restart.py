@@ -6,22 +6,19 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx
 import pytest
 
-from bench.vllm.install import MODEL
 from bench.vllm.replicas import BLOCK_TOKENS, VllmCluster, VllmReplica
-from tests.cluster.clients import HeldStream, held_stream, last_event
+from tests.cluster.clients import HeldStream, last_event
 from tests.polling import eventually
 from tests.vllm.clients import BROKEN, Client, Crowd
+from tests.vllm.streams import is_ready, streams_up_to_one_of
 from tests.vllm.workload import Messages, Workload, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 CLIENTS = 4
 ANSWER_TOKENS = 100
-MAX_STREAMS = 4
-STREAM_TOKENS = 800  # some ten seconds: open when the engine dies
 BACK_WITHIN_S = 30.0
 
 
@@ -37,11 +34,11 @@ async def test_an_engine_killed_under_load_loses_its_streams_and_what_it_held(
         stack.callback(is_over.set)
         group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
         await eventually(lambda: len(crowd.replies) > 30, within_s=60)
-        streams = await _streams_up_to_one_of(victim, stack, gateways)
+        streams = await streams_up_to_one_of(victim, stack, gateways)
         await victim.restart()
         answered = len(crowd.replies)
         await _look_at_the_ends(streams, victim)
-        await eventually(lambda: _is_ready(victim, gateways), within_s=BACK_WITHIN_S)
+        await eventually(lambda: is_ready(victim, gateways), within_s=BACK_WITHIN_S)
         await eventually(lambda: _was_used(crowd, victim, since=answered), within_s=60)
 
     _look_at_the_answers(crowd, victim)
@@ -53,20 +50,6 @@ async def test_an_engine_killed_under_load_loses_its_streams_and_what_it_held(
         assert max(reply.matched_tokens, reply.cached_tokens) < BLOCK_TOKENS, reply
     held = await _held_by(victim, gateways, series="after")
     assert await _incarnation(gateways[1], held[0], victim) != life
-
-
-async def _streams_up_to_one_of(victim: VllmReplica, stack: AsyncExitStack, gateways: list[Client]) -> list[HeldStream]:
-    """Open long streams on both replicas in turn until one is the victim's: that has only just begun."""
-    turns = httpx.AsyncClient(timeout=120, headers={"x-kvgate-policy": "round_robin"})
-    http = await stack.enter_async_context(turns)
-    streams: list[HeldStream] = []
-    for number in range(MAX_STREAMS):
-        prompt, url = text(f"long stream {number}", 1500), gateways[number % 2].url
-        opened = held_stream(http, url, prompt, STREAM_TOKENS, model=MODEL, ignore_eos=True)
-        streams.append(await stack.enter_async_context(opened))
-        if streams[-1].replica == victim.id:
-            return streams
-    raise AssertionError(f"{victim.id} was given none of {MAX_STREAMS} streams")
 
 
 async def _look_at_the_ends(streams: list[HeldStream], victim: VllmReplica) -> None:
@@ -109,10 +92,6 @@ async def _owners(gateway: Client, messages: Messages, replica: VllmReplica) -> 
 async def _incarnation(gateway: Client, messages: Messages, replica: VllmReplica) -> str:
     incarnation: str = (await _owners(gateway, messages, replica))[-1]["incarnation"]
     return incarnation
-
-
-async def _is_ready(replica: VllmReplica, gateways: list[Client]) -> bool:
-    return all([replica.id in await gateway.ready_replicas() for gateway in gateways])
 
 
 def _was_used(crowd: Crowd, replica: VllmReplica, since: int) -> bool:

@@ -1,5 +1,6 @@
 -- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched, credit
--- (what the matched tokens are worth on the medium that holds them).
+-- (what the matched tokens are worth on the medium that holds them, and what can be loaded beyond them), and held_tokens,
+-- the most that any of them holds.
 -- Each policy returns the index chosen; ties fall to chance (the caller seeds it).
 
 -- No replica above max(min_slack, load_factor * mean) active requests is chosen while another is below.
@@ -58,13 +59,18 @@ end
 -- all conversations with whoever holds their system prompt.
 -- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
 -- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
--- idle, the owner with most credit (on the GPU, a deepest one) is always the cheapest.
+-- idle, the owner with most credit (on the GPU, a deepest one) is always the cheapest. What LMCache's store has, every
+-- replica that loads from it lacks equally little: then the load decides.
 -- Load: request_cost_tokens for each request in flight, and a tenth of what is new to every cache: large contexts that
 -- somebody has to compute are better kept where less is going on, as they will be asked for again there.
 local ASSUMED_CAPACITY_TOKENS = 100000
 
-local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, knobs)
+local function prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
   local cost, charged, displaced, load = {}, {}, {}, {}
+  local best_tokens = fleet.held_tokens
+  for i = 1, fleet.count do
+    best_tokens = math.max(best_tokens, fleet.credit[i])
+  end
   local request_cost = knobs.request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
   for i = 1, fleet.count do
     local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
@@ -79,7 +85,10 @@ local function prefix_costs(fleet, occupied, prompt_tokens, best_tokens, hits, k
     charged[i] = prompt_tokens - best_tokens + lacks * share
     displaced[i] = 0
     if capacity > 0 then
-      local copied = best_tokens == 0 and prompt_tokens or lacks * share
+      local copied = prompt_tokens
+      if fleet.held_tokens > 0 then
+        copied = math.max(lacks, fleet.held_tokens - fleet.matched[i]) * share
+      end
       displaced[i] = math.max(0, occupied[i] + copied - capacity)
     end
     load[i] = request_cost * fleet.active[i]

@@ -24,10 +24,15 @@ def payload(ts: float) -> bytes:
     return msgspec.msgpack.encode([ts, [], 0])
 
 
+_ANY = "tcp://127.0.0.1:*"
+
+
 class Publisher:
     """A bound pair of sockets. It is an XPUB, to know of subscribers; on the wire that is a PUB."""
 
-    def __init__(self, ring: int = 10_000, has_topic_in_replays: bool = True) -> None:
+    def __init__(
+        self, ring: int = 10_000, has_topic_in_replays: bool = True, endpoints: tuple[str, str] = (_ANY, _ANY)
+    ) -> None:
         self.asked: list[int] = []
         """From where replays were asked for."""
         self.is_mute = False
@@ -47,8 +52,7 @@ class Publisher:
         self._has_topic_in_replays = has_topic_in_replays
         self._next_seq = 0
         self._tasks = Tasks()
-        self.events_endpoint = "tcp://127.0.0.1:*"
-        self.replay_endpoint = "tcp://127.0.0.1:*"
+        self.events_endpoint, self.replay_endpoint = endpoints
         self._bind()
 
     def _bind(self) -> None:

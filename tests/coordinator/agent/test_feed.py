@@ -31,6 +31,19 @@ async def test_what_was_published_before_and_after_it_came_arrives_once_and_in_o
     assert reader.feed.replayed >= 5
 
 
+async def test_an_engine_on_the_same_host_may_publish_on_sockets_that_files_rights_protect(
+    read: Read, tmp_path: Path
+) -> None:
+    engine = Publisher(endpoints=(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"))
+    try:
+        before = await engine.publish(2)
+        reader = read(engine)
+        await engine.subscribed.wait()
+        await reader.reads([*before, *await engine.publish(2)])
+    finally:
+        await engine.close()
+
+
 async def test_a_feed_begins_where_it_is_told_to(engine: Publisher, read: Read) -> None:
     published = await engine.publish(5)
     await read(engine, 3).reads([*published[3:]])

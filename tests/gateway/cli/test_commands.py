@@ -14,7 +14,7 @@ from tests.gateway.cli.conftest import Kvgate
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "coordinator", "replica-sim", "check-config"]
-COMMANDS += ["hash-key", "version"]
+COMMANDS += ["hash-key", "version", "replica-command", "doctor"]
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
@@ -55,6 +55,12 @@ def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
     result = kvgate.run("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
     assert result.stdout.endswith("gateway.yaml: OK (gateway gw7, 0 replicas, policy prefix_kv_aware)\n")
+
+
+def test_check_config_says_how_replicas_will_be_found(kvgate: Kvgate, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("discovery: {dns: {names: [vllm]}, kubernetes: {service: vllm}}")
+    assert ", 0 replicas, more by dns and kubernetes, policy" in kvgate.run("check-config", str(file)).stdout
 
 
 def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
@@ -113,6 +119,38 @@ def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
     assert "no cluster is up" in one_line_error(kvgate.run("status", "--state-dir", str(kvgate.state_dir)))
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--state-dir", "none"), "no cluster is up in none: start one with"),
+        (("--redis-url", "http://redis:6379"), "--redis-url: must start with redis://"),
+        (("--redis-url", "redis://127.0.0.1", "--gateway", "gw0:8080"), "--gateway: is 'gw0:8080'; must be a URL"),
+        (("--redis-url", "redis://127.0.0.1", "--lmcache", "r0:5580"), "--lmcache: is 'r0:5580'; must be a URL"),
+        (("--config", "none.yaml"), "none.yaml: 1 problem"),
+        (("--timeout", "0"), "Invalid value for '--timeout'"),
+    ],
+)
+def test_a_doctor_that_cannot_look_says_why_and_exits_with_2(
+    kvgate: Kvgate, options: tuple[str, ...], problem: str
+) -> None:
+    result = kvgate.run("doctor", *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
+def test_the_doctor_prints_what_it_found_with_reason_and_fix_and_what_it_could_not_check(kvgate: Kvgate) -> None:
+    result = kvgate.run("doctor", "--redis-url", f"redis://:secret@127.0.0.1:{kvgate.port}")
+    assert result.returncode == 2
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Redis"
+    assert lines[1].startswith("  error redis-unreachable: cannot connect to Redis")
+    assert lines[2].startswith("    why: without it ")
+    assert lines[3].startswith("    fix: start it, or correct --redis-url")
+    assert lines[4] == "not checked"
+    assert lines[-1] == "1 error, 0 warnings: nothing answers"
+    assert "secret" not in result.stdout + result.stderr
+
+
 def test_down_without_a_cluster_does_nothing(kvgate: Kvgate) -> None:
     result = kvgate.run("down", "--state-dir", str(kvgate.state_dir))
     assert (result.returncode, result.stdout) == (0, f"nothing runs in {kvgate.state_dir}\n")
@@ -140,3 +178,42 @@ def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
         other.listen()
         error = one_line_error(kvgate.run("replica-sim", "--port", str(kvgate.port)))
     assert f"cannot listen on 127.0.0.1:{kvgate.port}" in error
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ("chunks=64", "chunks is none of cpu_gb, redis_url, chunk_tokens"),
+        ("cpu_gb=much", "could not convert string to float: 'much'"),
+        ("chunk_tokens=64", "lmcache needs CPU memory or a Redis"),
+    ],
+)
+def test_an_lmcache_that_a_simulated_replica_cannot_have_is_refused(kvgate: Kvgate, told: str, answer: str) -> None:
+    assert answer in one_line_error(kvgate.run("replica-sim", "--lmcache", told))
+
+
+def test_replica_command_prints_a_paragraph_for_each_process(kvgate: Kvgate) -> None:
+    result = kvgate.run("replica-command", "--config", str(ROOT / "configs" / "replica-lmcache-cpu-redis.yaml"))
+    assert result.returncode == 0
+    heads = [paragraph.split(":")[0] for paragraph in result.stdout.split("\n\n")]
+    assert heads == ["# lmcache", "# vllm", "# agent"]
+
+
+def test_replica_command_prints_json_for_programs(kvgate: Kvgate) -> None:
+    config = str(ROOT / "configs" / "replica-vllm.yaml")
+    result = kvgate.run("replica-command", "--config", config, "--json", env={"KVGATE_REPLICA_ID": "r7"})
+    engine, agent = json.loads(result.stdout)
+    assert (engine["name"], engine["argv"][:2], engine["env"]) == ("vllm", ["vllm", "serve"], {"PYTHONHASHSEED": "0"})
+    assert "r7" in agent["argv"]
+
+
+def test_replica_command_lists_every_problem(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("vllm: {model: m, max_model_len: 0}\nlmcash: {}\n")
+    result = kvgate.run("replica-command", "--config", str(path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"kvgate: {path}: 2 problems",
+        "  vllm.max_model_len: is 0; must be at least 1",
+        "  lmcash: is not a known key; did you mean lmcache?",
+    ]

@@ -50,8 +50,18 @@ def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
         (("agent", "--replica", "R 0", "--url", "http://h:1"), "--replica: is 'R 0'; must be 1 to 48 of"),
         (("agent", "--replica", "r0", "--url", "h:8000"), "--url: must be the server's base"),
         (("agent", "--replica", "r0", "--url", "http://h:1/v1"), "--url: leave /v1 out"),
-        ((*AGENT, "--events", "http://h:1"), "--events: is 'http://h:1'; must be tcp://host:port"),
-        ((*AGENT, "--events", "tcp://h:1", "--replay", "tcp://h"), "--replay: is 'tcp://h'; must be tcp://host:port"),
+        (
+            (*AGENT, "--events", "http://h:1"),
+            "--events: is 'http://h:1'; must be tcp://host:port, or ipc:///path of a socket",
+        ),
+        (
+            (*AGENT, "--events", "tcp://h:1", "--replay", "tcp://h"),
+            "--replay: is 'tcp://h'; must be tcp://host:port, or",
+        ),
+        (
+            (*AGENT, "--events", "ipc://h"),
+            "--events: is 'ipc://h'; must be tcp://host:port, or ipc:///path of a socket",
+        ),
         ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs --events"),
         (("coordinator", "--redis-url", "http://h:6379"), "--redis-url: must start with redis://"),
     ],
@@ -226,6 +236,8 @@ def test_a_coordinator_applies_what_gateways_leave_to_it_and_shows_metrics(runni
     wait_until(lambda: exact() == ["r0"])
     metrics = wait_until(lambda: get(f"http://127.0.0.1:{port}/metrics"))
     assert 'kvgate_event_lag_seconds_count{replica="r0"}' in metrics.text
+    assert 'kvgate_event_stream_gaps_total{replica="r0"} 0.0' in metrics.text
+    assert "kvgate_store_up" not in metrics.text  # it places nothing: a 0 would be a gateway without its store
     assert len(running.appliers()) == 2
 
     assert ends_cleanly(coordinator)

@@ -109,3 +109,5 @@ async def test_a_hung_redis_is_given_up_on(redis: RedisServer) -> None:
 def test_a_url_is_shown_without_its_password() -> None:
     assert without_password("redis://user:a-secret@h:6379/0") == "redis://…@h:6379/0"
     assert without_password("redis://h:6379/0?a=b") == "redis://h:6379/0?a=b"
+    sentinels = "redis+sentinel://u:a-secret@h1,h2:26379/m?sentinel_password=another&a=b"
+    assert without_password(sentinels) == "redis+sentinel://…@h1,h2:26379/m?sentinel_password=…&a=b"

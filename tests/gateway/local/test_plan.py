@@ -29,6 +29,11 @@ def test_a_replica_may_say_where_its_events_are() -> None:
     assert parse_fronted("id=r0,url=http://h:1,events=tcp://h:5557").replay == ""
 
 
+def test_a_fronted_server_may_have_an_lmcache_server_beside_it() -> None:
+    text = "id=r0,url=http://h:1,lmcache=http://h:8080/"
+    assert parse_fronted(text) == Fronted("r0", "http://h:1", lmcache="http://h:8080")
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
@@ -39,9 +44,11 @@ def test_a_replica_may_say_where_its_events_are() -> None:
         ("id=r0,url=http://h:1,id=r1", "'id=r1' is not understood"),
         ("id=r0,url=http://h:1,event=tcp://h:1", "'event=tcp://h:1' is not understood"),
         ("id=r0,url=http://h:1,events=http://h:1", "events must be tcp://host:port"),
+        ("id=r0,url=http://h:1,events=ipc:///", "events must be tcp://host:port, or ipc:///path of a socket"),
         ("id=r0,url=http://h:1,replay=tcp://h", "replay must be tcp://host:port"),
         ("id=r0,url=http://h:1,replay=tcp://h:x", "replay must be tcp://host:port"),
         ("id=r0,url=http://h:1,replay=tcp://h:5558", "replay=… needs events=…"),
+        ("id=r0,url=http://h:1,lmcache=h:8080", "lmcache must be the base of its HTTP server"),
     ],
 )
 def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: str) -> None:

@@ -21,7 +21,12 @@ _FIGURES = {
     "vllm:kv_cache_usage_perc": "kv_usage",
     "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
     "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
+    "vllm:request_prefill_time_seconds_sum": "prefill_s",
+    "vllm:request_prefill_time_seconds_count": "prefills",
+    "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
+    "vllm:kv_offload_load_time_total": "cpu_load_s",
 }
+_CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class EngineFacts:
     engines: int = 1
     """Data-parallel ranks behind this one address."""
     figures: dict[str, float] = field(default_factory=dict)
-    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens: what it says of its work."""
+    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens; prefills, their prefill_s and
+    prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of what it offloaded: what it says of its work."""
 
 
 def parse_models(document: Any) -> list[ModelCard]:
@@ -89,9 +95,21 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
             if name == "vllm:cache_config_info" and labels.get("engine", "0") == str(dp_rank or 0):
                 block_size = _whole(labels.get("block_size"))
                 capacity = block_size * _whole(labels.get("num_gpu_blocks"))
-            elif name in _FIGURES and labels.get("engine", "0") == str(dp_rank or 0):
-                figures[_FIGURES[name]] = _number(sample["value"])
+            elif labels.get("engine", "0") == str(dp_rank or 0):
+                if name in _FIGURES:
+                    figures[_FIGURES[name]] = _number(sample["value"])
+                elif name == _CACHED_BY_SOURCE and labels.get("source") == "host":
+                    figures["cpu_loaded_tokens"] = _number(sample["value"])
     return EngineFacts(capacity, started, block_size, max(1, len(engines)), figures)
+
+
+def cache_settings(text: str) -> dict[str, str]:
+    """The settings of the engine's cache in a Prometheus exposition: the labels of vllm:cache_config_info, of one rank
+    for all. Raises ValueError where there are none."""
+    for sample in _SAMPLE.finditer(text):
+        if sample["name"] == "vllm:cache_config_info":
+            return dict(_LABEL.findall(sample["labels"] or ""))
+    raise ValueError("no vllm:cache_config_info")
 
 
 def _whole(text: str | None) -> int:

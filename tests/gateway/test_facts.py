@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.discovery import EngineFacts, base_card, parse_metrics, parse_models
+from gateway.facts import EngineFacts, base_card, parse_metrics, parse_models
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig

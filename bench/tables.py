@@ -1,0 +1,18 @@
+"""Tables in a terminal of 80 columns: what is in words takes two lines where it must, figures are never cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+
+def table(title: str, words: Sequence[str], figures: Sequence[str], caption: str | None = None) -> Table:
+    """With a column for each name, those of figures behind those of words."""
+    made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in words:
+        made.add_column(name, overflow="fold")
+    for name in figures:
+        made.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    return made

@@ -1,0 +1,70 @@
+"""What it saves to load a token instead of computing it, from an engine's own counters. Pure.
+
+The counters are vLLM's, and those of the LMCache server beside it (gateway/facts.py and gateway/lmcache.py have their
+names): seconds and tokens of prefills, seconds and tokens of loads from CPU memory, bytes a second of LMCache's loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_MIN_COMPUTED_TOKENS = 256
+"""A prefill of fewer tokens takes as long as its step, and says little of how fast tokens are computed."""
+_HALF_AFTER_S = 60.0
+"""Of prefills: then what was measured counts half, for a rate that follows the engine's load."""
+
+
+@dataclass(slots=True)
+class _Ratio:
+    """Tokens over seconds, the older the less."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        if self.seconds > _HALF_AFTER_S:
+            self.tokens, self.seconds = self.tokens / 2, self.seconds / 2
+        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+
+    @property
+    def per_s(self) -> float | None:
+        return self.tokens / self.seconds if self.tokens > 0 and self.seconds > 0 else None
+
+
+@dataclass(slots=True)
+class Rates:
+    """What an engine has shown so far."""
+
+    _seen: Mapping[str, float] = field(default_factory=dict)
+    _prefill: _Ratio = field(default_factory=_Ratio)
+    _cpu: _Ratio = field(default_factory=_Ratio)
+
+    def observe(self, counters: Mapping[str, float]) -> None:
+        """The counters as they stand now."""
+        grown = {name: value - self._seen.get(name, value) for name, value in counters.items()}
+        self._seen = dict(counters)
+        prefills, tokens = grown.get("prefills", 0), grown.get("prefill_computed_tokens", 0)
+        if prefills > 0 and tokens >= _MIN_COMPUTED_TOKENS * prefills:
+            self._prefill.add(tokens, grown.get("prefill_s", 0))
+        if grown.get("cpu_load_s", 0) > 0:
+            self._cpu.add(grown.get("cpu_loaded_tokens", 0), grown["cpu_load_s"])
+
+    def cpu_credit(self, token_bytes: float | None) -> float | None:
+        """Of a token in the replica's CPU memory; None until measured. `token_bytes` are those of a token's KV."""
+        return self._saved(self._cpu.per_s or self._lmcache("l1_load_bytes_per_s", token_bytes))
+
+    def store_credit(self, token_bytes: float | None) -> float | None:
+        """Of a token that LMCache has in Redis; None until it is measured."""
+        return self._saved(self._lmcache("l2_load_bytes_per_s", token_bytes))
+
+    def _lmcache(self, name: str, token_bytes: float | None) -> float | None:
+        bytes_per_s = self._seen.get(name)
+        return bytes_per_s / token_bytes if bytes_per_s and token_bytes else None
+
+    def _saved(self, load_per_s: float | None) -> float | None:
+        """The part of its prefill that loading a token saves."""
+        prefill_per_s = self._prefill.per_s
+        if load_per_s is None or prefill_per_s is None:
+            return None
+        return max(0.0, 1 - prefill_per_s / load_per_s)

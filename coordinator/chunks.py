@@ -1,0 +1,120 @@
+"""The names under which LMCache's server (0.5.6) keeps a prompt's KV in Redis, found from its tokens alone.
+
+KV is kept in chunks of so many tokens, full ones only, each under a name:
+
+    [<prefix>@]<model>@<KV rank, 8 hex>@<object group>@<64 hex>[@<cache salt>]
+
+The 64 hex digits are a BLAKE3 of the chunk before it (32 bytes) and of the chunk's tokens (4 bytes each, big-endian):
+a name stands for everything up to its chunk's end. vLLM's placeholders are the same for every image; LMCache puts
+values drawn from the image's identifier (vLLM's `mm_hash`, or the request's uuid) in their place first. The LoRA
+adapter is in no name.
+
+Everything here is a pure function of its arguments: a state costs nothing to keep, and can be gone on from twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+
+from blake3 import blake3
+
+TOKEN_BYTES = 4
+_VALUE_BITS = 31
+_VALUES_PER_DIGEST = 8
+
+
+class ChunkState(NamedTuple):
+    """How far a prompt was followed."""
+
+    previous_hash: bytes
+    """Of its last full chunk."""
+    pending: bytes
+    """Its tokens behind that, as they are hashed."""
+
+
+START = ChunkState(blake3(bytes(8 + TOKEN_BYTES)).digest(), b"")
+"""Of every prompt: the parent of a first chunk is the hash of a 0 in 8 bytes and the token 0."""
+
+
+class ImageSpan(NamedTuple):
+    """Placeholders of an image among some of a prompt's tokens."""
+
+    identifier: str
+    start: int
+    """The index of its first placeholder; negative where the image began before these tokens."""
+    length: int
+
+
+class ChunkNames:
+    """The names of the chunks of one model, as one way of serving it (ranks, size of a chunk) has them."""
+
+    def __init__(
+        self,
+        prefix: str,
+        model: str,
+        chunk_tokens: int,
+        kv_ranks: Sequence[str] = ("01000100",),
+        group: str = "0",
+    ) -> None:
+        """`model` is what `vllm serve` was given; one KV rank for each GPU that keeps KV of its own."""
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+        if "@" in prefix + model:
+            raise ValueError(f"LMCache has no names for a prefix or model with an @ in it: {prefix!r}, {model!r}")
+        self.chunk_tokens = chunk_tokens
+        self._heads = tuple(f"{prefix}@{model}@{rank}@{group}@".removeprefix("@") for rank in kv_ranks)
+
+    def __repr__(self) -> str:
+        return f"<ChunkNames {self._heads[0]}… {self.chunk_tokens} tokens, {len(self._heads)} ranks>"
+
+    def advance(self, state: ChunkState, tokens: Sequence[int]) -> tuple[ChunkState, list[bytes]]:
+        """The state behind `tokens`, which follow those of `state`, and the hashes of the chunks that they fill.
+
+        Raises OverflowError for what is no 32-bit token id.
+        """
+        previous, data = state.previous_hash, state.pending + _big_endian(tokens)
+        width = self.chunk_tokens * TOKEN_BYTES
+        whole = len(data) - len(data) % width
+        hashes = []
+        for at in range(0, whole, width):
+            previous = blake3(previous + data[at : at + width]).digest()
+            hashes.append(previous)
+        return ChunkState(previous, data[whole:]), hashes
+
+    def keys(self, chunk_hash: bytes, cache_salt: str = "") -> tuple[str, ...]:
+        """The chunk's Redis keys, one for each rank; it is there when all of them are."""
+        tail = f"{chunk_hash.hex()}@{cache_salt}" if cache_salt else chunk_hash.hex()
+        return tuple(head + tail for head in self._heads)
+
+
+def with_images(tokens: Sequence[int], images: Iterable[ImageSpan]) -> array[int]:
+    """`tokens` as LMCache hashes them: each placeholder is its image's value for that place in the image."""
+    replaced = array("I", tokens)
+    for image in images:
+        first, last = max(0, image.start), min(len(replaced), image.start + image.length)
+        if first < last:
+            replaced[first:last] = _values(image.identifier, first - image.start, last - image.start)
+    return replaced
+
+
+def _values(identifier: str, first: int, last: int) -> array[int]:
+    """Those of an image for its placeholders from `first` up to `last`: the words of SHA-256 over a counter."""
+    seed = sha256(identifier.encode()).digest()
+    begin = first // _VALUES_PER_DIGEST
+    digests = (sha256(seed + at.to_bytes(8, "big")).digest() for at in range(begin, -(-last // _VALUES_PER_DIGEST)))
+    words = array("I", b"".join(digests))
+    if sys.byteorder == "little":
+        words.byteswap()
+    skipped = begin * _VALUES_PER_DIGEST
+    return array("I", (word & ((1 << _VALUE_BITS) - 1) for word in words[first - skipped : last - skipped]))
+
+
+def _big_endian(tokens: Sequence[int]) -> bytes:
+    words = array("I", tokens)
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()

@@ -1,0 +1,244 @@
+"""One connection to the store as a gateway sees it: up or not, and what follows from it for the pools that use it.
+
+    down --connect, PING within the budget, scripts loaded, everything reasserted--> up
+    up   --connection lost, a reply overdue, or N placements in a row out of budget--> down
+
+While it is down every call fails at once, so a placement falls back without waiting; a probe keeps trying. A single
+late placement falls back for that request only. `up` and `down` are all there is: a store that is slow on every
+call is down, because a placement that takes longer than its budget is worth less than none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from coordinator.address import connect, is_cluster
+from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.info import read_fields
+from coordinator.pool import Pool
+from coordinator.scripts import NAMES, load
+from coordinator.wire import Wire
+from coordinator.worker import Worker
+
+_log = structlog.get_logger("kvgate.store")
+
+BEAT_S = 0.5
+RETRY_S = 0.25
+CONNECT_S = 1.0
+_MIN_VERSION = (6, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How to reach the store and how long to wait for it."""
+
+    url: str
+    budget_s: float = 0.020
+    breaker_misses: int = 5
+    overdue_s: float = 1.0
+
+
+class Line:
+    """Owns one connection, to the server that has `key`; pools that are added are attached to it while it is up. Run
+    `run()` as a task for as long as it is used."""
+
+    def __init__(self, settings: StoreSettings, key: str, on_change: Callable[[bool, str], None]) -> None:
+        self.reason = "not connected yet"
+        """Why it is down; empty while it is up."""
+        self.warnings: list[str] = []
+        self._settings = settings
+        self._key = key
+        self._on_change = on_change
+        self._pools: dict[str, Pool] = {}
+        self._wire: Wire | None = None
+        self._allow_oom = True
+        self._misses = 0
+        self._missed_at = 0.0
+        self._broken = asyncio.Event()
+        self._first_attempt = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Line {'up' if self.is_up() else 'down: ' + self.reason}, pools {sorted(self._pools)}>"
+
+    def is_up(self) -> bool:
+        """Whether placements go through it now."""
+        return self._wire is not None
+
+    def add(self, pool: Pool) -> None:
+        """One more pool uses this connection."""
+        self._pools[pool.name] = pool
+        if self._wire is not None:
+            pool.attach(self._wire, self._allow_oom)
+
+    async def ask(self, *command: Any) -> Any:
+        """A plain command that belongs to no pool. Raises StoreError."""
+        if self._wire is None:
+            raise StoreDown("the store is not connected")
+        return await self._wire.send(*command)
+
+    async def first_attempt(self) -> None:
+        """Wait until the first connection attempt has ended, either way."""
+        await self._first_attempt.wait()
+
+    def note(self, error: StoreError | None) -> None:
+        """Count a placement's outcome: too many out of budget in a row and the connection is given up.
+
+        Those that miss together count once: a hiccup is one miss, however many were in flight.
+        """
+        if error is None:
+            self._misses = 0
+            return
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
+            self._missed_at = now
+            self._misses += 1
+            if self._misses >= self._settings.breaker_misses:
+                self._give_up(f"{self._misses} placements in a row failed; the last: {error}")
+
+    async def run(self) -> None:
+        """Keep the store connected, beating for every pool, until cancelled."""
+        while True:
+            try:
+                wire = await self._connect()
+            except StoreError as error:
+                self._down(str(error))
+                self._first_attempt.set()
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                self._up(wire)
+                self._first_attempt.set()
+                await self._beat_until_broken(wire)
+            finally:
+                self.reason = self.reason or "closing"
+                self._detach()
+                await wire.close(self.reason)
+
+    async def _connect(self) -> Wire:
+        self._broken.clear()
+        wire = await connect(self._settings.url, self._key, CONNECT_S, lambda error: self._give_up(str(error)))
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                self._allow_oom = await load_scripts(wire)
+                self.warnings = await _inspect(wire, self._settings.url)
+                loop = asyncio.get_running_loop()
+                started = loop.time()
+                await wire.send("PING")
+                if loop.time() - started > self._settings.budget_s:
+                    raise StoreLate("PING took longer than the placement budget")
+        except (TimeoutError, StoreError) as error:
+            await wire.close("gave up connecting")
+            raise StoreLate(str(error) or f"no answer from Redis within {CONNECT_S:.0f} s") from error
+        except asyncio.CancelledError:
+            await wire.close("closing")
+            raise
+        return wire
+
+    async def _beat_until_broken(self, wire: Wire) -> None:
+        """Every 0.5 s: heartbeat and chores of each pool; and the watch over overdue replies."""
+        workers: dict[str, Worker] = {}
+        beats: set[asyncio.Task[Any]] = set()
+        try:
+            while not self._broken.is_set():
+                if wire.oldest_age_s() > self._settings.overdue_s:
+                    self._give_up("a reply is overdue")
+                    return
+                if not beats:
+                    for name, pool in self._pools.items():
+                        worker = workers.setdefault(name, Worker(pool))
+                        task = asyncio.get_running_loop().create_task(worker.tick())
+                        beats.add(task)
+                        task.add_done_callback(beats.discard)
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await self._broken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for task in beats:
+                task.cancel()
+
+    def _up(self, wire: Wire) -> None:
+        self._wire, self._misses = wire, 0
+        for pool in self._pools.values():
+            pool.attach(wire, self._allow_oom)
+        self.reason = ""
+        for warning in self.warnings:
+            _log.warning("redis setting", problem=warning)
+        _log.info("store up", pools=sorted(self._pools))
+        self._on_change(True, "")
+
+    def _give_up(self, reason: str) -> None:
+        self._down(reason)
+        self._broken.set()
+
+    def _down(self, reason: str) -> None:
+        was_up = self._wire is not None
+        if was_up or not self.reason:
+            _log.warning("store down", reason=reason, pools=sorted(self._pools))
+        self.reason = reason or "not connected"
+        self._detach()
+        if was_up:
+            self._on_change(False, self.reason)
+
+    def _detach(self) -> None:
+        self._wire = None
+        for pool in self._pools.values():
+            pool.detach()
+
+    async def leave(self) -> None:
+        """Deregister from every pool: what is still reserved in this gateway's name is given back at once."""
+        for pool in self._pools.values():
+            pool.live.clear()
+            if self._wire is None:
+                continue
+            pool.reassert()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await pool.beat(leaving=True)
+            except (StoreError, TimeoutError) as error:
+                _log.warning("could not deregister", pool=pool.name, error=str(error))
+            pool.detach()  # one more heartbeat would make this gateway known again
+
+
+async def load_scripts(wire: Wire) -> bool:
+    """Load every script; returns whether the server knows script flags (Redis >= 7)."""
+    try:
+        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
+        allow_oom = True
+    except StoreRefused:
+        allow_oom = False
+    for name in NAMES:
+        await wire.send("SCRIPT", "LOAD", load(name, allow_oom).text)
+    return allow_oom
+
+
+async def _inspect(wire: Wire, url: str) -> list[str]:
+    """What an operator should know about this Redis. An ACL may hide it: then nothing is said."""
+    try:
+        fields = read_fields(await wire.send("INFO"))
+    except StoreRefused:
+        return []
+    if fields.get("redis_mode") == "sentinel":
+        raise StoreRefused("it is a sentinel; write redis+sentinel://host:26379/NAME for the master that it calls NAME")
+    if fields.get("role") == "slave":
+        raise StoreRefused("it is a replica, which cannot be written to; name its master, or sentinels that know it")
+    warnings = []
+    version = tuple(int(part) for part in fields.get("redis_version", "7.0").split(".")[:2])
+    if version < _MIN_VERSION:
+        raise StoreRefused(f"Redis {fields['redis_version']} is too old: 6.2 is the oldest supported")
+    if version < (7, 0):
+        warnings.append(
+            f"Redis {fields['redis_version']} refuses coordination writes when its memory is full; use 7 or newer"
+        )
+    if fields.get("redis_mode") == "cluster" and not is_cluster(url):
+        warnings.append("this is one node of a Redis Cluster: write redis+cluster:// for pools that are on others, too")
+    policy = fields.get("maxmemory_policy", "noeviction")
+    if policy.startswith("allkeys-"):
+        warnings.append(f"maxmemory-policy {policy} may evict ownership and load: set volatile-lru")
+    return warnings

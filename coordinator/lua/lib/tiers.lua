@@ -1,0 +1,62 @@
+-- What does not lie on a GPU: what a token in a replica's CPU memory is worth, and what LMCache has of a chain in this
+-- Redis, from where every replica that it serves can load it.
+--   tiers       replica -> "<cpu> <store>": the part of its prefill that loading a token saves, as its agent measured it;
+--               "-": not measured (cpu), nothing to load from (store); "?": not measured there yet (store)
+--   chunk:<key> "<tokens> <name>": so many of the tokens behind the key fill whole chunks, and LMCache calls the last so.
+-- Whether a chunk is there nobody has to tell: it has a TTL, is evicted, is deleted, and Redis itself knows.
+
+local MIN_STORED_TOKENS = 64
+
+local function tier_credits(record, cpu_default, store_default)
+  local cpu, store = string.match(record or '- -', '^(%S+) (%S+)')
+  return tonumber(cpu) or cpu_default, tonumber(store) or (store == '?' and store_default or 0)
+end
+
+-- The deepest key of the chain up to which all chunks that are known of are there, and its tokens in chunks; 0, 0
+-- where there is none.
+local function stored_prefix(count)
+  local base, names = string.match(KEYS[1], '^(.*:)[^:]+$'), {}
+  for i = 1, count do
+    names[i] = base .. 'chunk:' .. string.sub(KEYS[FIRST_OWN + i - 1], -32)
+  end
+  local records, known, chunks = redis.call('MGET', unpack(names)), {}, {}
+  for i = 1, count do
+    if records[i] then
+      local tokens, chunk = string.match(records[i], '^(%d+) (.+)')
+      known[#known + 1], chunks[#chunks + 1] = { i, tonumber(tokens) }, chunk
+    end
+  end
+  local there = #chunks > 0 and redis.pcall('EXISTS', unpack(chunks)) or 0
+  if type(there) == 'number' and there < #chunks then
+    there = 0
+    while redis.call('EXISTS', chunks[there + 1]) == 1 do
+      there = there + 1
+    end
+  end
+  if type(there) ~= 'number' or there == 0 then -- an error: these names are not this user's to see
+    return 0, 0
+  end
+  return known[there][1], known[there][2]
+end
+
+-- Says what each candidate's cache is worth to the prompt, on the medium that it is on and with what can be loaded
+-- beyond it: fills in fleet.credit, cpu_credit and store_credit. Returns the keys and tokens that LMCache has in Redis.
+local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_default, store_default)
+  local least_tokens, tiers = math.min(unpack(fleet.matched)), pairs_of(tiers_key)
+  local measured, stored_keys, stored_tokens = nil, 0, 0
+  for _, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is expected of others
+    local store = tonumber(string.match(record, '(%S+)$'))
+    measured = store and math.max(store, measured or 0) or measured
+  end
+  if next(tiers) and count > 0 and prompt_tokens - least_tokens >= MIN_STORED_TOKENS then
+    stored_keys, stored_tokens = stored_prefix(count)
+  end
+  for i = 1, fleet.count do
+    local record, matched = held[fleet.name[i]], fleet.matched[i]
+    local cpu, store = tier_credits(tiers[fleet.name[i]], cpu_default, measured or store_default)
+    local is_slow = record ~= nil and string.match(record, '^%S+ %S+ (%S+)') == 'cpu'
+    fleet.credit[i] = matched * (is_slow and cpu or 1) + math.max(0, stored_tokens - matched) * store
+    fleet.cpu_credit[i], fleet.store_credit[i] = cpu, store
+  end
+  return stored_keys, stored_tokens
+end

@@ -1,0 +1,20 @@
+-- Takes, renews or gives up the lease under which one process watches this Redis. Without a TTL of its own: Redis may
+-- evict what has one. The SET is an event as well: a watcher that does not hear it knows that notifications are off.
+--
+-- KEYS[1] watcher
+-- ARGV[1] who   ARGV[2] lease_ms   ARGV[3] "1": give it up
+-- Returns 1 where ARGV[1] holds it, else 0.
+
+-- include time
+
+local now = now_ms()
+local holder, until_ms = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)')
+if holder ~= nil and holder ~= ARGV[1] and tonumber(until_ms) >= now then
+  return 0
+end
+if ARGV[3] == '1' then
+  redis.call('DEL', KEYS[1])
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. string.format('%d', now + tonumber(ARGV[2])))
+return 1

@@ -1,0 +1,139 @@
+"""How long clients wait, and what of it is KVGate's."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Panel, Query, Row
+from deploy.grafana.promql import ENGINE, ENGINES, JOB, JOBS, PATHS, mean, quantile, rate, share, share_of
+
+_PATH = f'{JOB},path=~"$path"'
+_TTFT = "kvgate_time_to_first_token_seconds"
+_TOTAL = "kvgate_request_duration_seconds"
+_PLACEMENT = "kvgate_placement_seconds"
+
+
+def _quantiles(histogram: str, where: str) -> tuple[Query, ...]:
+    return tuple(Query(quantile(q, histogram, where=where), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99))
+
+
+_CLIENTS = Row(
+    "Clients",
+    (
+        Panel(
+            "Time to the first token",
+            "Of streamed answers, from the request's arrival to the first bytes of its answer: queueing and the "
+            "prompt's computation, and what routing saves. Good depends on model and prompts; p50 should be near that "
+            "of a cached prompt, and p99 near that of a new one.",
+            _quantiles(_TTFT, _PATH),
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            "Time to the end",
+            "From a request's arrival to the end of its answer; mostly as long as the answer is.",
+            _quantiles(_TOTAL, _PATH),
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            "First tokens, spread",
+            "How many first tokens came after how long. Two bands are cached prompts and new ones.",
+            (Query(rate(f"{_TTFT}_bucket", "le", _PATH), "{{le}}"),),
+            unit="s",
+            kind="heatmap",
+            width=12,
+        ),
+        Panel(
+            "Time to the first token, as engines see it",
+            "vLLM's own, without the gateway and the network. The distance to what clients see is theirs; good is some "
+            "milliseconds.",
+            _quantiles("vllm:time_to_first_token_seconds", ENGINE),
+            unit="s",
+            width=12,
+        ),
+    ),
+)
+
+_PLACING = Row(
+    "Placing",
+    (
+        Panel(
+            "Time to choose a replica",
+            "One round trip to Redis and its script. Good: p50 under 1 ms, p99 under 5 ms. At redis.budget_ms (20 ms) "
+            "a placement falls back.",
+            (*_quantiles(_PLACEMENT, JOB), Query(mean(_PLACEMENT), "mean")),
+            unit="s",
+        ),
+        Panel(
+            "Slower than 5 ms",
+            "The share of placements. Good: under 1 %. More: Redis or the gateways are short of CPU, or chunks of more "
+            "than 4 MiB stand in front (see Store).",
+            (
+                Query(
+                    "1 - "
+                    + share(rate(f"{_PLACEMENT}_bucket", where=f'{JOB},le="0.005"'), rate(f"{_PLACEMENT}_count")),
+                    "of all placements",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "Fallbacks",
+            "The share of placements that were made without the store. Good: none.",
+            (Query(share_of("kvgate_decisions_total", 'state="fallback"'), "of all placements"),),
+            unit="percentunit",
+        ),
+    ),
+)
+
+_ANSWERS = Row(
+    "Answers",
+    (
+        Panel(
+            "Requests by status",
+            "Per second. 499: the client hung up. 429: limits.max_in_flight, or all replicas are full. 5xx: see "
+            "Alerts.",
+            (Query(rate("kvgate_requests_total", "status", _PATH), "{{status}}"),),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Error share",
+            "5xx of all requests. Good: 0. What a replica fails before its first byte is retried, and not in here.",
+            (Query(share_of("kvgate_requests_total", 'status=~"5.."', _PATH), "of all requests"),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Cut short",
+            "Per second: streams that a replica broke off after their first byte (they end with an error event), and "
+            "requests whose client hung up.",
+            (
+                Query(rate("kvgate_broken_streams_total"), "broken streams"),
+                Query(rate("kvgate_client_disconnects_total"), "clients gone"),
+            ),
+            unit="reqps",
+        ),
+        Panel(
+            "Requests by path",
+            "Per second.",
+            (Query(rate("kvgate_requests_total", "path", _PATH), "{{path}}"),),
+            unit="reqps",
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "Requests in flight by gateway",
+            "Being served. Near limits.max_in_flight (see configs/gateway.yaml), more are refused with 429.",
+            (Query(f"kvgate_requests_in_flight{{{JOB}}}", "{{instance}}"),),
+            stacked=True,
+            width=12,
+        ),
+    ),
+)
+
+LATENCY = Dashboard(
+    "kvgate-latency",
+    "Latency",
+    "How long clients wait for their first token and for the whole answer, and what placing takes of it.",
+    (JOBS, PATHS, ENGINES),
+    (_CLIENTS, _PLACING, _ANSWERS),
+)

@@ -1,0 +1,184 @@
+"""Does routing pay off: what is served from cache, why requests go where they go, and whether nobody piles up."""
+
+from __future__ import annotations
+
+from deploy.grafana.panels import Dashboard, Panel, Query, Row
+from deploy.grafana.promql import JOB, JOBS, POOLS, REPLICA, REPLICAS, rate, share, share_of, told
+
+_PROMPT = rate("kvgate_prompt_tokens_total", where=REPLICA)
+_CACHED = rate("kvgate_cached_tokens_total", where=REPLICA)
+_PREDICTED = rate("kvgate_predicted_cached_tokens_total", where=REPLICA)
+_OVER = rate("kvgate_prediction_error_tokens_sum", where=f'{JOB},direction="over"')
+_UNDER = rate("kvgate_prediction_error_tokens_sum", where=f'{JOB},direction="under"')
+_PASSED_OVER = rate("kvgate_passed_over_tokens_total", where=REPLICA)
+_AUDITED = rate("kvgate_prediction_error_tokens_count")
+_ACTIVE = told("kvgate_replica_active_requests")
+
+_CACHE = Row(
+    "Cache",
+    (
+        Panel(
+            "Cache share",
+            "The share of prompt tokens that engines served from their caches, as they count them themselves: what all "
+            "of this is for. Good is what the same load gave when every conversation and document had a replica of its "
+            "own; round robin over N replicas is the value to be well above. Engines that do not report cached tokens "
+            "(vLLM: --enable-prompt-tokens-details) count as nothing cached.",
+            (Query(share(_CACHED, _PROMPT), "cached"), Query(share(_PREDICTED, _PROMPT), "predicted")),
+            unit="percentunit",
+            max=1,
+            width=12,
+        ),
+        Panel(
+            "Prompt tokens",
+            "Per second: what engines served from cache, and what they computed. Computed is what costs.",
+            (Query(_CACHED, "from cache"), Query(f"{_PROMPT} - {_CACHED}", "computed")),
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "Cache share by replica",
+            "Alike where the load is; a replica that stays far below has a smaller cache, has just been started, or "
+            "forgets (see Wrong predictions).",
+            (
+                Query(
+                    share(
+                        rate("kvgate_cached_tokens_total", "replica", REPLICA),
+                        rate("kvgate_prompt_tokens_total", "replica", REPLICA),
+                    ),
+                    "{{replica}}",
+                ),
+            ),
+            unit="percentunit",
+            max=1,
+            width=12,
+        ),
+        Panel(
+            "Prompt tokens computed by replica",
+            "Per second. The work that is left after caching: even, while there is enough of it to be shared.",
+            (
+                Query(
+                    f"{rate('kvgate_prompt_tokens_total', 'replica', REPLICA)}"
+                    f" - {rate('kvgate_cached_tokens_total', 'replica', REPLICA)}",
+                    "{{replica}}",
+                ),
+            ),
+            stacked=True,
+            width=12,
+        ),
+    ),
+)
+
+_WHY = Row(
+    "Decisions",
+    (
+        Panel(
+            "Placements by reason",
+            "Per second. hit: to a replica that holds most of the prompt; partial_hit, rebalanced: to another, with "
+            "some or nothing of it, since that was cheaper; stored: nobody holds any, and it can be loaded from Redis; "
+            "cold: there is none of it anywhere; pinned: only one may serve it; last_resort: no replica was healthy; "
+            "fallback: without the store. Good: hits, and cold for what is new.",
+            (Query(rate("kvgate_decisions_total", "why"), "{{why}}"),),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Placements by state",
+            "Per second. exact: an agent tells what the replica holds; degraded: nobody does, ownership is predicted; "
+            "fallback: the store did not decide. Good: exact alone.",
+            (Query(rate("kvgate_decisions_total", "state"), "{{state}}"),),
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Placements by policy",
+            "Per second. prefix_kv_aware, unless another was configured or asked for in a header.",
+            (Query(rate("kvgate_decisions_total", "policy"), "{{policy}}"),),
+            unit="reqps",
+            stacked=True,
+        ),
+    ),
+)
+
+_REGRET = Row(
+    "Regret",
+    (
+        Panel(
+            "Computed although it was promised",
+            "The share of prompt tokens that the map had promised to be cached and the engine computed: what wrong "
+            "predictions cost. Good: under 1 %. Beside it, what was cached beyond what the map knew; it knows prompts "
+            "at their boundaries only, so a few percent are no mistake.",
+            (
+                Query(share(_OVER, _PROMPT), "promised, not cached"),
+                Query(share(_UNDER, _PROMPT), "cached, not promised"),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "Passed over",
+            "The share of prompt tokens that another replica held and the one chosen did not: what sparing the other "
+            "one cost. It buys an even load, and copies of what many ask for.",
+            (Query(share(_PASSED_OVER, _PROMPT), "of all prompt tokens"),),
+            unit="percentunit",
+        ),
+        Panel(
+            "Sent past who held most",
+            "The share of placements that left the replica with the longest match on purpose, as it was too busy for "
+            "that to pay off. Low while load is even; it grows as a prefix that many want gains owners. High for long: "
+            "a few replicas hold what everybody asks for, or policy.load_factor is too tight.",
+            (
+                Query(
+                    share_of("kvgate_decisions_total", 'why=~"partial_hit|rebalanced"'),
+                    "of all placements",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "Wrong predictions",
+            "The share of audited answers whose cached tokens lay outside of what the map promised, by cause. "
+            "in_flight comes with bursts: a prompt was promised while it was still being computed. evicted on an exact "
+            "replica, untold and never_computed should be rare; restarted comes with restarts. Good: under 2 % without "
+            "in_flight.",
+            (
+                Query(
+                    share(rate("kvgate_wrong_predictions_total", "cause", REPLICA), f"scalar({_AUDITED})"), "{{cause}}"
+                ),
+            ),
+            unit="percentunit",
+            stacked=True,
+        ),
+    ),
+)
+
+_BALANCE = Row(
+    "Balance",
+    (
+        Panel(
+            "Requests in flight by replica",
+            "Of all gateways together. Close to each other under load; no replica is given more than 1.5 times the "
+            "mean (policy.load_factor) once it has more than 8 (policy.min_slack_requests).",
+            (Query(_ACTIVE, "{{replica}}"),),
+        ),
+        Panel(
+            "Imbalance",
+            "The busiest replica's requests in flight over the mean. 1 is even. Of interest under load only: with few "
+            "requests in flight it is high for good reason. Choose one pool: those of two models do not share load.",
+            (Query(f"max({_ACTIVE}) / avg({_ACTIVE})", "busiest / mean"),),
+        ),
+        Panel(
+            "Retries",
+            "Attempts per second that failed before their first byte and went elsewhere, by reason. Clients notice "
+            "only that it took longer. Good: none.",
+            (Query(rate("kvgate_retries_total", "reason"), "{{reason}}"),),
+            unit="reqps",
+        ),
+    ),
+)
+
+ROUTING = Dashboard(
+    "kvgate-routing",
+    "Routing",
+    "What routing by what replicas hold brings, and why requests go where they go.",
+    (JOBS, POOLS, REPLICAS),
+    (_CACHE, _WHY, _REGRET, _BALANCE),
+)

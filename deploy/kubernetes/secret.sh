@@ -1,0 +1,30 @@
+#!/bin/sh
+# Prints the Secret `kvgate` with new passwords: once, for a new cluster.
+#
+#   deploy/kubernetes/secret.sh | kubectl create -f -
+#
+# What Redis' two users may do is explained in docs/security.md.
+set -eu
+
+password() {
+  od -An -N24 -tx1 /dev/urandom | tr -d ' \n'
+}
+
+kvgate=$(password)
+kvchunk=$(password)
+
+cat <<END
+apiVersion: v1
+kind: Secret
+metadata:
+  name: kvgate
+  namespace: kvgate
+stringData:
+  KVGATE_REDIS_URL: redis://kvgate:$kvgate@redis:6379/0
+  KVGATE_LMCACHE_URL: redis://kvchunk:$kvchunk@redis:6379/0
+  KVGATE_CACHE_SALT_SECRET: $(password)
+  users.acl: |
+    user default on nopass -@all +ping
+    user kvgate on >$kvgate ~kvgate:* %R~kvchunk@* -@all +ping +info +eval +evalsha +script|load +time +exists +get +mget +strlen +set +del +unlink +incr +expire +hget +hmget +hgetall +hkeys +hset +hdel +hincrby +hlen +zadd +zrem +zcard +zscore +zrange +zrangebyscore +sadd +smembers +rpush +lrange +ltrim +xadd +xread +xdel +dbsize +randomkey +pttl +memory|usage +subscribe resetchannels &__keyevent@0__:set &__keyevent@0__:evicted (~*@*@*@* +eval +evalsha +pttl +pexpire +memory|usage +object|idletime)
+    user kvchunk on >$kvchunk ~kvchunk@* -@all +ping +info +get +set +exists
+END

@@ -1,0 +1,42 @@
+"""A replica as this gateway knows it: where it is, what it said of itself, and whether it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.registry import ReplicaRecord
+from gateway.facts import EngineFacts, ModelCard
+
+_LIFE = "life-"
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica as this gateway knows it."""
+
+    id: str
+    url: str
+    dp_rank: int | None = None
+    cards: list[ModelCard] = field(default_factory=list)
+    pool: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    alive: bool = False
+    failures: int = 0
+    problem: str = "not reached yet"
+    lacks_metrics: bool = False
+    """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards)
+
+    def incarnation(self, known: ReplicaRecord | None) -> str:
+        """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
+        if known is not None and (not self.alive or self.lacks_metrics):
+            return known.incarnation  # dying is not another life
+        if self.facts.started:
+            return self.facts.started
+        if known is None or not known.incarnation.startswith(_LIFE):
+            return f"{_LIFE}1"
+        lives = int(known.incarnation.removeprefix(_LIFE)) + (self.alive and known.state == "dead")
+        return f"{_LIFE}{lives}"

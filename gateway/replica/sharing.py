@@ -1,0 +1,101 @@
+"""How a replica and the Redis that it shares with KVGate get on: the size of a chunk, and how long to wait for one.
+
+**Chunks.** Redis serves one command at a time, so a placement waits behind whatever chunk is being read. Between 1 and
+4 MiB a chunk is large enough to be worth its round trip and small enough to wait behind.
+
+**Waiting.** LMCache's adapter asks for each chunk of a prompt by itself, with `num_workers` threads, and has no circuit
+breaker: of a Redis that accepts and never answers, every one of ceil(chunks / num_workers) rounds takes the whole
+request timeout, before the request is computed. Threads may first have to work off as many rounds of stores from the
+request before it. So the timeout is such that twice the rounds of the longest prompt fit in `max_stall_s`. That is for
+requests one after the other; the waits of several at once add up, the less the more workers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MIB = 2**20
+SMALLEST_CHUNK_BYTES = 1 * MIB
+LARGEST_CHUNK_BYTES = 4 * MIB
+USUAL_CHUNK_TOKENS = 256
+"""LMCache's own default; a chunk is the grain in which prompts share, so it is no larger than it has to be."""
+
+_WORKERS = (8, 16, 32, 64, 128)
+# A chunk of 4 MiB that has to wait behind those of 31 others takes some 65 ms (measured at 2 GB/s).
+_COMFORTABLE_TIMEOUT_S = 0.1
+_SHORTEST_TIMEOUT_S = 0.05
+_LONGEST_TIMEOUT_S = 0.3
+
+
+class DoesNotFit(Exception):
+    """No value satisfies what is asked; the text says what could be changed."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How LMCache's adapter asks Redis."""
+
+    num_workers: int
+    request_timeout_s: float
+
+
+def chunk_tokens(kv_bytes_per_token: int, block_size: int) -> int:
+    """The tokens of a chunk: whole blocks, 1 to 4 MiB, and not many more than is usual. Raises DoesNotFit."""
+    block_bytes = kv_bytes_per_token * block_size
+    most_blocks = LARGEST_CHUNK_BYTES // block_bytes
+    if not most_blocks:
+        raise DoesNotFit(
+            f"one block of {block_size} tokens takes {block_bytes / MIB:.1f} MiB on a GPU, and a chunk in Redis should "
+            "be at most 4 MiB; use more GPUs (tensor_parallel_size), kv_cache_dtype: fp8 or a smaller block_size"
+        )
+    enough_blocks = math.ceil(SMALLEST_CHUNK_BYTES / block_bytes)
+    usual_blocks = max(1, USUAL_CHUNK_TOKENS // block_size)
+    return min(most_blocks, max(enough_blocks, usual_blocks)) * block_size
+
+
+def usual_chunk_tokens(block_size: int) -> int:
+    """The tokens of a chunk where nobody waits behind it: whole blocks, about as many tokens as is usual."""
+    return max(1, USUAL_CHUNK_TOKENS // block_size) * block_size
+
+
+def problem_of_chunk(tokens: int, kv_bytes_per_token: int, block_size: int) -> str | None:
+    """What is wrong with a chunk of so many tokens in Redis; None: nothing."""
+    size = tokens * kv_bytes_per_token
+    if SMALLEST_CHUNK_BYTES <= size <= LARGEST_CHUNK_BYTES:
+        return None
+    return (
+        f"is {tokens}: {size / MIB:.2f} MiB; a chunk in Redis must have 1 to 4 MiB; "
+        f"leave it out to get {chunk_tokens(kv_bytes_per_token, block_size)}"
+    )
+
+
+def chunks_of(max_model_len: int, tokens: int, tensor_parallel_size: int) -> int:
+    """The chunks of the longest prompt; each GPU has its own."""
+    return max(1, max_model_len // tokens) * tensor_parallel_size
+
+
+def pace(chunks: int, max_stall_s: float, num_workers: int | None = None) -> Pace:
+    """Such that a Redis that does not answer holds a prompt of so many chunks up for `max_stall_s` at most.
+
+    Without `num_workers`, as few as leave a comfortable timeout. Raises DoesNotFit.
+    """
+    candidates = (num_workers,) if num_workers else _WORKERS
+    found = [Pace(workers, _timeout_s(chunks, max_stall_s, workers)) for workers in candidates]
+    comfortable = (each for each in found if each.request_timeout_s >= _COMFORTABLE_TIMEOUT_S)
+    best = next(comfortable, found[-1])
+    if best.request_timeout_s < _SHORTEST_TIMEOUT_S:
+        rounds = 2 * math.ceil(chunks / best.num_workers)
+        raise DoesNotFit(
+            f"the longest prompt has {chunks} chunks; with {best.num_workers} workers and the shortest timeout that "
+            f"Redis can keep ({_SHORTEST_TIMEOUT_S} s), one that does not answer would hold it up for "
+            f"{rounds * _SHORTEST_TIMEOUT_S:.1f} s: raise max_stall_s to that"
+            f"{' or raise num_workers' if num_workers else ''}, or lower vllm.max_model_len"
+        )
+    return best
+
+
+def _timeout_s(chunks: int, max_stall_s: float, workers: int) -> float:
+    """In whole milliseconds, as the adapter takes it."""
+    fitting_s = max_stall_s / (2 * math.ceil(chunks / workers))
+    return min(_LONGEST_TIMEOUT_S, math.floor(fitting_s * 1000) / 1000)

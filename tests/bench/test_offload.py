@@ -1,0 +1,102 @@
+"""`python -m bench.offload`, made small: what is asked, where KV is then, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from bench.offload.measure import Row, measure
+from bench.offload.published import PUBLISHED
+from bench.offload.scenarios import IMAGES, REAL, REQUESTS, SCENARIOS, SIMULATED, Scenario
+from bench.offload.stages import BLOCKS, Tier, simulated, tiers
+from bench.routing.mixes import BYTES_PER_TOKEN, Workload
+from bench.simulator.settings import LmcacheSettings
+from bench.workloads import Session, one_turn, user, words
+
+SEED = 3
+PROMPT_TOKENS, PROMPTS = 10_000, 6
+CHUNK = 1024
+CHUNK_BYTES = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
+
+
+def twice(_seed: int, _sizes: object) -> Workload:
+    """More than the GPU holds, asked about once before and once in the measurement."""
+    assert PROMPTS * PROMPT_TOKENS > BLOCKS * 16
+    asks = [one_turn(n, user(words(f"{n}" * PROMPT_TOKENS * BYTES_PER_TOKEN))) for n in range(PROMPTS)]
+    return Workload(asks, asks, list(range(PROMPTS)))
+
+
+TWICE = Scenario("twice", "six prompts", 1, twice)
+
+
+def measured(tier: Tier) -> Row:
+    with simulated(tier, speed=2000, redis_gb_per_s=1) as fresh, fresh() as stage:
+        return asyncio.run(measure(stage, TWICE, tier, SEED))
+
+
+def test_what_the_gpu_has_no_room_for_is_computed_again_without_a_tier() -> None:
+    row = measured(Tier("gpu"))
+    assert (row.requests, row.failed, row.gpu_share, row.loaded_share, row.stored_gb) == (PROMPTS, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("tier", [Tier("cpu", CHUNK), Tier("redis", CHUNK)], ids=lambda tier: tier.name)
+def test_with_a_tier_it_is_loaded_in_whole_chunks_and_is_where_the_tier_is(tier: Tier) -> None:
+    row = measured(tier)
+    chunks = PROMPTS * (PROMPT_TOKENS // CHUNK)
+    assert (row.requests, row.failed) == (PROMPTS, 0)
+    assert 0.8 < row.loaded_share < 1
+    held = {"cpu": row.cpu_bytes, "redis": row.redis_bytes}
+    assert held.pop(tier.name) == chunks * CHUNK_BYTES
+    assert list(held.values()) == [0]
+    assert row.fetched_bytes == (row.redis_bytes if tier.name == "redis" else 0)
+
+
+def test_each_of_forty_images_is_asked_about_twice_and_once_before() -> None:
+    workload = SCENARIOS["images"].make(SEED, SIMULATED)
+    assert Counter(map(image, workload.sessions)) == dict.fromkeys(range(IMAGES), 2)
+    assert sorted(map(image, workload.warm_up)) == list(range(IMAGES))
+    assert [image(session) for session in workload.sessions[:IMAGES]] != sorted(range(IMAGES))
+
+
+def test_revisits_are_three_new_images_in_ten_requests_and_the_same_ones_before() -> None:
+    workload = SCENARIOS["revisits"].make(SEED, SIMULATED)
+    for sessions in (workload.warm_up, workload.sessions):
+        seen = list(dict.fromkeys(map(image, sessions)))
+        assert len(sessions) == REQUESTS
+        assert seen == list(range(len(seen)))
+        assert 15 < len(seen) < IMAGES
+    assert workload.warm_up[0] == workload.sessions[0]
+    assert workload.warm_up != workload.sessions
+
+
+def image(session: Session) -> int:
+    return session.group
+
+
+def test_conversations_take_turns_ten_at_a_time() -> None:
+    workload = SCENARIOS["multi-turn"].make(SEED, SIMULATED)
+    left = [len(session.turns) for session in workload.sessions]
+    assert set(left) <= set(range(6, 10))
+    for index in workload.order:
+        assert index in [at for at, turns in enumerate(left) if turns][:10]
+        left[index] -= 1
+    assert not any(left)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_seed_makes_the_same_workload_and_another_one_another(name: str) -> None:
+    make = SCENARIOS[name].make
+    assert make(SEED, REAL) == make(SEED, REAL)
+    assert make(SEED, REAL) != make(SEED + 1, REAL)
+
+
+def test_every_tier_comes_with_every_size_of_a_chunk_if_it_has_chunks() -> None:
+    found = [tier.label for tier in tiers(["gpu", "cpu", "redis"], [64, 256])]
+    assert found == ["GPU only", "CPU memory, 64", "CPU memory, 256", "Redis, direct, 64", "Redis, direct, 256"]
+
+
+def test_what_was_published_is_of_scenarios_that_there_are() -> None:
+    assert {figure.scenario for figure in PUBLISHED} <= SCENARIOS.keys()
+    assert {figure.tier for figure in PUBLISHED} == {"gpu", "cpu", "redis"}

@@ -1,0 +1,276 @@
+"""`kvgate doctor` on real clusters: nothing is found on a healthy one, and what is then broken is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
+from gateway.doctor.endpoints import _outward_address
+from gateway.local.ports import free_ports
+from tests.cluster.clients import Load, ask, prose, running_load
+from tests.cluster.gateways import another_gateway
+from tests.polling import eventually
+
+pytestmark = pytest.mark.slow
+
+_DOCTOR = (sys.executable, "-P", "-m", "gateway.cli", "doctor", "--json")
+CHUNKS = [f"kvchunk@org/model@01000100@0@{n:064x}" for n in range(100)]
+"""So many that random picks do not miss them all among the map's keys."""
+POLICY = "maxmemory-policy"
+_BUSY_MOMENTS = 5
+UNWATCHED = {"store": {"watch": False}}
+"""A gateway that watches would give chunks a TTL, and tell for a minute what it met."""
+
+
+@dataclass
+class Said:
+    """What the doctor said."""
+
+    exit_code: int
+    findings: list[dict[str, str]]
+    unchecked: list[dict[str, str]]
+
+    def found(self) -> set[tuple[str, str]]:
+        return {(finding["code"], finding["subject"]) for finding in self.findings}
+
+
+def doctor(*options: str, **env: str) -> Said:
+    """Its verdict at a moment when this machine is not so busy that Redis answers late: that is found, too."""
+    for _ in range(_BUSY_MOMENTS):
+        said = _doctor(*options, **env)
+        if "redis-slow" not in {finding["code"] for finding in said.findings}:
+            break
+    return said
+
+
+def _doctor(*options: str, **env: str) -> Said:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    done = subprocess.run([*_DOCTOR, *options], env=kept | env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout)
+    return Said(done.returncode, said["findings"], said["unchecked"])
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[Cluster]:
+    """Two gateways, three replicas with agents; whoever breaks something mends it."""
+    with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "5"), config=UNWATCHED) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def store(healthy: Cluster) -> AsyncIterator[redis.Redis]:
+    async with redis.Redis.from_url(healthy.redis_url, decode_responses=True, protocol=2) as client:
+        yield client
+
+
+def of(cluster: Cluster) -> tuple[str, ...]:
+    return ("--state-dir", str(cluster.state_dir), "--timeout", "5")
+
+
+async def all_exact(cluster: Cluster) -> bool:
+    async with httpx.AsyncClient() as http:
+        ready = [(await http.get(f"{url}/ready")).json() for url in cluster.gateway_urls]
+    return all(len(body["exact"]) == len(cluster.replicas) for body in ready)
+
+
+async def test_a_healthy_cluster_that_serves_has_nothing_wrong_and_nothing_unchecked(healthy: Cluster) -> None:
+    async with httpx.AsyncClient() as http:
+        for n in range(12):
+            await ask(http, healthy.gateway_urls[n % 2], prose(n))
+    said = doctor(*of(healthy))
+    assert (said.findings, said.unchecked, said.exit_code) == ([], [], 0)
+
+
+async def test_nor_while_it_is_under_load(healthy: Cluster) -> None:
+    async with httpx.AsyncClient(timeout=30) as http, running_load(Load(http, healthy.gateway_urls), 2) as load:
+        said = await asyncio.to_thread(doctor, *of(healthy))
+    assert load.answered > 20
+    assert (said.findings, said.unchecked, said.exit_code) == ([], [], 0)
+
+
+def test_without_the_state_directory_it_finds_replicas_in_redis_and_says_which_gateways_it_missed(
+    healthy: Cluster,
+) -> None:
+    said = doctor("--redis-url", healthy.redis_url, "--gateway", healthy.gateway_urls[0])
+    assert (said.findings, said.exit_code) == ([], 0)
+    assert [each["subject"].split(".")[0] for each in said.unchecked] == ["gateway gw1"]
+
+
+async def test_a_policy_that_evicts_ownership_is_found(healthy: Cluster, store: redis.Redis) -> None:
+    await store.config_set(POLICY, "allkeys-lru")
+    try:
+        said = doctor(*of(healthy))
+    finally:
+        await store.config_set(POLICY, "noeviction")
+    assert (said.found(), said.exit_code) == ({("redis-evicts-all", "Redis")}, 1)
+    assert said.findings[0]["fix"].startswith("redis-cli CONFIG SET maxmemory-policy volatile-lru")
+
+
+async def test_chunks_without_a_ttl_are_found_and_with_one_they_are_not(healthy: Cluster, store: redis.Redis) -> None:
+    await store.config_set(POLICY, "volatile-lru")
+    await store.config_set("maxmemory", "512mb")
+    await store.mset(dict.fromkeys(CHUNKS, "kv"))
+    try:
+        without = doctor(*of(healthy))
+        for chunk in CHUNKS:
+            await store.expire(chunk, 600)
+        with_one = doctor(*of(healthy))
+    finally:
+        await store.delete(*CHUNKS)
+        await store.config_set("maxmemory", "0")
+        await store.config_set(POLICY, "noeviction")
+    assert (without.found(), without.exit_code) == ({("chunks-without-ttl", "LMCache's chunks")}, 1)
+    assert (with_one.findings, with_one.exit_code) == ([], 0)
+
+
+def test_a_replica_that_hangs_is_found_and_what_it_did_not_tell_is_said(healthy: Cluster) -> None:
+    healthy.replicas[1].signal(signal.SIGSTOP)
+    try:
+        said = doctor(*of(healthy))
+    finally:
+        healthy.replicas[1].signal(signal.SIGCONT)
+    assert ("replica-unhealthy", "replica r1") in said.found()
+    assert said.exit_code == 1
+    assert {each["subject"] for each in said.unchecked} == {"replica r1"}
+
+
+async def test_an_agent_that_was_killed_is_found_until_it_is_back(healthy: Cluster) -> None:
+    await eventually(lambda: all_exact(healthy))
+    agent = healthy.agent("r0")
+    agent.kill()
+    try:
+
+        async def is_found() -> bool:
+            return ("agent-gone", "replica r0") in doctor(*of(healthy)).found()
+
+        await eventually(is_found, within_s=20)
+    finally:
+        agent.start()
+    await eventually(lambda: all_exact(healthy), within_s=20)
+    assert doctor(*of(healthy)).findings == []
+
+
+def test_a_gateway_that_hangs_is_found(healthy: Cluster) -> None:
+    healthy.signal_gateway(1, signal.SIGSTOP)
+    try:
+        said = doctor(*of(healthy))
+    finally:
+        healthy.signal_gateway(1, signal.SIGCONT)
+    assert "gateway-unreachable" in {finding["code"] for finding in said.findings}
+    assert said.exit_code == 1
+
+
+async def test_a_gateway_with_other_settings_is_found_by_the_section_that_differs(healthy: Cluster) -> None:
+    async with another_gateway(healthy, "gw7", policy={"name": "round_robin"}) as other:
+        said = doctor(*of(healthy), "--gateway", other.url, "--gateway", healthy.gateway_urls[0])
+    differs = [finding for finding in said.findings if finding["code"] == "gateway-settings-differ"]
+    assert [finding["what"] for finding in differs] == ["`policy` is not the same: gw0 | gw7"]
+    assert said.exit_code == 1
+
+
+async def test_a_gateway_in_another_database_is_found(healthy: Cluster) -> None:
+    async with another_gateway(healthy, "gw8", redis={"url": f"{healthy.redis_url}/1"}) as other:
+        said = doctor(*of(healthy), "--gateway", other.url)
+    assert ("gateway-in-other-redis", "gateway gw8") in said.found()
+
+
+async def test_gateways_with_different_salts_are_found_by_the_keys_that_they_give_one_prompt(
+    healthy: Cluster,
+) -> None:
+    def security(secret: str) -> dict[str, Any]:
+        key = {"name": "ops", "sha256": sha256(b"ops-key").hexdigest(), "tenant": "ops", "admin": True}
+        return {"api_keys": [key], "cache_salt_secret": secret}
+
+    async with (
+        another_gateway(healthy, "gw5", security=security("a secret of sixteen")) as one,
+        another_gateway(healthy, "gw6", security=security("another of sixteen.")) as other,
+    ):
+        options = (*of(healthy), "--gateway", one.url, "--gateway", other.url)
+        said, without_key = doctor(*options, KVGATE_API_KEY="ops-key"), doctor(*options)
+    assert ("gateway-keys-differ", "gateways") in said.found()
+    assert [each["what"] for each in without_key.unchecked].count("whether its keys are the others'") == 2
+    assert "gateway-settings-differ" not in {finding["code"] for finding in said.findings}
+
+
+def test_a_redis_that_is_away_is_found_and_with_nothing_else_to_look_at_the_exit_code_is_2(healthy: Cluster) -> None:
+    away = f"redis://127.0.0.1:{free_ports(1)[0]}"
+    said = doctor("--redis-url", away, "--gateway", healthy.gateway_urls[0])
+    assert ("redis-unreachable", "Redis") in said.found()
+    assert said.exit_code == 1
+    assert doctor("--redis-url", away).exit_code == 2
+
+
+ODD = {
+    "plain": (),
+    "old": ("--vllm-version", "0.29.0"),
+    "hashes": ("--block-size", "32", "--num-gpu-blocks", "4096"),
+    "silent": ("--no-events",),
+    "open": ("--host", "0.0.0.0"),
+    "moved": ("--model", "/models/sim"),
+    "deaf": (),
+}
+
+
+@contextmanager
+def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
+    """Replicas each with something wrong, and a gateway that leaves events unapplied."""
+    sims = {
+        name: SimReplica(name, port, ("--speed", "0", *arguments), folder / f"{name}.log")
+        for (name, arguments), port in zip(ODD.items(), free_ports(len(ODD)), strict=True)
+    }
+    with ExitStack() as stack:
+        for sim in sims.values():
+            stack.callback(sim.kill)
+            sim.start()
+            sim.wait_until_ready()  # one by one: a busy machine starts seven at once too slowly
+        urls = {name: sim.url for name, sim in sims.items()}
+        urls["deaf"] += f",events=tcp://127.0.0.1:{free_ports(1)[0]}"  # where nobody publishes
+        config = {"coordinator": {"apply_events": False}}
+        yield stack.enter_context(running_gateways(urls, gateways=1, config=config)), sims
+
+
+async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) -> None:
+    with odd_cluster(tmp_path) as (cluster, sims):
+        async with httpx.AsyncClient() as http, redis.Redis.from_url(cluster.redis_url, protocol=2) as store:
+            await store.mset(dict.fromkeys(CHUNKS, "kv"))  # these are given a TTL, which is told
+            for n in range(4):
+                (await ask(http, sims["deaf"].url, prose(n))).raise_for_status()
+
+            async def found() -> set[tuple[str, str]] | None:
+                said = doctor(*of(cluster)).found()
+                is_told = {("events-missing", "replica deaf"), ("watch-warns", "Redis")} <= said
+                return said if is_told else None  # agents read counters, and who watches samples, now and then
+
+            said = await eventually(found, within_s=20)
+    wanted = {
+        ("watch-warns", "Redis"),
+        ("redis-without-limit", "Redis"),
+        ("redis-policy", "Redis"),
+        ("vllm-names-no-sessions", "replica old"),
+        ("vllm-versions-differ", f"pool {cluster.pool}"),
+        ("hash-settings-differ", f"pool {cluster.pool}"),
+        ("events-off", "replica silent"),
+        ("agent-missing", "replica silent"),
+        ("agent-missing", "replica old"),  # it cannot say where its events are, so `up` starts none
+        ("name-in-two-pools", "model sim"),
+        ("events-missing", "replica deaf"),
+        *(("events-not-applied", f"replica {name}") for name in ODD if name not in ("silent", "old")),
+        *([("events-exposed", "replica open")] if _outward_address() else []),
+    }
+    assert said == wanted

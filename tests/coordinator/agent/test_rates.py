@@ -1,0 +1,68 @@
+"""What loading a token saves, from counters of an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.agent.rates import Rates
+
+TOKEN_BYTES = 1000.0
+
+
+def rates(*counters: dict[str, float]) -> Rates:
+    found = Rates()
+    for each in counters:
+        found.observe(each)
+    return found
+
+
+def engine(prefills: float = 0, tokens: float = 0, seconds: float = 0, **others: float) -> dict[str, float]:
+    return {"prefills": prefills, "prefill_computed_tokens": tokens, "prefill_s": seconds, **others}
+
+
+COMPUTED = (engine(), engine(2, 4000, 4))
+"""1 000 tokens a second."""
+
+
+def test_what_loading_saves_is_what_of_the_prefills_time_it_does_not_take() -> None:
+    found = rates(*COMPUTED, engine(2, 4000, 4, l2_load_bytes_per_s=4e6))
+    assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)
+    assert found.store_credit(TOKEN_BYTES * 2) == pytest.approx(0.5)
+
+
+def test_loading_that_takes_longer_than_computing_saves_nothing() -> None:
+    assert rates(*COMPUTED, engine(2, 4000, 4, l2_load_bytes_per_s=1e5)).store_credit(TOKEN_BYTES) == 0
+
+
+def test_what_was_not_seen_yet_is_not_known() -> None:
+    assert rates(*COMPUTED).store_credit(TOKEN_BYTES) is None
+    loaded = {"l2_load_bytes_per_s": 4e6}
+    assert rates(engine(5, 5000, 5, **loaded)).store_credit(TOKEN_BYTES) is None  # of prefills before the first look
+    assert rates(*COMPUTED, engine(2, 4000, 4, **loaded)).store_credit(None) is None
+
+
+def test_prompts_that_were_nearly_all_cached_say_nothing_of_how_fast_tokens_are_computed() -> None:
+    found = rates(*COMPUTED, engine(102, 5600, 24), engine(102, 5600, 24, l2_load_bytes_per_s=4e6))
+    assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)
+
+
+def test_offloaded_blocks_are_loaded_at_the_rate_that_vllm_tells() -> None:
+    found = rates(engine(cpu_load_s=0, cpu_loaded_tokens=0), engine(2, 4000, 4, cpu_load_s=0.1, cpu_loaded_tokens=1000))
+    assert found.cpu_credit(None) == pytest.approx(0.9)
+
+
+def test_chunks_in_cpu_memory_are_loaded_at_the_rate_that_lmcache_tells() -> None:
+    found = rates(*COMPUTED, engine(2, 4000, 4, l1_load_bytes_per_s=1e7))
+    assert found.cpu_credit(TOKEN_BYTES) == pytest.approx(0.9)
+
+
+def test_an_engine_that_slows_down_is_believed() -> None:
+    looks = [engine(n, 4000.0 * n, 4.0 * n) for n in range(100)]
+    slower = [engine(100 + n, 400_000 + 4000.0 * n, 400 + 40.0 * n) for n in range(40)]
+    found = rates(*looks, *slower, {**slower[-1], "l2_load_bytes_per_s": 1e6})
+    assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.9, abs=0.02)
+
+
+def test_an_engine_that_begins_to_count_anew_is_no_negative_rate() -> None:
+    found = rates(*COMPUTED, engine(1, 300, 0.3), engine(2, 4300, 4.3, l2_load_bytes_per_s=4e6))
+    assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)

@@ -1,0 +1,161 @@
+"""A Redis Cluster of three masters: each pool is on the one that has its slot, with all of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from coordinator.agent.link import Link
+from coordinator.errors import StoreRefused
+from coordinator.keys import WATCHER, PoolKeys
+from coordinator.pools import known_pools
+from coordinator.scripts import NAMES, Script
+from coordinator.store import Store, StoreSettings
+from coordinator.survey import Survey
+from coordinator.wire import Wire
+from tests.coordinator.stage import chain, drained, eventually, place, replica, running
+from tests.coordinator.test_acl import live_a_little, tell_and_apply
+from tests.coordinator.watch.stage import watching
+from tests.redis_groups import RedisCluster, client_of, running_redis_cluster
+from tests.redis_server import available_servers
+
+
+@pytest.fixture(scope="module", params=sorted(available_servers()))
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    with running_redis_cluster(available_servers()[request.param]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def store(cluster: RedisCluster) -> AsyncIterator[Store]:
+    async with running(Store(StoreSettings(cluster.url, budget_s=5.0), "gw0")) as store:
+        yield store
+
+
+def pool_on(cluster: RedisCluster, index: int) -> str:
+    """A pool's name whose slot the node has."""
+    names = (f"model-{number}" for number in range(1000))
+    return next(name for name in names if cluster.owner(PoolKeys(name).anchor) is cluster.nodes[index])
+
+
+async def test_every_script_finds_all_of_its_keys_on_one_node(
+    store: Store, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: set[str] = set()
+    enqueue = Wire._enqueue_script
+
+    def noting(self: Wire, call: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
+        ran.add(script.name)
+        enqueue(self, call, script, keys, args)
+
+    monkeypatch.setattr(Wire, "_enqueue_script", noting)
+    pool = store.pool("m")
+    await eventually(lambda: store.is_up("m"))
+    await live_a_little(pool)
+    await eventually(lambda: store.is_up("m"))
+    await tell_and_apply(store, cluster.url)
+    await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
+    await pool.beat()
+    await drained(pool)
+    chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))
+    watched = next(chunk for chunk in chunks if cluster.owner(chunk) is cluster.owner(WATCHER))
+    cluster.run(cluster.owner(WATCHER), "SET", watched, "KV")
+    async with watching(cluster.url) as watcher:
+        await eventually(lambda: watcher.report is not None and watcher.report.ttls_given == 1)
+    assert set(NAMES) - ran == {"reassert", "adopt"}, "which are sent with their text"
+    errors: set[str] = set()
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            errors |= {name.removeprefix("errorstat_") for name in client.info("errorstats")}
+    assert errors <= {"NOSCRIPT", "MOVED", "ERR"}, "CROSSSLOT above all"
+    with client_of(cluster.owner(pool.keys.anchor)) as client:
+        assert len(client.keys("kvgate:{m}:*")) > 5
+
+
+async def client_hset(cluster: RedisCluster, key: str, field: str, value: str) -> None:
+    cluster.run(cluster.owner(key), "HSET", key, field, value)
+
+
+async def test_pools_on_different_nodes_serve_beside_each_other(store: Store, cluster: RedisCluster) -> None:
+    names = [pool_on(cluster, index) for index in range(3)]
+    for name in names:
+        pool = store.pool(name)
+        pool.register(replica("r0"))
+        await eventually(lambda name=name: store.is_up(name))
+        assert (await place(pool, "a", chain(1))).why == "cold"
+        assert (await place(pool, "b", chain(1))).why == "hit"
+        await drained(pool)
+    for name, node in zip(names, cluster.nodes, strict=True):
+        with client_of(node) as client:
+            assert client.hgetall(PoolKeys(name).active) == {"r0": "2"}
+    assert store.is_up()
+
+
+async def test_every_pool_is_known_wherever_its_keys_are(store: Store, cluster: RedisCluster) -> None:
+    names = [pool_on(cluster, index) for index in range(3)]
+    for name in names:
+        link = await Link.open(cluster.url, name, "r0", "agent0")
+        await link.close()
+    assert set(names) <= set(await known_pools(store))
+
+
+async def test_what_others_keep_on_another_node_is_refused_and_the_agent_goes_on(cluster: RedisCluster) -> None:
+    """As LMCache's chunks may be."""
+    link = await Link.open(cluster.url, "m", "r0", "agent0")
+    node = cluster.owner(link.keys.anchor)
+    elsewhere = next(f"kv@{n}" for n in range(1000) if cluster.owner(f"kv@{n}") is not node)
+    with pytest.raises(StoreRefused, match="MOVED"):
+        await link.ask("STRLEN", elsewhere)
+    assert await link.ask("EXISTS", link.keys.anchor) == 0
+    await link.close()
+
+
+async def test_a_pool_whose_slot_moves_is_down_meanwhile_and_up_on_the_other_node(
+    store: Store, cluster: RedisCluster
+) -> None:
+    name = pool_on(cluster, 0)
+    other = store.pool(pool_on(cluster, 1))
+    other.register(replica("r0"))
+    pool = store.pool(name)
+    pool.register(replica("r0"))
+    await eventually(store.is_up)
+    await place(pool, "before", chain("moved"))
+    with cluster.moving(pool.keys.anchor, to=cluster.nodes[2]):
+        await eventually(lambda: not store.is_up(name))
+        assert "ASK" in store.reason or "TRYAGAIN" in store.reason
+        assert store.is_up(other.name)
+        assert (await place(other, "meanwhile", chain(1))).replica == "r0"
+    await eventually(store.is_up)
+    assert (await place(pool, "after", chain("moved"))).why == "hit"
+    await drained(pool)
+    with client_of(cluster.nodes[2]) as client:
+        assert client.hgetall(pool.keys.active) == {"r0": "2"}
+
+
+async def test_a_node_addressed_as_a_single_redis_is_told_of(cluster: RedisCluster) -> None:
+    node = cluster.owner(PoolKeys("m").anchor)
+    async with running(Store(StoreSettings(node.url, budget_s=5.0), "gw0")) as store:
+        assert any("redis+cluster://" in warning for warning in store.warnings)
+        store.pool(pool_on(cluster, (cluster.nodes.index(node) + 1) % 3))
+        await eventually(lambda: "MOVED" in store.reason)
+
+
+async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: RedisCluster) -> None:
+    names = [pool_on(cluster, index) for index in range(3)]
+    for name in names:
+        store.pool(name).register(replica(f"r-{name}"))
+        await eventually(lambda name=name: store.is_up(name))
+    survey = await Survey.open(cluster.url, 5.0)
+    try:
+        assert (await survey.server()).info["redis_mode"] == "cluster"
+        for name in names:
+
+            async def is_seen(name: str = name) -> bool:
+                look = await (await survey.of(name)).look(name)
+                return f"r-{name}" in look.fleet.replicas and "gw0" in look.gateway_leases_ms
+
+            await eventually(is_seen)
+    finally:
+        await survey.close()

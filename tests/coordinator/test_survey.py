@@ -1,0 +1,146 @@
+"""Reading what a Redis tells: all of it as a user that may only read, the pools as KVGate's own user."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.errors import StoreDown, StoreLate
+from coordinator.pool import Pool
+from coordinator.survey import ForeignKey, Survey
+from tests.coordinator.stream import Stream, gains
+from tests.coordinator.test_acl import RULES
+from tests.redis_server import RedisServer
+
+COMMANDS = (
+    "ping",
+    "info",
+    "time",
+    "config|get",
+    "dbsize",
+    "randomkey",
+    "pttl",
+    "strlen",
+    "hgetall",
+    "smembers",
+    "xread",
+)
+READS = ("reset", "on", ">secret", "allkeys", "-@all", *(f"+{name}" for name in COMMANDS))
+
+
+@asynccontextmanager
+async def surveying(server: RedisServer, client: redis.Redis, rules: tuple[str, ...]) -> AsyncIterator[Survey]:
+    """As a user with these rules."""
+    await client.execute_command("ACL", "SETUSER", "reader", *rules)
+    survey = await Survey.open(server.url.replace("redis://", "redis://reader:secret@"), 5.0)
+    try:
+        yield survey
+    finally:
+        await survey.close()
+        await client.execute_command("ACL", "DELUSER", "reader")
+
+
+async def test_a_user_that_may_only_read_learns_all_of_it(redis_server: RedisServer, client: redis.Redis) -> None:
+    await client.set("chunk", "x" * 1000)
+    await client.set("mortal", "x", ex=60)
+    await client.rpush("list", "x")
+    await client.set("kvgate:{m}:turn", 1)
+    try:
+        async with surveying(redis_server, client, READS) as survey:
+            server = await survey.server()
+    finally:
+        await client.delete("chunk", "mortal", "list")
+    assert server.refused == {}
+    assert server.info["redis_version"]
+    assert server.info["maxmemory_policy"] == "noeviction"
+    assert server.hash_value_limit_bytes == 64
+    assert server.keys == 4
+    assert set(server.foreign) == {
+        ForeignKey("chunk", False, 1000),
+        ForeignKey("mortal", True, 1),
+        ForeignKey("list", False, 0),
+    }
+    assert 0 < server.ping_ms < 1000
+
+
+def test_the_documented_user_is_the_one_that_is_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    documented = re.search(r"ACL SETUSER doctor on >PASSWORD allkeys -@all (.*?)```", text, flags=re.DOTALL)
+    assert documented is not None
+    assert documented[1].split() == [f"+{name}" for name in COMMANDS]
+
+
+async def test_its_clock_is_bounded_from_both_sides(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with surveying(redis_server, client, READS) as survey:
+        began = time.monotonic()
+        low_s, high_s = (await survey.server()).clock_ahead_s
+        took_s = time.monotonic() - began
+    assert low_s <= 0.001  # Redis' time was cut to milliseconds
+    assert high_s >= -0.001
+    assert high_s - low_s <= took_s
+
+
+async def test_what_kvgates_own_user_may_not_ask_is_told_as_refused(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with surveying(redis_server, client, (*RULES, "+info")) as survey:
+        server = await survey.server()
+        pools, look = await survey.pools(), await survey.look("m")
+    assert set(server.refused) == {"CONFIG", "DBSIZE", "RANDOMKEY"}
+    assert server.info["redis_version"]
+    assert (server.hash_value_limit_bytes, server.foreign) == (None, ())
+    assert (pools, look.fleet.replicas) == ([], {})
+
+
+async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServer, client: redis.Redis) -> None:
+    await client.set("chunk", "x")
+    rules = tuple("~kvgate:*" if rule == "allkeys" else rule for rule in READS)
+    try:
+        async with surveying(redis_server, client, rules) as survey:
+            assert "RANDOMKEY" in (await survey.server()).refused
+    finally:
+        await client.delete("chunk")
+
+
+async def test_a_look_shows_agents_leases_and_what_is_not_applied_yet(
+    stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await pool.beat()
+    async with surveying(redis_server, client, READS) as survey:
+        assert "m" in await survey.pools()
+        look = await survey.look("m")
+        assert set(look.fleet.replicas) == {"r0", "r1"}
+        assert look.fleet.is_exact("r0")
+        assert look.gateway_leases_ms["gw0"] > look.fleet.now_ms
+        assert look.oldest_unapplied_ms == {}
+        await stream.say(*gains(["a"]))
+        first, second = await survey.look("m"), await survey.look("m")
+    assert 0 <= first.oldest_unapplied_ms["r0"] <= second.oldest_unapplied_ms["r0"] < 5000
+
+
+async def test_a_redis_that_is_away_or_wants_a_password_cannot_be_surveyed(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with pytest.raises(StoreDown):
+        await Survey.open("redis://127.0.0.1:1", 1.0)
+    with pytest.raises(StoreDown):
+        await Survey.open(redis_server.url.replace("redis://", "redis://nobody:wrong@"), 1.0)
+
+
+async def test_a_redis_that_hangs_is_given_up_after_the_timeout(redis_server: RedisServer, client: redis.Redis) -> None:
+    survey = await Survey.open(redis_server.url, 0.3)
+    redis_server.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreLate):
+            await survey.look("m")
+        assert time.monotonic() - began < 5
+    finally:
+        redis_server.resume()
+        await survey.close()

@@ -1,0 +1,80 @@
+"""Claims that nobody takes back: the worker sweeps them out of a replica whose agent knows all that it holds."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator import worker
+from coordinator.pool import Pool
+from coordinator.truth import credit
+from coordinator.worker import Worker
+from tests.coordinator.stage import KEYS, chain, drained, joined, now_ms, numbers, owners, place, request
+from tests.coordinator.stream import Stream, followed
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def every_claim_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough time for events has gone by, however young a claim is."""
+    monkeypatch.setattr(worker, "UNCONFIRMED_MS", -60_000)
+
+
+async def answered(pool: Pool, reservation: str, keys: list[str], cached_tokens: int = 0) -> None:
+    """A request on r0 that is over; of what it asked for the engine had that much."""
+    asked = request(reservation, keys, pinned="r0")
+    placed = await pool.place(asked)
+    assert placed is not None
+    if cached_tokens:
+        await credit(pool, asked, placed, cached_tokens)
+    pool.done(reservation)
+    await drained(pool)
+
+
+async def claimed(client: redis.Redis, keys: list[str]) -> list[bool]:
+    return [(await owners(client, key)).get("r0", ["", ""])[1] == "claim" for key in keys]
+
+
+async def test_what_an_engine_had_beyond_what_was_known_is_believed_until_its_agent_knows_everything(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    chores = Worker(pool)
+    await followed(client, relearning=1)
+    await answered(pool, "a", chain(1, 2), cached_tokens=200)
+    await chores.tick()
+    assert await claimed(client, chain(1, 2)) == [True, True]
+    await followed(client)
+    await chores.tick()
+    assert await claimed(client, chain(1, 2)) == [False, False]
+    assert await numbers(client, KEYS.owned_tokens) == {}
+    assert await client.zcard(KEYS.held("r0")) == 0
+
+
+async def test_what_was_claimed_while_nobody_told_goes_when_an_agent_that_knows_everything_does_not_confirm_it(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    chores = Worker(pool)
+    await followed(client)
+    await chores.tick()
+    await client.hset(KEYS.leases, "events:r0", f"gw0 {await now_ms(client) - 1}")
+    await answered(pool, "a", chain(1, 2))
+    await chores.tick()
+    assert await claimed(client, chain(1, 2)) == [True, True]
+    await followed(client)
+    await chores.tick()
+    assert await claimed(client, chain(1, 2)) == [False, False]
+
+
+async def test_the_claims_of_a_request_that_any_gateway_has_in_flight_stay(
+    stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await followed(client)
+    async with joined(redis_server.url, "gw1") as other:
+        await place(other, "waiting", chain("waiting"), pinned="r0")
+        await place(pool, "waiting too", chain("waiting too"), pinned="r0")
+        await answered(pool, "over", chain("over"))
+        await Worker(pool).tick()
+        assert await claimed(client, chain("waiting")) == [True]
+        assert await claimed(client, chain("waiting too")) == [True]
+        assert await claimed(client, chain("over")) == [False]
+        assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}

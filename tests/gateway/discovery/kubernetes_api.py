@@ -1,0 +1,189 @@
+"""The part of a Kubernetes API server that tells of EndpointSlices, over real HTTP: lists and watches with versions.
+
+A watch sends what changed after the version it names, a line of JSON each, BOOKMARKs in between, and ends when it was
+asked to. One that names a version older than what is remembered is told 410, in an ERROR event as the real one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+TOKEN = "a token"
+
+
+def endpoint(name: str, address: str, **conditions: bool | None) -> dict[str, Any]:
+    """One pod, ready unless it is said that it is not."""
+    said = {"ready": True, "serving": True, "terminating": False} | conditions
+    target = {"targetRef": {"kind": "Pod", "name": name, "namespace": "models"}} if name else {}
+    return {"addresses": [address], "conditions": said, "nodeName": "node-1", **target}
+
+
+def ports(**numbers: int) -> list[dict[str, Any]]:
+    return [{"name": name, "port": port, "protocol": "TCP"} for name, port in numbers.items()]
+
+
+class KubernetesApi:
+    """`put` and `delete` change what there is; `fault` is what happens instead of an answer."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.fault = 0
+        """A status that everything is answered with; 0: none."""
+        self.hangs = False
+        self.lists: list[dict[str, str]] = []
+        """The queries of the lists that were asked for, and of the watches."""
+        self.watches: list[dict[str, str]] = []
+        self._version = 100
+        self._oldest = 100
+        self._slices: dict[str, dict[str, Any]] = {}
+        self._log: list[tuple[int, str, dict[str, Any]]] = []
+        self._news = asyncio.Condition()
+        self._cut = asyncio.Event()
+
+    async def put(
+        self,
+        name: str,
+        endpoints: list[dict[str, Any]] | None,
+        at: list[dict[str, Any]],
+        service: str = "vllm",
+        address_type: str = "IPv4",
+    ) -> None:
+        """Add a slice, or replace it."""
+        event = "MODIFIED" if name in self._slices else "ADDED"
+        labels = {"kubernetes.io/service-name": service}
+        await self._change(
+            event,
+            {
+                "metadata": {"name": name, "namespace": "models", "labels": labels},
+                "addressType": address_type,
+                "endpoints": endpoints,
+                "ports": at,
+            },
+        )
+
+    async def delete(self, name: str) -> None:
+        await self._change("DELETED", self._slices[name])
+
+    async def bookmark(self) -> None:
+        """What changed elsewhere moves the version on."""
+        self._version += 1
+        metadata = {"resourceVersion": str(self._version)}
+        await self._tell("BOOKMARK", {"kind": "EndpointSlice", "metadata": metadata})
+
+    async def compact(self) -> None:
+        """Forget all changes: whoever watches from before is told 410."""
+        self._oldest = self._version = self._version + 1
+        self._log.clear()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """Break the connections of all watches."""
+        self._cut.set()
+        self._cut = asyncio.Event()
+        async with self._news:
+            self._news.notify_all()
+
+    async def _change(self, event: str, found: dict[str, Any]) -> None:
+        self._version += 1
+        found = found | {"metadata": found["metadata"] | {"resourceVersion": str(self._version)}}
+        if event == "DELETED":
+            del self._slices[found["metadata"]["name"]]
+        else:
+            self._slices[found["metadata"]["name"]] = found
+        await self._tell(event, found)
+
+    async def _tell(self, event: str, found: dict[str, Any]) -> None:
+        self._log.append((self._version, event, found))
+        async with self._news:
+            self._news.notify_all()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fault:
+            return _status(self.fault, f"told to answer {self.fault}")
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return _status(401, "Unauthorized")
+        if "watch" in request.query:
+            return await self._watch(request)
+        self.lists.append(dict(request.query))
+        items = [found for found in self._slices.values() if _is_selected(found, request)]
+        metadata = {"resourceVersion": str(self._version)}
+        return web.json_response({"kind": "EndpointSliceList", "metadata": metadata, "items": items})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.watches.append(dict(request.query))
+        version, cut = int(request.query["resourceVersion"]), self._cut
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        if version < self._oldest:
+            gone = {
+                "kind": "Status",
+                "status": "Failure",
+                "code": 410,
+                "message": f"too old resource version: {version}",
+            }
+            await response.write(_line("ERROR", gone))
+            return response
+        try:
+            async with asyncio.timeout(float(request.query["timeoutSeconds"])):
+                while not cut.is_set():
+                    for number, event, found in [entry for entry in self._log if entry[0] > version]:
+                        if event == "BOOKMARK" or _is_selected(found, request):
+                            await response.write(_line(event, found))
+                        version = number
+                    async with self._news:
+                        if self._version == version and not cut.is_set():
+                            await self._news.wait()
+        except TimeoutError:
+            return response
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+
+
+def _is_selected(found: dict[str, Any], request: web.Request) -> bool:
+    name, _, value = request.query["labelSelector"].partition("=")
+    is_here = request.match_info["namespace"] == found["metadata"]["namespace"]
+    return is_here and found["metadata"]["labels"].get(name) == value
+
+
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "status": "Failure", "code": code, "message": message}, status=code)
+
+
+def _line(event: str, found: dict[str, Any]) -> bytes:
+    return json.dumps({"type": event, "object": found}).encode() + b"\n"
+
+
+@asynccontextmanager
+async def running_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[KubernetesApi]:
+    api, app = KubernetesApi(), web.Application()
+    app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices", api.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    port = runner.addresses[0][1]
+    api.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+    try:
+        yield api
+    finally:
+        await api.cut()
+        await runner.cleanup()
+
+
+def service_account(folder: Path, namespace: str = "models", token: str = TOKEN) -> Path:
+    """What Kubernetes mounts into a pod, but for the certificate."""
+    folder.mkdir(exist_ok=True)
+    (folder / "token").write_text(token + "\n")
+    (folder / "namespace").write_text(namespace)
+    return folder

@@ -1,0 +1,69 @@
+"""A real engine is told to stop under load, as a pod that is replaced is: nobody loses anything."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from bench.vllm.replicas import VllmCluster, VllmReplica
+from tests.polling import eventually
+from tests.vllm.clients import Client, Crowd
+from tests.vllm.streams import is_ready, streams_up_to_one_of
+from tests.vllm.workload import Workload
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+CLIENTS = 4
+ANSWER_TOKENS = 100
+DRAIN_S = 120
+
+
+async def test_an_engine_told_to_stop_ends_its_streams_and_what_it_refuses_another_answers(
+    gateways: list[Client], cluster: VllmCluster
+) -> None:
+    leaving = cluster.replicas[0]
+    async with draining(leaving) as process:
+        await eventually(lambda: is_ready(leaving, gateways), within_s=30)
+        crowd = Crowd(gateways, Workload(seed=12), ANSWER_TOKENS)
+        is_over = asyncio.Event()
+        async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
+            stack.callback(is_over.set)
+            group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
+            await eventually(lambda: len(crowd.replies) > 30, within_s=60)
+            streams = await streams_up_to_one_of(leaving, stack, gateways)
+            process.terminate()
+            told = len(crowd.replies)
+            assert all([(await stream.rest()).endswith("data: [DONE]\n\n") for stream in streams])
+            await eventually(lambda: process.poll() is not None, within_s=DRAIN_S)
+            await eventually(lambda: len(crowd.replies) > told + 30, within_s=120)
+        assert process.returncode == 0
+        assert crowd.failures == []
+        assert [reply for _, reply in crowd.replies if reply.error or not reply.text] == []
+        print(f"\n{len(crowd.replies)} requests while {leaving.id} was told to stop and left, none of them failed")
+    await eventually(lambda: is_ready(leaving, gateways), within_s=30)
+
+
+@asynccontextmanager
+async def draining(replica: VllmReplica) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """The replica with the time to end what it has begun. Afterwards it is as it was."""
+    await asyncio.to_thread(replica.kill)
+    process = start_alone(replica)
+    try:
+        await asyncio.to_thread(replica.wait_until_healthy)
+        yield process
+    finally:
+        await replica.restart()
+
+
+def start_alone(replica: VllmReplica) -> subprocess.Popen[bytes]:
+    """As a process that signals reach as in a container, without the wrappers that tests have around an engine."""
+    command = [*replica.command(), "--shutdown-timeout", str(DRAIN_S)]
+    with replica.log.open("ab") as log:
+        replica.process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=replica.environment(), start_new_session=True
+        )
+    return replica.process
