@@ -110,6 +110,7 @@ class Line:
                 self._first_attempt.set()
                 await asyncio.sleep(RETRY_S)
                 continue
+            up_at = asyncio.get_running_loop().time()
             try:
                 self._up(wire)
                 self._first_attempt.set()
@@ -118,6 +119,8 @@ class Line:
                 self.reason = self.reason or "closing"
                 self._detach()
                 await wire.close(self.reason)
+            # At once where it had served: one that breaks at the first call would be opened without end.
+            await asyncio.sleep(max(0.0, up_at + RETRY_S - asyncio.get_running_loop().time()))
 
     async def _connect(self) -> Wire:
         self._broken.clear()

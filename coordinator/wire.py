@@ -115,9 +115,15 @@ class Wire(asyncio.Protocol):
     async def open(cls, url: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Self:
         """Connect and authenticate within `connect_s` seconds, or raise StoreDown."""
         connection = _connection(url, connect_s)
+        task = asyncio.current_task()
+        assert task is not None
+        cancellations = task.cancelling()
         try:
             async with asyncio.timeout(connect_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
+            # One that comes while redis-py drains its socket is lost there (asyncio.wait_for, Python < 3.12).
+            if task.cancelling() > cancellations:
+                raise asyncio.CancelledError
             return cls(connection, on_broken)
         # RuntimeError is uvloop's word for a transport that was closed meanwhile, whoever uses it.
         except (RedisError, OSError, TimeoutError, RuntimeError) as error:

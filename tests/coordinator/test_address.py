@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -133,3 +134,20 @@ async def test_when_nobody_answers_or_knows_the_master_each_says_why(tmp_path: P
 async def test_a_server_that_is_no_cluster_says_so(tmp_path: Path) -> None:
     with running_redis() as single, pytest.raises(StoreDown, match="cluster support disabled"):
         await port_at(f"redis+cluster://127.0.0.1:{single.port}")
+
+
+async def test_whenever_opening_is_cancelled_it_is_cancelled(redis_server: RedisServer) -> None:
+    """A gateway that ends while it reconnects would not end else."""
+    turns = 0
+    while True:
+        opening = asyncio.get_running_loop().create_task(connect(redis_server.url, "k", 5.0, lambda _: None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if opening.done():
+            break
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        turns += 1
+    await opening.result().close()
+    assert turns > 5

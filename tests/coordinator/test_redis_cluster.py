@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from coordinator.agent.link import Link
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
+from coordinator.line import RETRY_S
 from coordinator.pools import known_pools
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreSettings
@@ -140,6 +143,25 @@ async def test_a_node_addressed_as_a_single_redis_is_told_of(cluster: RedisClust
         assert any("redis+cluster://" in warning for warning in store.warnings)
         store.pool(pool_on(cluster, (cluster.nodes.index(node) + 1) % 3))
         await eventually(lambda: "MOVED" in store.reason)
+
+
+async def test_a_connection_that_breaks_at_the_first_call_is_not_opened_without_pause(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_at, open_wire = [], Wire.open
+
+    async def noting(*args: Any) -> Wire:
+        opened_at.append(asyncio.get_running_loop().time())
+        return await open_wire(*args)
+
+    monkeypatch.setattr(Wire, "open", noting)
+    node = cluster.owner(PoolKeys("m").anchor)
+    elsewhere = pool_on(cluster, (cluster.nodes.index(node) + 1) % 3)
+    store = Store(StoreSettings(node.url, budget_s=5.0), "gw0")
+    store.pool(elsewhere)
+    async with running(store):
+        await eventually(lambda: len(opened_at) >= 4)
+    assert all(later - earlier >= RETRY_S for earlier, later in pairwise(opened_at))
 
 
 async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: RedisCluster) -> None:
