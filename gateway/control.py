@@ -88,7 +88,8 @@ class Status:
             gauge.clear()  # of a replica that has left, or does not tell any more, nothing stays
         for member in self._fleet.used:
             metrics.replica_info.labels(member.id, member.pool).set(1)
-            metrics.doubts.inc(member.id, by=0)  # there from the start: an increase from nothing is none
+            for tally in (metrics.doubts, metrics.passed_over_tokens):
+                tally.inc(member.id, by=0)  # there from the start: an increase from nothing is none
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             fleet = self._store.pool(member.pool).fleet if member.pool else None
             if fleet is not None:

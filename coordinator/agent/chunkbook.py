@@ -86,10 +86,6 @@ class ChunkBook:
             self._blocks = {each: block for each, block in self._blocks.items() if each in self._table}
             self._links = {each: link for each, link in self._links.items() if each in self._table}
 
-    def clear(self) -> None:
-        self._blocks.clear()
-        self._links.clear()
-
     def chunk_of(self, resident: Resident) -> Chunk | None:
         """The last chunk that ends at or before a resident key, and behind the key before; None where there is none, or
         it is not known."""

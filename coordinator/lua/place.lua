@@ -271,7 +271,7 @@ if claimed_from > 0 or report == 1 then
     chain[index] = string.sub(KEYS[FIRST_OWN + index - 1], -32)
   end
   local head = { replica, incarnation, report, ARGV[11], ARGV[23] }
-  write_down(KEYS[9], tonumber(ARGV[19]), ARGV[21], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
+  write_down(KEYS[9], now, tonumber(ARGV[19]), ARGV[21], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
 end
 
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]

@@ -118,7 +118,8 @@ class Router:
                     self._predicted_tokens(placement),
                     placement,
                 )
-                self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
+                if placement.passed_over_tokens:
+                    self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)

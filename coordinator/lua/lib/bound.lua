@@ -1,7 +1,7 @@
 -- Two hashes take turns of ttl_ms: who writes first in a turn empties what was written two turns ago. Their field "@" is
 -- the turn's number.
-local function write_down(bound_key, ttl_ms, tip, text)
-  local turn = string.format('%d', math.floor(now_ms() / ttl_ms))
+local function write_down(bound_key, now, ttl_ms, tip, text)
+  local turn = string.format('%d', math.floor(now / ttl_ms))
   local slot = bound_key .. ':' .. turn % 2
   if redis.call('HGET', slot, '@') ~= turn then
     redis.call('UNLINK', slot)
