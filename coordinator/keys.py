@@ -119,6 +119,13 @@ class PoolKeys:
         """KEYS of register."""
         return (self.replicas, self.active, self.backlog_tokens, self.owned_tokens, self.breakers)
 
+    def of_forget(self, replica: str) -> tuple[str, ...]:
+        """KEYS of forget: all that names a replica but the keys that it owns."""
+        own = (self.held(replica), self.events(replica), self.measured(replica))
+        by_replica = (self.breakers, self.active, self.backlog_tokens, self.owned_tokens, self.engines, self.asks)
+        told = (self.reports, self.entries, self.cursors, self.tiers)
+        return (self.replicas, self.agents, self.leases, *own, *by_replica, *told)
+
     def held(self, replica: str) -> str:
         return f"{self._base}:held:{replica}"
 

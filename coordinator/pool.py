@@ -16,7 +16,7 @@ from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
-from coordinator.registry import Fleet, ReplicaRecord, parse_fleet
+from coordinator.registry import Fleet, ReplicaRecord, parse_fleet, still_known
 from coordinator.scripts import Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.wire import Reply, Wire
 
@@ -272,7 +272,7 @@ class Pool:
         if not fleet.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:
-            self._records.update(fleet.replicas)
+            self._records = still_known(self._records, self.fleet, fleet)
         self.fleet = fleet
         self._ownership.lapse(fleet.is_exact)
         for gateway in fleet.expired_gateways:

@@ -117,6 +117,13 @@ def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
 
 
+def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fleet) -> dict[str, ReplicaRecord]:
+    """A gateway's records after a heartbeat: the store's, and those it was not told of yet. What it had and has no more
+    was forgotten."""
+    forgotten = before.replicas.keys() - now.replicas.keys() if before is not None else set()
+    return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
+
+
 def parse_fleet(reply: Any) -> Fleet:
     status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases = reply
     return Fleet(

@@ -42,6 +42,7 @@ NAMES = (
     "measure",
     "watch",
     "tend",
+    "forget",
 )
 
 

@@ -7,6 +7,7 @@ holds the pool's worker lease and shared through the store; while the store is d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from typing import Any
 
 import structlog
 
+from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
 from coordinator.pool import Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
+from coordinator.worker import forget
 from gateway.facts import base_card, parse_metrics, parse_models
 from gateway.member import Member
 from gateway.settings import HealthSettings, ReplicaSettings
@@ -142,6 +145,7 @@ class Fleet:
             self._adopt_registered()
             due = [member for member in self.members.values() if self._is_due(member)]
             await asyncio.gather(*(self._check(member) for member in due))
+            await self._forget_gone()
             self._round += 1
             self._first_round.set()
             searching = any(not member.cards for member in self.members.values()) and self._round < 240
@@ -203,6 +207,7 @@ class Fleet:
             member.alive, member.problem = False, str(error)
         else:
             member.failures, member.alive, member.problem = 0, True, ""
+            member.answered_s = time.monotonic()
         if was_alive != member.alive:
             _log.info("replica", replica=member.id, alive=member.alive, problem=member.problem)
         self._publish(member)
@@ -239,7 +244,9 @@ class Fleet:
         pool: Pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
         state = "ready" if member.alive else "dead"
-        if known is not None and member.id not in self._used:
+        if member.id not in self._used:
+            if known is None:
+                return  # forgotten
             wanted = replace(known, state=state)  # all that is looked at here is its health
         else:
             wanted = ReplicaRecord(
@@ -257,6 +264,18 @@ class Fleet:
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
+
+    async def _forget_gone(self) -> None:
+        """Those that get no requests from here: the pool's worker forgets who has not answered for long, and who is
+        forgotten is not watched any more."""
+        for member in [each for each in self.members.values() if each.id not in self._used]:
+            pool = self._store.pool(member.pool) if member.pool else None
+            if pool is None or member.id not in pool.records:
+                del self.members[member.id]
+            elif self._is_worker(member) and time.monotonic() > member.answered_s + self._health.forget_s:
+                with suppress(StoreError):  # tried again in the next round
+                    if await forget(pool, pool.records[member.id]):
+                        _log.info("forgotten", replica=member.id, silent_s=round(time.monotonic() - member.answered_s))
 
     def _index(self) -> None:
         names: dict[str, Served] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from coordinator.registry import ReplicaRecord
@@ -23,6 +24,8 @@ class Member:
     alive: bool = False
     failures: int = 0
     problem: str = "not reached yet"
+    answered_s: float = field(default_factory=time.monotonic)
+    """When it answered last, or was first heard of."""
     lacks_metrics: bool = False
     """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
 

@@ -132,6 +132,7 @@ class HealthSettings(Section):
     interval_s: Seconds = 2
     timeout_s: Seconds = 2
     failures: Count = 2
+    forget_s: Seconds = 3600
     breaker_failures: Count = 3
     breaker_open_s: Seconds = 5
 

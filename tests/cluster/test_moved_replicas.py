@@ -82,6 +82,37 @@ async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
     return (await ledger.replicas())["restarts"].incarnation != incarnation
 
 
+async def test_a_replica_that_is_gone_for_good_is_forgotten(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    soon = {"interval_s": 0.2, "forget_s": 1}
+    async with (
+        another_server(http, tmp_path, "--model", MODEL) as stays,
+        redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
+    ):
+        kept = [{"id": "kept", "url": stays.url}]
+        ledger = Ledger(client, pool_slug(MODEL))
+        async with AsyncExitStack() as before:
+            server = await before.enter_async_context(another_server(http, tmp_path, "--model", MODEL))
+            listed = [*kept, {"id": "shrunk", "url": server.url}]
+            earlier = await before.enter_async_context(another_gateway(cluster, "wide", replicas=listed, health=soon))
+            reached = {(await ask(http, earlier.url, f"{n}")).headers["x-kvgate-replica"] for n in range(12)}
+            assert reached == {"kept", "shrunk"}
+        async with (
+            another_gateway(cluster, "narrow", replicas=kept, health=soon) as one,
+            another_gateway(cluster, "narrow2", replicas=kept, health=soon) as two,
+        ):
+            await eventually(lambda: is_forgotten(ledger, client, "shrunk"), within_s=20)
+            for n in range(4):
+                for gateway in (one, two):
+                    assert (await ask(http, gateway.url, f"{n}")).headers["x-kvgate-replica"] == "kept"
+
+
+async def is_forgotten(ledger: Ledger, client: redis.Redis, replica: str) -> bool:
+    keys = [key async for key in client.scan_iter(f"*{replica}*")]
+    return replica not in await ledger.replicas() and not keys
+
+
 async def is_dead(ledger: Ledger, replica: str) -> bool:
     return (await ledger.replicas())[replica].state == "dead"
 

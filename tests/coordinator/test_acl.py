@@ -17,7 +17,7 @@ from coordinator.pools import known_pools
 from coordinator.responses import find, remember
 from coordinator.store import Store, StoreSettings
 from coordinator.truth import ask_reset, credit, tell_measured
-from coordinator.worker import sweep, trim
+from coordinator.worker import forget, sweep, trim
 from tests.coordinator.stage import chain, drained, eventually, joined, now_ms, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
 from tests.coordinator.watch.stage import chunk, holds, watching
@@ -71,6 +71,8 @@ async def live_a_little(pool: Pool) -> None:
         fleet = await pool.beat()
         for record in fleet.replicas.values():
             await trim(pool, record, fleet)
+    pool.register(replica("r2", state="dead"))
+    assert await forget(pool, (await pool.beat()).replicas["r2"])
     await pool.beat(leaving=True)
 
 

@@ -6,7 +6,22 @@ import redis.asyncio as redis
 
 from coordinator.pool import Pool
 from coordinator.registry import ReplicaRecord
-from tests.coordinator.stage import KEYS, chain, drained, hash_of, now_ms, numbers, place, register, replica
+from coordinator.worker import forget
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    drained,
+    dump,
+    hash_of,
+    joined,
+    now_ms,
+    numbers,
+    place,
+    register,
+    replica,
+)
+from tests.coordinator.stream import Stream, attend, gains, lead, linked
+from tests.redis_server import RedisServer
 
 OPEN_MS = 1000
 THRESHOLD = 3
@@ -140,3 +155,53 @@ async def test_a_former_lifes_outcome_says_nothing_about_this_one(pool: Pool, cl
 
 async def test_an_unknown_replicas_outcome_writes_nothing(pool: Pool, client: redis.Redis) -> None:
     assert await reported(pool, client, "failure") is None
+
+
+async def forgotten(pool: Pool) -> bool:
+    fleet = await pool.beat()
+    return await forget(pool, fleet.replicas["r0"])
+
+
+async def test_of_a_dead_replica_that_is_forgotten_nothing_is_left(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async with linked(redis_server.url) as link, joined(redis_server.url, "gw1") as other:
+        await attend(link, counters={"prefills": 1.0})
+        await place(pool, "a", chain(1, 2))
+        stream = Stream(pool, client, link)
+        await stream.say(*gains(chain(1, 2)))
+        await lead(pool)
+        assert [answer[0] for answer in await stream.apply_all()] == ["ok"]
+        pool.done("a")
+        pool.report("r0", "life1", "failure", THRESHOLD, OPEN_MS)
+        await pool.register(replica("r0", state="dead"))
+        await other.beat()
+        assert not await forgotten(pool), "its agent lives"
+        await attend(link, leaving=True)
+        assert await forgotten(pool)
+        left = {key: value for key, value in (await dump(client)).items() if not key.startswith(KEYS.bound)}
+        assert "r0" not in str(left)
+        for gateway in (pool, other):
+            await gateway.beat()
+            assert gateway.records == {}
+            gateway.reassert()
+            await drained(gateway)
+        assert await hash_of(client, KEYS.replicas) == {}
+
+
+async def test_a_replica_that_lives_or_lives_again_is_not_forgotten(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    assert not await forgotten(pool)
+    dead = (await pool.beat()).replicas["r0"]
+    await pool.register(replica("r0", "life2", state="dead"))
+    assert not await forget(pool, dead)
+    assert (await record_of(client, "r0")).incarnation == "life2"
+
+
+async def test_a_replica_that_was_forgotten_may_come_back(pool: Pool, client: redis.Redis) -> None:
+    await pool.register(replica("r0", state="dead"))
+    assert await forgotten(pool)
+    await pool.beat()
+    assert await pool.register(replica("r0")) == b"new"
+    assert (await place(pool, "a", chain(1))).replica == "r0"
+    assert await numbers(client, KEYS.active) == {"r0": 1}

@@ -16,7 +16,7 @@ from coordinator.truth import credit, tell_measured
 from coordinator.watch.tenure import Tenure, WatchSettings
 from coordinator.watch.watcher import Watcher
 from coordinator.wire import Wire
-from coordinator.worker import sweep
+from coordinator.worker import forget, sweep
 from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
@@ -48,6 +48,8 @@ class Recorder(Wire):
             reply.set_result(len(_KEYS))
         elif command[0] == "ZRANGE":
             reply.set_result([key.encode() for key in _KEYS])
+        elif command[0] == "ZRANGEBYSCORE":
+            reply.set_result([])
         elif command[0] == "HKEYS":
             reply.set_result([b"gw7"])
         return reply
@@ -89,6 +91,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), pool._reap("gw1"), sweep(pool, "r0"))
+    await _begun(forget(pool, ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
@@ -134,6 +137,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, 0],
+    "forget": ["r0", "life1"],
     "tend": [91_000, 92_500],
 }
 """What each script must receive for the calls above, in the order of its header."""
