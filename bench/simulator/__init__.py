@@ -13,5 +13,6 @@ answers on every replica. Where to look:
     generation     one request's sequences and the wait for them      answers        the words and tool calls
     replica        everything one server owns                         call           one HTTP request on it
     *_api          the endpoints, one module per family               openai_stream  the streams of two of them
-    metrics        vLLM's metric names                                server         `build_app` and `run`
+    metrics        vLLM's metric names                                throughput     ... and two of LMCache's
+    server         `build_app` and `run`
 """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.simulator.settings import LmcacheSettings
+from bench.simulator.throughput import Throughput
 from coordinator.errors import StoreError
 from coordinator.wire import Wire
 from gateway.tasks import Tasks
@@ -40,6 +41,7 @@ class ChunkRedis:
 
     def __init__(self, settings: LmcacheSettings, speed: float) -> None:
         assert settings.redis_url is not None
+        self.loads = Throughput("l2_load", {"l2_name": "valkey"})
         self._url = settings.redis_url
         self._settings = settings
         self._reading, self._writing = Lane(speed), Lane(speed)
@@ -61,10 +63,13 @@ class ChunkRedis:
         there = _leading(await self._ask([("EXISTS", name) for name in names]))
         if not there:
             return 0
-        settings = self._settings
+        settings, loop = self._settings, asyncio.get_running_loop()
+        began_s = loop.time()
         chunk_s = settings.redis_chunk_s + settings.chunk_kv_bytes / settings.redis_read_bytes_per_s
         await self._reading.take(there * chunk_s)
-        return _leading(await self._ask([("GET", name) for name in names[:there]]))
+        fetched = _leading(await self._ask([("GET", name) for name in names[:there]]))
+        self.loads.record(there * settings.chunk_kv_bytes, loop.time() - began_s)
+        return fetched
 
     def put(self, names: Sequence[str]) -> None:
         """Keep these, in a while."""

@@ -240,6 +240,8 @@ class Engine:
         if not self._grow(sequence, want, hits, loaded):
             sequence.blocks = []
             return None
+        if self._lmcache is not None:
+            self._lmcache.load(loaded)
         sequence.state = State.RUNNING
         if sequence.cached_tokens is None:
             self._count_hits(sequence, loaded)

@@ -21,6 +21,7 @@ from bench.simulator.chunk_redis import ChunkRedis
 from bench.simulator.generation import TokenSequence
 from bench.simulator.prompt import Prompt
 from bench.simulator.settings import LmcacheSettings
+from bench.simulator.throughput import Throughput
 from coordinator.chunks import START, ChunkNames, ImageSpan, with_images
 from gateway.tasks import Tasks
 
@@ -62,6 +63,8 @@ class Lmcache:
         """Names, least recently used first."""
         self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
         self._redis = ChunkRedis(settings, speed) if settings.redis_url else None
+        self._loads = Throughput("l0_l1_load", {"device": "cuda:0", "engine_id": "0", "model_name": model})
+        self._speed = speed
         self._tasks = Tasks()
         self.load_s_per_token = settings.kv_bytes_per_token / settings.load_bytes_per_s
 
@@ -72,6 +75,11 @@ class Lmcache:
         await self._tasks.close()
         if self._redis is not None:
             await self._redis.close()
+
+    @property
+    def throughputs(self) -> list[Throughput]:
+        """What it has measured, of loads from CPU memory and from Redis."""
+        return [self._loads] if self._redis is None else [self._loads, self._redis.loads]
 
     def loadable_tokens(self, sequence: TokenSequence, wake: Callable[[], None]) -> int | None:
         """How many leading tokens of its prompt can be loaded; None where that is not known yet: `wake` is called when
@@ -85,6 +93,11 @@ class Lmcache:
             else:
                 self._tasks.spawn(self._fetch(self._redis, lookup, in_cpu, wake), "chunks are fetched")
         return None if lookup.found is None else lookup.found * self._settings.chunk_tokens
+
+    def load(self, tokens: int) -> None:
+        """So many tokens are copied to the GPU, in the engine's next step."""
+        if self._speed > 0:
+            self._loads.record(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
 
     def store(self, sequence: TokenSequence, computed_tokens: int) -> float:
         """So much of a sequence is computed: keep the chunks of its prompt that are full now. The seconds that the

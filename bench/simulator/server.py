@@ -12,6 +12,7 @@ from aiohttp import web
 
 from bench.simulator import (
     control_api,
+    lmcache_api,
     messages_api,
     openai_api,
     pooling_api,
@@ -51,6 +52,9 @@ _CONTROL = (
     ("GET", "/version", control_api.version),
     ("GET", "/kv_event_sources", control_api.kv_event_sources),
     ("GET", "/metrics", control_api.metrics),
+    ("GET", "/lmcache/status", lmcache_api.status),
+    ("GET", "/lmcache/config", lmcache_api.config),
+    ("GET", "/lmcache/metrics", lmcache_api.metrics),
     ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
     ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),
     ("POST", "/detokenize", control_api.detokenize),

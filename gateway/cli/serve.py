@@ -111,7 +111,8 @@ def replica_sim(
     decode would take. The defaults are rough figures for a 7-8B vision-language
     model on an A40-like card. GET /kv_event_sources tells where its KV events are.
     With --lmcache (bench/simulator/settings.py has all fields) the chunks of its
-    prompts are in Redis under the names that a real LMCache would give them.
+    prompts are in Redis under the names that a real LMCache would give them, and
+    an agent is told of it: kvgate agent --lmcache http://127.0.0.1:8004/lmcache.
 
     \b
     Examples:
