@@ -46,7 +46,7 @@ from bench.offload.published import PUBLISHED, Figure
 from bench.offload.scenarios import SCENARIOS, Scenario
 from bench.offload.stages import CPU, GPU, REDIS, Fresh, Tier, real, simulated, tiers
 from bench.options import counts, names, positive
-from bench.routing.measure import LEAST_IDLE
+from bench.scaled_time import INVALID
 from bench.simulator.settings import LmcacheSettings
 from bench.vllm import install, lmcache
 
@@ -67,7 +67,7 @@ def _table(scenario: Scenario, rows: Sequence[Row]) -> Table:
     for tier, found in by_tier.items():
         counted = [row for row in found if row.valid]
         invalid = len(found) - len(counted)
-        label = tier.label + (f" [red]{invalid} invalid: under {LEAST_IDLE:.0%} idle, or no answers" if invalid else "")
+        label = tier.label + (f" [red]{invalid} {INVALID}" if invalid else "")
         idle = f"{min(row.idle for row in found):.0%}"
         if counted:
             shown.add_row(label, *_cells(counted), idle)

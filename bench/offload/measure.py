@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from bench import scaled_time
 from bench.load import percentile, pinned_spread, run
 from bench.machine import IdleShare
 from bench.offload.scenarios import Scenario
 from bench.offload.stages import Stage, Tier
-from bench.routing.measure import LEAST_IDLE
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ async def measure(stage: Stage, scenario: Scenario, tier: Tier, seed: int) -> Ro
         seed=seed,
         requests=result.requests,
         failed=result.failed + warmed_up.failed,
-        ttft_ms=[round(each * 1000 * stage.speed, 2) for each in sorted(result.ttft_s)],
-        per_s=round(result.requests / result.wall_s / stage.speed, 4),
+        ttft_ms=scaled_time.ttft_ms(result, stage.speed),
+        per_s=scaled_time.per_s(result, stage.speed),
         prompt_tokens_per_s=round(result.prompt_tokens / result.wall_s / stage.speed, 1),
         gpu_share=round(found["found"] / looked_up, 5),
         loaded_share=round(found["loaded"] / looked_up, 5),
@@ -82,5 +82,5 @@ async def measure(stage: Stage, scenario: Scenario, tier: Tier, seed: int) -> Ro
         redis_bytes=after.redis_bytes,
         fetched_bytes=after.fetched_bytes - before.fetched_bytes,
         idle=round(idle_share, 3),
-        valid=result.requests > 0 and (stage.speed == 1 or idle_share >= LEAST_IDLE),
+        valid=scaled_time.is_valid(result, stage.speed, idle_share),
     )

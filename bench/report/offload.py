@@ -14,7 +14,7 @@ from bench.offload.stages import Tier
 from bench.report import FAILED_SHARE
 from bench.report.inputs import Results
 from bench.report.tables import Column, Group, Line, number, percent, table, text
-from bench.routing.measure import LEAST_IDLE
+from bench.scaled_time import why_invalid
 
 _COLUMNS = (
     Column("Tier, tokens of a chunk", numeric=False),
@@ -79,9 +79,8 @@ def _line(label: str, seeds: str, rows: Sequence[Row], valid: str) -> Line:
 
 
 def _invalid_line(row: Row) -> Line:
-    too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {LEAST_IDLE * 100:.0f} %"
-    reason = too_busy if row.requests else "no request was answered"
-    line = _line(Tier(row.tier, row.chunk_tokens).label, f"seed {row.seed}", [row], f"invalid: {reason}")
+    why = f"invalid: {why_invalid(row.requests, row.idle)}"
+    line = _line(Tier(row.tier, row.chunk_tokens).label, f"seed {row.seed}", [row], why)
     return Line(line.cells, "invalid", competes=False)
 
 

@@ -13,8 +13,9 @@ from bench.report.inputs import Results
 from bench.report.routing_figures import cache_shares, ttft_distributions
 from bench.report.runs import Measured, measured
 from bench.report.tables import Cell, Column, Group, Kind, Line, number, percent, table, text
-from bench.routing.measure import LEAST_IDLE, WRONG, Row
+from bench.routing.measure import WRONG, Row
 from bench.routing.systems import label
+from bench.scaled_time import why_invalid
 
 _COLUMNS = (
     Column("System", numeric=False),
@@ -71,8 +72,6 @@ def _line(each: Measured) -> Line:
 
 
 def _invalid_line(row: Row) -> Line:
-    too_busy = f"only {row.idle * 100:.0f} % idle CPU in scaled time, under {LEAST_IDLE * 100:.0f} %"
-    reason = too_busy if row.requests else "no request was answered"
     cells = [
         text(label(row.system, 1)),
         number(row.instances or None),
@@ -84,7 +83,7 @@ def _invalid_line(row: Row) -> Line:
         _wrong([row]),
         number(row.failed),
         percent(row.idle),
-        text(f"invalid: {reason}"),
+        text(f"invalid: {why_invalid(row.requests, row.idle)}"),
     ]
     return Line(cells, "invalid", competes=False)
 

@@ -35,9 +35,10 @@ from bench import record, tables
 from bench.options import counts, names, positive
 from bench.peers import DoesNotStart
 from bench.routing.fleets import Fresh, real, simulated
-from bench.routing.measure import LEAST_IDLE, WRONG, Row, measure
+from bench.routing.measure import WRONG, Row, measure
 from bench.routing.mixes import MIXES, Mix
 from bench.routing.systems import NAMES, ROUTERS, System, label, systems
+from bench.scaled_time import INVALID
 
 _LEGEND = (
     "cached: of the prompts' tokens. busiest: its share of the requests. peak: a replica's load over the mean while "
@@ -60,7 +61,7 @@ def _table(mix: Mix, rows: Sequence[Row]) -> Table:
         idle = f"{min(row.idle for row in found):.0%}"
         counted = [row for row in found if row.valid and row.requests]
         if len(counted) < len(found):
-            shown_as = f"{system} [red]{len(found) - len(counted)} invalid: under {LEAST_IDLE:.0%} idle, or no answers"
+            shown_as = f"{system} [red]{len(found) - len(counted)} {INVALID}"
         if not counted:
             shown.add_row(shown_as, *"-" * 8, idle, *failed)
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from bench import scaled_time
 from bench.load import Result, percentile, run
 from bench.machine import IdleShare
 from bench.routing.fleets import Counters, Fleet, cache_share
@@ -18,8 +19,6 @@ from bench.routing.mixes import Mix, Workload
 from bench.routing.systems import System
 from gateway.tasks import Tasks
 
-LEAST_IDLE = 0.2
-"""Under this the machine had too little left, and not the router set the pace."""
 WRONG = (
     "answers for which the engine's cache held over a block less, or more, than was foretold when they were placed: it "
     "was evicted or computed while they waited, or no event had told of it yet and its tokens were estimated"
@@ -93,14 +92,14 @@ def _row(
         seed=seed,
         requests=result.requests,
         failed=result.failed,
-        ttft_ms=[round(each * 1000 * fleet.speed, 2) for each in sorted(result.ttft_s)],
-        per_s=round(result.requests / result.wall_s / fleet.speed, 4),
+        ttft_ms=scaled_time.ttft_ms(result, fleet.speed),
+        per_s=scaled_time.per_s(result, fleet.speed),
         cache_share=round(cache_share(counted), 5),
         split=[round(each.requests / answered, 4) for each in counted],
         wrong_share=round((result.over + result.under) / result.predicted, 5) if result.predicted else None,
         peak_load=None if peak_load is None else round(peak_load, 3),
         idle=round(idle_share, 3),
-        valid=result.requests > 0 and (fleet.speed == 1 or idle_share >= LEAST_IDLE),
+        valid=scaled_time.is_valid(result, fleet.speed, idle_share),
     )
 
 
