@@ -6,10 +6,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.machine import machine
 
@@ -37,3 +40,37 @@ def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, 
     lines = b",\n".join(orjson.dumps(row) for row in rows)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(head.removesuffix(b"}") + b',"rows":[\n' + lines + b"\n]}\n")
+
+
+def progress(console: Console) -> Progress:
+    """Shows what is measured now, how much of all is done, and how long the rest takes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
+class Row(Protocol):
+    """One measurement, as it is written."""
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+_Row = TypeVar("_Row", bound=Row)
+
+
+@dataclass
+class Found(Generic[_Row]):
+    """What was measured so far, of which versions, and what could not be."""
+
+    versions: dict[str, str]
+    out: Path | None
+    console: Console
+    rows: list[_Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Each with the reason."""
+
+    def leave_out(self, why: str) -> None:
+        self.left_out.append(why)
+        self.console.print(f"left out: {why}")
+
+    def save(self) -> None:
+        write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)

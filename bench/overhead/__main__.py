@@ -15,12 +15,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bench import record, tables
@@ -79,20 +77,9 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-@dataclass
-class Found:
-    """What was measured, of which versions, and what could not be."""
-
-    rows: list[Row]
-    versions: dict[str, str]
-    left_out: list[str]
-
-
-def run(options: argparse.Namespace, console: Console) -> Found:
+def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
     """Every shape with every contender that can run here, side by side, so often."""
-    shapes, proxies, left_out = _shapes(options), {}, list[str]()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    rows: list[Row] = []
+    shapes, proxies = _shapes(options), {}
     with ExitStack() as stack:
         urls = stack.enter_context(upstreams())
         for name in options.contenders:
@@ -103,19 +90,18 @@ def run(options: argparse.Namespace, console: Console) -> Found:
             except DoesNotStart as error:
                 reason = str(error)
             if reason:
-                left_out.append(f"{name}: {reason}")
-                console.print(f"left out: {left_out[-1]}")
-        progress = stack.enter_context(Progress(*columns, console=console))
+                found.leave_out(f"{name}: {reason}")
+        found.versions = {name: proxy.version for name, proxy in proxies.items()}
+        progress = stack.enter_context(record.progress(found.console))
         task = progress.add_task("", total=len(shapes) * len(proxies) * options.rounds)
         for shape in shapes:
-            found: dict[str, list[Figures]] = {name: [] for name in proxies}
+            rounds: dict[str, list[Figures]] = {name: [] for name in proxies}
             for _ in range(options.rounds):
                 for name, proxy in proxies.items():
                     progress.update(task, description=f"{shape.prompt}, {shape.answer}: {name}")
-                    found[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
+                    rounds[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
                     progress.advance(task)
-            rows += [Row(shape, name, median_of(figures)) for name, figures in found.items()]
-    return Found(rows, {name: proxy.version for name, proxy in proxies.items()}, left_out)
+            found.rows += [Row(shape, name, median_of(figures)) for name, figures in rounds.items()]
 
 
 def _options() -> argparse.Namespace:
@@ -155,9 +141,10 @@ def main() -> None:
                 PEERS[name].install()
             except subprocess.CalledProcessError as error:
                 console.print(f"{name} cannot be installed: {error}")
-    found = run(options, console)
+    found = record.Found[Row]({}, options.out, console)
+    run(options, found)
     console.print(_table(found.rows))
-    record.write(options.out, [row.as_dict() for row in found.rows], found.versions, left_out=found.left_out)
+    found.save()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +28,6 @@ from statistics import median
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bench import record, tables
@@ -95,17 +94,11 @@ class Run:
     routed_by: Sequence[System]
     seeds: Sequence[int]
     fleets: Callable[[Mix], AbstractContextManager[Fresh]]
-    versions: dict[str, str]
-    out: Path | None
-    console: Console
-    rows: list[Row] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """What could not be measured, and why."""
+    found: record.Found[Row]
 
     def measure(self, mixes: Sequence[Mix]) -> None:
         """Every mix through every system, seed by seed: what drifts, drifts for all. Written after each mix."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console) as progress:
+        with record.progress(self.found.console) as progress:
             task = progress.add_task("", total=len(mixes) * len(self.routed_by) * len(self.seeds))
             for mix in mixes:
                 with self.fleets(mix) as fresh:
@@ -113,22 +106,15 @@ class Run:
                         progress.update(task, description=f"{mix.name}, seed {seed}: {system.label}")
                         self._measure(mix, seed, system, fresh)
                         progress.advance(task)
-                self.console.print(_table(mix, [row for row in self.rows if row.mix == mix.name]))
-                self._write()
+                self.found.console.print(_table(mix, [row for row in self.found.rows if row.mix == mix.name]))
+                self.found.save()
 
     def _measure(self, mix: Mix, seed: int, system: System, fresh: Fresh) -> None:
         try:
             with fresh() as fleet:
-                self.rows.append(asyncio.run(measure(fleet, mix, mix.make(seed), system, seed)))
+                self.found.rows.append(asyncio.run(measure(fleet, mix, mix.make(seed), system, seed)))
         except (DoesNotStart, RuntimeError, OSError, httpx.HTTPError) as error:
-            self.leave_out(f"{mix.name}, seed {seed}, {system.label}: {error}")
-
-    def leave_out(self, why: str) -> None:
-        self.left_out.append(why)
-        self.console.print(f"left out: {why}")
-
-    def _write(self) -> None:
-        record.write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
+            self.found.leave_out(f"{mix.name}, seed {seed}, {system.label}: {error}")
 
 
 def _options() -> argparse.Namespace:
@@ -171,11 +157,11 @@ def main() -> None:
     versions = {"kvgate": metadata.version("kvgate")} | {name: peer.version for name, peer in ROUTERS.items()}
     there = [system for system in routed_by if not system.is_missing]
     fleets = real if options.real else partial(simulated, speed=options.speed)
-    run = Run(there, options.seeds, fleets, versions, options.out, Console())
+    found = record.Found[Row](versions, options.out, Console())
     for system in routed_by:
         if system.is_missing:
-            run.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
-    run.measure(options.mixes)
+            found.leave_out(f"{system.label}: python -m bench.overhead --install installs it")
+    Run(there, options.seeds, fleets, found).measure(options.mixes)
 
 
 if __name__ == "__main__":
