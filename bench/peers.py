@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import yaml
 
+from bench.processes import running
 from gateway.local.ports import free_ports
 
 FOLDER = Path.home() / ".cache" / "kvgate" / "peers"
@@ -113,25 +114,17 @@ def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[t
 @contextmanager
 def running_process(command: Sequence[str], port: int, probe: str, model: str) -> Iterator[int]:
     """A proxy that listens on `port` and has answered a request; its pid. Raises DoesNotStart."""
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, ExitStack() as stack:
         try:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            process = stack.enter_context(running(command, log))
         except OSError as error:
             raise DoesNotStart(str(error)) from error
         try:
-            try:
-                _wait_until_it_answers(process, f"http://127.0.0.1:{port}", probe, model)
-            except (RuntimeError, httpx.HTTPError) as error:
-                log.seek(0)
-                raise DoesNotStart(f"{error}; its last words: {log.read().decode()[-500:]}") from error
-            yield process.pid
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _wait_until_it_answers(process, f"http://127.0.0.1:{port}", probe, model)
+        except (RuntimeError, httpx.HTTPError) as error:
+            log.seek(0)
+            raise DoesNotStart(f"{error}; its last words: {log.read().decode()[-500:]}") from error
+        yield process.pid
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, probe: str, model: str) -> None:

@@ -19,6 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import SimReplica
+from bench.processes import running
 from gateway.local.ports import free_ports
 from tests.polling import eventually
 
@@ -234,18 +235,9 @@ def running_gateway(
     file.write_text(yaml.safe_dump({"replicas": replicas, **network, **config}))
     command = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config", str(file))
     url = f"http://127.0.0.1:{port}"
-    with (folder / f"gateway-{port}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: _answers(url + ("/ready" if wait else "/health")))
+    with (folder / f"gateway-{port}.log").open("wb") as log, running(command, log):
+        wait_until(lambda: answers(url + ("/ready" if wait else "/health")))
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -266,8 +258,9 @@ def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
     return asyncio.run(eventually(condition, within_s))
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a GET is answered with 200."""
     try:
-        return httpx.get(url, timeout=2).status_code == 200
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False

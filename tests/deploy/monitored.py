@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import running_cluster
+from bench.processes import running
 from gateway.local.ports import free_ports
-from tests.api.stage import Stage, chat_body, text, wait_until
+from tests.api.stage import Stage, answers, chat_body, text, wait_until
 from tests.deploy.queries import RULES, Labels
 
 # Replicas are looked for in vain as well: nobody answers there.
@@ -55,9 +55,10 @@ def running_monitored(folder: Path) -> Iterator[Monitored]:
         )
         port = free_ports(1)[0]
         command = (sys.executable, "-P", "-m", "gateway.cli", "coordinator", "--redis-url", cluster.redis_url)
-        stack.enter_context(_running((*command, "--metrics-port", str(port)), folder / "coordinator.log"))
+        log = stack.enter_context((folder / "coordinator.log").open("wb"))
+        stack.enter_context(running((*command, "--metrics-port", str(port)), log))
         coordinator = f"http://127.0.0.1:{port}"
-        wait_until(lambda: _answers(f"{coordinator}/metrics"))
+        wait_until(lambda: answers(f"{coordinator}/metrics"))
         targets = {
             "kvgate": cluster.gateway_urls,
             "kvgate-coordinator": [coordinator],
@@ -119,33 +120,12 @@ def running_prometheus(folder: Path, targets: dict[str, list[str]]) -> Iterator[
     config = {"global": every_second, "rule_files": [str(RULES)], "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    command = ("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
-    with _running((*command, f"--web.listen-address={address}"), folder / "prometheus.log"):
-        wait_until(lambda: _answers(f"http://{address}/-/ready"))
+    files = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    command = ("prometheus", *files, f"--web.listen-address={address}")
+    with (folder / "prometheus.log").open("wb") as log, running(command, log):
+        wait_until(lambda: answers(f"http://{address}/-/ready"))
         yield Prometheus(f"http://{address}")
 
 
 def has_prometheus() -> bool:
     return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
-
-
-@contextmanager
-def _running(command: Sequence[str], log: Path) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False

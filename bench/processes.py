@@ -1,0 +1,26 @@
+"""A process for as long as it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+_ENDS_WITHIN_S = 10
+
+
+@contextmanager
+def running(command: Sequence[str], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Told to end with SIGTERM, and killed where it does not. What it says goes to `output`. Raises OSError for what
+    cannot be started."""
+    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
