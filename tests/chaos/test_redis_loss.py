@@ -58,6 +58,23 @@ async def served(load: Load, state: str, requests: int = 30) -> None:
     await eventually(lambda: load.states[state] >= before + requests)
 
 
+async def redis_lost_and_back(stage: Stage, streams: Streams) -> None:
+    """Under load: it is killed, more streams begin without it, and it is started again. No request fails."""
+    async with running_load(Load(stage.http, stage.urls)) as load:
+        await served(load, "degraded")
+        stage.redis.kill()
+        await served(load, "fallback")
+        await streams.add()
+        stage.redis.start()
+        await served(load, "degraded")
+    assert load.failures == []
+    await eventually(lambda: is_everywhere(stage, "up"))
+
+
+async def incarnations(stage: Stage) -> dict[str, str]:
+    return {name: record.incarnation for name, record in (await stage.ledger.replicas()).items()}
+
+
 async def lose_redis(stage: Stage) -> None:
     stage.redis.kill()
     await eventually(lambda: is_everywhere(stage, "fallback"))
@@ -79,25 +96,17 @@ async def test_redis_hung_under_load_fails_no_request_and_the_load_is_exact_afte
 
 
 async def test_redis_restarted_empty_under_load_learns_everything_again(stage: Stage) -> None:
-    lives = {name: record.incarnation for name, record in (await stage.ledger.replicas()).items()}
+    lives = await incarnations(stage)
     async with live_streams(stage) as streams:
-        async with running_load(Load(stage.http, stage.urls)) as load:
-            await served(load, "degraded")
-            stage.redis.kill()
-            await served(load, "fallback")
-            await streams.add()
-            stage.redis.start()
-            await served(load, "degraded")
-        assert load.failures == []
-        await eventually(lambda: is_everywhere(stage, "up"))
-        assert {name: record.incarnation for name, record in (await stage.ledger.replicas()).items()} == lives
+        await redis_lost_and_back(stage, streams)
+        assert await incarnations(stage) == lives
         assert len(await stage.ledger.gateways()) == len(stage.urls)
         await streams.are_counted_exactly()
 
 
 async def test_redis_that_comes_back_as_it_was_earlier_counts_what_is_live_now(stage: Stage) -> None:
     """As a replica that lagged does when it becomes the master: reservations come back that were given back since."""
-    lives = {name: record.incarnation for name, record in (await stage.ledger.replicas()).items()}
+    lives = await incarnations(stage)
     async with live_streams(stage) as streams, live_streams(stage) as ended:
         await eventually(lambda: stage.active_is(4))
         with stage.redis.going_back_to_now():
@@ -105,17 +114,9 @@ async def test_redis_that_comes_back_as_it_was_earlier_counts_what_is_live_now(s
                 await stream.hang_up()
             await eventually(lambda: stage.active_is(2))
             await streams.add()
-            async with running_load(Load(stage.http, stage.urls)) as load:
-                await served(load, "degraded")
-                stage.redis.kill()
-                await served(load, "fallback")
-                await streams.add()
-                stage.redis.start()
-                await served(load, "degraded")
+            await redis_lost_and_back(stage, streams)
         ended.open.clear()
-        assert load.failures == []
-        await eventually(lambda: is_everywhere(stage, "up"))
-        assert {name: record.incarnation for name, record in (await stage.ledger.replicas()).items()} == lives
+        assert await incarnations(stage) == lives
         await streams.are_counted_exactly()
 
 
