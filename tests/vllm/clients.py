@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from tests.vllm.workload import Ask, Messages, Workload
 
 CHAT = "/v1/chat/completions"
 BROKEN = "stream_broken"
+CLIENTS = 4
+"""Of a busy crowd."""
+_ANSWER_TOKENS = 100
 _NOT_SAID = -1
 
 
@@ -181,6 +185,19 @@ class Crowd:
             self._workload.failed(ask)
         else:
             self._workload.answered(ask, reply.text)
+
+
+@asynccontextmanager
+async def busy_crowd(gateways: Sequence[Client], seed: int) -> AsyncIterator[Crowd]:
+    """CLIENTS that ask without a pause until the end, once they have had some answers; then with every answer."""
+    crowd, is_over = Crowd(gateways, Workload(seed=seed), _ANSWER_TOKENS), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
+        try:
+            await eventually(lambda: len(crowd.replies) > 30, within_s=60)
+            yield crowd
+        finally:
+            is_over.set()
 
 
 def distribution(title: str, replies: Iterable[Reply]) -> str:

@@ -11,14 +11,11 @@ import pytest
 
 from bench.vllm.replicas import VllmCluster, VllmReplica
 from tests.polling import eventually
-from tests.vllm.clients import Client, Crowd
+from tests.vllm.clients import Client, busy_crowd
 from tests.vllm.streams import is_ready, streams_up_to_one_of
-from tests.vllm.workload import Workload
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-CLIENTS = 4
-ANSWER_TOKENS = 100
 DRAIN_S = 120
 
 
@@ -28,12 +25,7 @@ async def test_an_engine_told_to_stop_ends_its_streams_and_what_it_refuses_anoth
     leaving = cluster.replicas[0]
     async with draining(leaving) as process:
         await eventually(lambda: is_ready(leaving, gateways), within_s=30)
-        crowd = Crowd(gateways, Workload(seed=12), ANSWER_TOKENS)
-        is_over = asyncio.Event()
-        async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
-            stack.callback(is_over.set)
-            group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
-            await eventually(lambda: len(crowd.replies) > 30, within_s=60)
+        async with busy_crowd(gateways, seed=12) as crowd, AsyncExitStack() as stack:
             streams = await streams_up_to_one_of(leaving, stack, gateways)
             process.terminate()
             told = len(crowd.replies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 from bench.vllm.replicas import BLOCK_TOKENS, VllmCluster, VllmReplica
 from tests.cluster.clients import HeldStream, last_event
 from tests.polling import eventually
-from tests.vllm.clients import BROKEN, Client, Crowd
+from tests.vllm.clients import BROKEN, CLIENTS, Client, Crowd, busy_crowd
 from tests.vllm.streams import is_ready, streams_up_to_one_of
-from tests.vllm.workload import Messages, Workload, text
+from tests.vllm.workload import Messages, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-CLIENTS = 4
-ANSWER_TOKENS = 100
 BACK_WITHIN_S = 30.0
 
 
@@ -28,12 +25,7 @@ async def test_an_engine_killed_under_load_loses_its_streams_and_what_it_held(
     victim = cluster.replicas[0]
     lost = await _held_by(victim, gateways)
     life = await _incarnation(gateways[0], lost[0], victim)
-    crowd = Crowd(gateways, Workload(seed=11), ANSWER_TOKENS)
-    is_over = asyncio.Event()
-    async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
-        stack.callback(is_over.set)
-        group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
-        await eventually(lambda: len(crowd.replies) > 30, within_s=60)
+    async with busy_crowd(gateways, seed=11) as crowd, AsyncExitStack() as stack:
         streams = await streams_up_to_one_of(victim, stack, gateways)
         await victim.restart()
         answered = len(crowd.replies)
