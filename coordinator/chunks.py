@@ -10,10 +10,12 @@ values drawn from the image's identifier (vLLM's `mm_hash`, or the request's uui
 adapter is in no name.
 
 Everything here is a pure function of its arguments: a state costs nothing to keep, and can be gone on from twice.
+`NAME` tells what LMCache has written, by its server or in process, from everything else.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -22,6 +24,19 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+# As 0.3.7 to 0.5.6 write them:
+#   server      [prefix@]model@kv_rank@group@hash[@salt]                       kvchunk@Qwen/Qwen2.5-7B@01000100@0@7e3e…
+#   in process  model@world_size@worker@hash@dtype[@layer][@tag%value …]       Qwen/Qwen2.5-7B@1@0@-3f2a@bfloat16
+# redis:// writes an in-process chunk as two keys, which end with kv_bytes and metadata.
+NAME = re.compile(
+    r"(?P<head>[^@].*?)@(?:"
+    r"(?P<kv_rank>[0-9a-f]{8})@[0-9a-f]{1,8}@[0-9a-f]{16,128}(?:@.*)?"
+    r"|(?P<world_size>\d+)@\d+@-?[0-9a-f]{1,64}"
+    r"@(?P<dtype>half|b?float(?:16|32|64)?|double|u?int\d+|bool|fp8_\w+?)(?:@.*?)?(?P<half>kv_bytes|metadata)?"
+    r")",
+    re.DOTALL,
+)
+"""Of any chunk. `head` is the model, with the prefix before it where a server wrote it."""
 TOKEN_BYTES = 4
 _VALUE_BITS = 31
 _VALUES_PER_DIGEST = 8

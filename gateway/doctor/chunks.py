@@ -1,27 +1,19 @@
 """Whether LMCache's chunks, where they are in the same Redis, can be evicted, and found by who looks for them. What a
-chunk is called tells who wrote it, and for whom (coordinator/watch/kinds.py)."""
+chunk is called tells who wrote it, and for whom (coordinator/chunks.py)."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from coordinator.chunks import NAME
 from coordinator.survey import SAMPLES, ForeignKey, Server
-from coordinator.watch.kinds import kind_of
 from gateway.doctor.finding import Kind, Result, Unchecked
 
 _SUBJECT = "LMCache's chunks"
 _LARGE_BYTES = 4 * 2**20
 _SHOWN = 60
-_HALVES = ("kv_bytes", "metadata")
-_OF_SERVER = re.compile(
-    r"(?:(?P<prefix>[^@]+)@)?(?P<model>[^@]+)@(?P<rank>[0-9a-f]{8})@[0-9a-f]{1,8}@[0-9a-f]{16,}(?:@.*)?"
-)
-_IN_PROCESS = re.compile(
-    r"(?P<model>[^@]+)@(?P<world>\d+)@\d+@-?[0-9a-f]+@(?P<dtype>[^@]+?)(?:kv_bytes|metadata)?(?:@.*)?"
-)
 
 NO_TTL = Kind(
     "chunks-without-ttl",
@@ -64,20 +56,21 @@ class Chunk:
 
 def chunks_of(server: Server) -> list[Chunk]:
     """Those in the sample."""
-    found = (_chunk(key) for key in server.foreign if kind_of(key.name) == "chunk")
-    return [chunk for chunk in found if chunk is not None]
+    return [chunk for key in server.foreign if (chunk := _chunk(key)) is not None]
 
 
 def _chunk(key: ForeignKey) -> Chunk | None:
-    """None for what has the form of a chunk's name, but is none of these."""
-    if found := _OF_SERVER.fullmatch(key.name):
-        prefix = f"prefix {found['prefix']}" if found["prefix"] else "no prefix"
-        naming = f"{prefix}, model {found['model']}, world size {int(found['rank'][:2], 16)}"
-    elif found := _IN_PROCESS.fullmatch(key.name):
-        naming = f"in process, model {found['model']}, world size {found['world']}, {found['dtype']}"
-    else:
+    found = NAME.fullmatch(key.name)
+    if found is None:
         return None
-    return Chunk(key.name, found["model"], naming, key.name.endswith(_HALVES), key.has_ttl, key.size_bytes)
+    if found["kv_rank"]:
+        prefix, _, model = found["head"].rpartition("@")
+        named = f"prefix {prefix}" if prefix else "no prefix"
+        naming = f"{named}, model {model}, world size {int(found['kv_rank'][:2], 16)}"
+    else:
+        model = found["head"]
+        naming = f"in process, model {model}, world size {found['world_size']}, {found['dtype']}"
+    return Chunk(key.name, model, naming, found["half"] is not None, key.has_ttl, key.size_bytes)
 
 
 def sampled(server: Server) -> Iterator[Result]:

@@ -101,6 +101,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("redis-slow", with_server(ping_ms=11.0), set()),
     ("chunks-without-ttl", with_chunk(f"kvchunk@org/m@01000100@0@{HASH}@salt", has_ttl=False), set()),
     ("chunks-without-ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False), set()),
+    ("chunks-without-ttl", with_chunk("/models/m2@v1@1@0@12ff@bfloat16", has_ttl=False), set()),
     ("chunks-of-redis-adapter", with_chunk("m2@1@0@12ff@bfloat16kv_bytes"), set()),
     ("chunks-of-redis-adapter", with_chunk("m2@1@0@12ff@bfloat16@tag%ametadata"), set()),
     ("chunks-too-large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20), set()),
