@@ -19,7 +19,7 @@ import structlog
 
 from coordinator.address import connect, is_cluster
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
-from coordinator.info import read_fields
+from coordinator.info import OLDEST, evicts_all, policy_of, read_fields, refuses_when_full, version_of
 from coordinator.pool import Pool
 from coordinator.scripts import NAMES, load
 from coordinator.wire import Wire
@@ -30,7 +30,6 @@ _log = structlog.get_logger("kvgate.store")
 BEAT_S = 0.5
 RETRY_S = 0.25
 CONNECT_S = 1.0
-_MIN_VERSION = (6, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +230,10 @@ async def _inspect(wire: Wire, url: str) -> list[str]:
         raise StoreRefused("it is a sentinel; write redis+sentinel://host:26379/NAME for the master that it calls NAME")
     if fields.get("role") == "slave":
         raise StoreRefused("it is a replica, which cannot be written to; name its master, or sentinels that know it")
-    warnings = []
-    version = tuple(int(part) for part in fields.get("redis_version", "7.0").split(".")[:2])
-    if version < _MIN_VERSION:
+    version = version_of(fields)
+    if version < OLDEST:
         raise StoreRefused(f"Redis {fields['redis_version']} is too old: 6.2 is the oldest supported")
-    if version < (7, 0):
-        warnings.append(
-            f"Redis {fields['redis_version']} refuses coordination writes when its memory is full; use 7 or newer"
-        )
+    warnings = [refuses_when_full(version), evicts_all(policy_of(fields))]
     if fields.get("redis_mode") == "cluster" and not is_cluster(url):
         warnings.append("this is one node of a Redis Cluster: write redis+cluster:// for pools that are on others, too")
-    policy = fields.get("maxmemory_policy", "noeviction")
-    if policy.startswith("allkeys-"):
-        warnings.append(f"maxmemory-policy {policy} may evict ownership and load: set volatile-lru")
-    return warnings
+    return [warning for warning in warnings if warning]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from coordinator.info import evicts_all, refuses_when_full
 from coordinator.watch.figures import Estimate, Info
 
 Condition = Literal[
@@ -55,14 +56,12 @@ def _of_settings(info: Info, lately: Lately) -> dict[Condition, str]:
     found: dict[Condition, str] = {}
     if not info.maxmemory_bytes and lately.has_chunks:
         found["maxmemory_unset"] = "maxmemory is not set: chunks grow until the machine has no memory; set it"
-    if info.policy.startswith("allkeys-"):
-        found["policy_unfit"] = f"maxmemory-policy {info.policy} may evict ownership and load: set volatile-lru"
+    if problem := evicts_all(info.policy):
+        found["policy_unfit"] = problem
     elif not info.policy.startswith("volatile-") and info.maxmemory_bytes and lately.has_chunks:
         found["policy_unfit"] = f"maxmemory-policy {info.policy} evicts no chunk to make room: set volatile-lru"
-    if info.version < (7, 0):
-        found["redis_older_than_7"] = (
-            f"Redis {info.version[0]}.{info.version[1]} refuses coordination writes when its memory is full: use 7"
-        )
+    if problem := refuses_when_full(info.version):
+        found["redis_older_than_7"] = problem
     if lately.has_chunks and not lately.hears:
         found["notifications_off"] = (
             "Redis does not tell of writes: chunks are found by chance alone; set notify-keyspace-events E$e"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinator.info import read_fields
+from coordinator.info import policy_of, read_fields, version_of
 from coordinator.watch.kinds import KINDS, Kind
 
 COMMANDS = ("get", "set", "exists", "eval", "evalsha")
@@ -46,10 +46,9 @@ def read_info(reply: bytes) -> Info:
     """Raises ValueError where a number is none; what a server does not tell is 0."""
     told = read_fields(reply)
     commands = {name: _fields(told.get(f"cmdstat_{name}", "")) for name in COMMANDS}
-    major, minor = (told.get("redis_version", "7.0") + ".0").split(".")[:2]
     return Info(
-        version=(int(major), int(minor)),
-        policy=told.get("maxmemory_policy", "noeviction"),
+        version=version_of(told),
+        policy=policy_of(told),
         used_bytes=int(told.get("used_memory", 0)),
         maxmemory_bytes=int(told.get("maxmemory", 0)),
         evicted_keys=int(told.get("evicted_keys", 0)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coordinator.info import ALLOWS_OOM, OLDEST, evicts_all, version_of
 from coordinator.survey import Server
 from gateway.doctor.chunks import chunks_of
 from gateway.doctor.finding import Finding, Kind, Result, Unchecked
 
 SUBJECT = "Redis"
-_OLDEST, _ALLOWS_OOM = (6, 2), (7, 0)
 _RECORD_BYTES = 128
 _SLOW_MS = 10.0
 _MIB = 2**20
@@ -100,10 +100,10 @@ def version(server: Server) -> Iterator[Result]:
     if text is None:
         yield Unchecked(SUBJECT, "version, memory, persistence, evictions", _refusal(server, "INFO"))
         return
-    number = tuple(int(part) for part in text.split(".")[:2])
-    if number < _OLDEST:
+    number = version_of(server.info)
+    if number < OLDEST:
         yield OLD.seen(SUBJECT, f"it is Redis {text}")
-    elif number < _ALLOWS_OOM:
+    elif number < ALLOWS_OOM:
         yield NO_ALLOW_OOM.seen(SUBJECT, f"it is Redis {text}")
 
 
@@ -143,7 +143,7 @@ def eviction(server: Server) -> Iterator[Result]:
     """Whether the right things are evicted."""
     policy, evicted = server.info.get("maxmemory_policy", ""), _int(server, "evicted_keys")
     so_far = f"; {evicted} keys were evicted so far" if evicted else ""
-    if policy.startswith("allkeys-"):
+    if evicts_all(policy):
         yield EVICTS_ALL.seen(SUBJECT, f"maxmemory-policy is {policy}{so_far}")
     elif policy and chunks_of(server):
         if policy not in ("volatile-lru", "volatile-ttl"):

