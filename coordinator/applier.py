@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from coordinator.address import connect
+from coordinator.answer import answered
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
@@ -113,8 +114,8 @@ class Applier:
             except asyncio.CancelledError:
                 await self._give_back(wire)
                 raise
-            except (StoreError, TimeoutError) as error:
-                _log.info("store away", pool=self._pool, reason=str(error) or "no answer")
+            except StoreError as error:
+                _log.info("store away", pool=self._pool, reason=str(error))
             except Exception as error:  # a stream that cannot be read must not end the others for good
                 _log.error("applying failed", pool=self._pool, error=type(error).__name__, detail=str(error))
             finally:
@@ -123,7 +124,7 @@ class Applier:
             await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, wire: Wire) -> None:
-        self._allow_oom = await self._answer(load_scripts(wire))
+        self._allow_oom = await answered(load_scripts(wire), _ANSWER_S)
         loop = asyncio.get_running_loop()
         self._lead_at_s = loop.time()
         while True:
@@ -144,7 +145,7 @@ class Applier:
 
     async def _lead(self, wire: Wire) -> None:
         """Renew the leases, and take or hand over some: see lua/lead.lua."""
-        flat = await self._answer(self._run_lead(wire, leaving=False))
+        flat = await answered(self._run_lead(wire, leaving=False), _ANSWER_S)
         cursors = pairs(flat)
         if cursors.keys() != self._cursors.keys():
             _log.info("streams", pool=self._pool, applied=sorted(cursors))
@@ -159,18 +160,16 @@ class Applier:
         if not self._cursors:
             return
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                await self._run_lead(wire, leaving=True)
-        except (StoreError, TimeoutError):
+            await answered(self._run_lead(wire, leaving=True), _CONNECT_S)
+        except StoreError:
             return
 
     async def _read(self, wire: Wire) -> list[tuple[str, list[_Entry]]]:
         """New entries of the streams held, waiting a moment for the first."""
         replica_of = {self._keys.events(replica): replica for replica in self.held}
         after = [cursor.split(" ")[0] or "0" for _, cursor in sorted(self._cursors.items())]
-        reply = await self._answer(
-            wire.send("XREAD", "COUNT", _ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", *replica_of, *after)
-        )
+        asked = wire.send("XREAD", "COUNT", _ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", *replica_of, *after)
+        reply = await answered(asked, _ANSWER_S)
         return [(replica_of[name.decode()], self._readable(wire, name, entries)) for name, entries in reply or ()]
 
     def _readable(self, wire: Wire, stream: bytes, entries: Sequence[Any]) -> list[_Entry]:
@@ -191,7 +190,7 @@ class Applier:
             replies.append(wire.run(load("apply", self._allow_oom), *self._call(replica, cursor, entry)))
             cursor = entry.cursor
         for entry, reply in zip(entries, replies, strict=True):
-            status, *rest = await self._answer(reply)
+            status, *rest = await answered(reply, _ANSWER_S)
             if status == b"ok":
                 self._cursors[replica] = entry.cursor
                 self._observe(Applied(self._pool, replica, len(entry.transitions), int(rest[0]), rest[1] == 1))
@@ -208,10 +207,6 @@ class Applier:
         keys = [k.leases, k.cursors, k.replicas, k.owned_tokens, k.held(replica), k.asks, *named]
         args = [self._who, replica, cursor, entry.id, entry.number, entry.incarnation, entry.at_ms]
         return keys, [*args, *entry.transitions]
-
-    async def _answer(self, reply: Any) -> Any:
-        async with asyncio.timeout(_ANSWER_S):
-            return await reply
 
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:

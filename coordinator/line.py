@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from coordinator.address import connect, is_cluster
+from coordinator.answer import answered
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.info import OLDEST, evicts_all, policy_of, read_fields, refuses_when_full, version_of
 from coordinator.pool import Pool
@@ -125,21 +126,21 @@ class Line:
         self._broken.clear()
         wire = await connect(self._settings.url, self._key, CONNECT_S, lambda error: self._give_up(str(error)))
         try:
-            async with asyncio.timeout(CONNECT_S):
-                self._allow_oom = await load_scripts(wire)
-                self.warnings = await _inspect(wire, self._settings.url)
-                loop = asyncio.get_running_loop()
-                started = loop.time()
-                await wire.send("PING")
-                if loop.time() - started > self._settings.budget_s:
-                    raise StoreLate("PING took longer than the placement budget")
-        except (TimeoutError, StoreError) as error:
+            await answered(self._prepare(wire), CONNECT_S)
+        except BaseException:
             await wire.close("gave up connecting")
-            raise StoreLate(str(error) or f"no answer from Redis within {CONNECT_S:.0f} s") from error
-        except asyncio.CancelledError:
-            await wire.close("closing")
             raise
         return wire
+
+    async def _prepare(self, wire: Wire) -> None:
+        """Load the scripts, and see whether it will do. Raises StoreError where it will not."""
+        self._allow_oom = await load_scripts(wire)
+        self.warnings = await _inspect(wire, self._settings.url)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await wire.send("PING")
+        if loop.time() - started > self._settings.budget_s:
+            raise StoreLate("PING took longer than the placement budget")
 
     async def _beat_until_broken(self, wire: Wire) -> None:
         """Every 0.5 s: heartbeat and chores of each pool; and the watch over overdue replies."""
@@ -201,9 +202,8 @@ class Line:
                 continue
             pool.reassert()
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    await pool.beat(leaving=True)
-            except (StoreError, TimeoutError) as error:
+                await answered(pool.beat(leaving=True), CONNECT_S)
+            except StoreError as error:
                 _log.warning("could not deregister", pool=pool.name, error=str(error))
             pool.detach()  # one more heartbeat would make this gateway known again
 

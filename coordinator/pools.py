@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from coordinator.address import connect
-from coordinator.errors import StoreDown, StoreError
+from coordinator.answer import answered
+from coordinator.errors import StoreError
 from coordinator.keys import POOLS
 from coordinator.store import Store
 
@@ -22,9 +21,6 @@ async def list_pool(url: str, pool: str, within_s: float) -> None:
     """Make a pool known, over a connection of its own: in a cluster the key is on any node. Raises StoreError."""
     wire = await connect(url, POOLS, within_s, lambda _error: None)
     try:
-        async with asyncio.timeout(within_s):
-            await wire.send("SADD", POOLS, pool)
-    except TimeoutError:
-        raise StoreDown(f"no answer from Redis within {within_s:g} s") from None
+        await answered(wire.send("SADD", POOLS, pool), within_s)
     finally:
         await wire.close()

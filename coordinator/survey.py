@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.address import connect, is_cluster
-from coordinator.errors import StoreError, StoreLate, StoreRefused
+from coordinator.answer import answered
+from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import read_fields
 from coordinator.keys import POOLS, PREFIX, PoolKeys
 from coordinator.registry import Fleet, pairs, parse_fleet
@@ -189,8 +190,4 @@ class Survey:
         return (await self._together([self._wire.send(*command)]))[0]
 
     async def _together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return list(await asyncio.gather(*calls))
-        except TimeoutError:
-            raise StoreLate(f"no answer from Redis within {self._timeout_s:g} s") from None
+        return await answered(asyncio.gather(*calls), self._timeout_s)

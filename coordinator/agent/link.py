@@ -13,6 +13,7 @@ import structlog
 from coordinator.address import connect
 from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.answer import answered
 from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import POOLS, PoolKeys
@@ -104,14 +105,10 @@ class Link:
         """Connect, load the scripts, and make the pool known."""
         wire = await connect(url, PoolKeys(pool).anchor, _CONNECT_S, lambda _error: None)
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                allow_oom = await load_scripts(wire)
+            allow_oom = await answered(load_scripts(wire), _ANSWER_S)
             await _list(url, pool)
-        except (StoreError, TimeoutError) as error:
+        except BaseException:
             await wire.close("gave up connecting")
-            raise StoreDown(str(error) or "Redis does not answer") from error
-        except asyncio.CancelledError:
-            await wire.close("closing")
             raise
         return cls(wire, allow_oom, pool, replica, agent)
 
@@ -222,18 +219,11 @@ class Link:
         return found
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        return await self._answer(self._wire.run(load(name, self._allow_oom), keys, args))
+        return await answered(self._wire.run(load(name, self._allow_oom), keys, args), _ANSWER_S)
 
     async def ask(self, *command: Any) -> Any:
         """A plain command."""
-        return await self._answer(self._wire.send(*command))
-
-    async def _answer(self, reply: asyncio.Future[Any]) -> Any:
-        try:
-            async with asyncio.timeout(_ANSWER_S):
-                return await reply
-        except TimeoutError:
-            raise StoreDown(f"no answer from Redis within {_ANSWER_S:g} s") from None
+        return await answered(self._wire.send(*command), _ANSWER_S)
 
 
 async def _list(url: str, pool: str) -> None:

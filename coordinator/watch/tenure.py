@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from coordinator.address import connect_as
+from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import WATCHER
 from coordinator.scripts import load
@@ -134,11 +135,10 @@ class Tenure:
         await self.close()
         try:
             self._listener = await connect_as(Listener, self._url, WATCHER, _CONNECT_S, lambda _error: None)
-            async with asyncio.timeout(_CONNECT_S):
-                await self._listener.listen(self._heard)
+            await answered(self._listener.listen(self._heard), _CONNECT_S)
         except StoreRefused as error:
             self._denied = str(error)
-        except (StoreError, TimeoutError):
+        except StoreError:
             return  # where Redis is away, the other connection tells
 
     def _heard(self, event: str, key: str) -> None:
@@ -260,8 +260,7 @@ class Tenure:
 
     async def _answers(self, replies: Sequence[asyncio.Future[Any]], is_theirs: bool = False) -> list[Any]:
         """None for what Redis refused, which is noted unless it was about somebody else's keys."""
-        async with asyncio.timeout(ANSWER_S):
-            found = await asyncio.gather(*replies, return_exceptions=True)
+        found = await answered(asyncio.gather(*replies, return_exceptions=True), ANSWER_S)
         for each in found:
             if isinstance(each, StoreRefused):
                 self._denied = self._denied if is_theirs else str(each)

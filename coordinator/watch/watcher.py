@@ -14,6 +14,7 @@ import asyncio
 import structlog
 
 from coordinator.address import connect
+from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import WATCHER
 from coordinator.line import load_scripts
@@ -57,8 +58,8 @@ class Watcher:
                 continue
             try:
                 await self._serve(wire)
-            except (StoreError, TimeoutError) as error:
-                self._say(str(error) or "no answer")
+            except StoreError as error:
+                self._say(str(error))
             except Exception as error:  # a watch that ended would not be missed by anyone
                 _log.error("watching failed", error=type(error).__name__, detail=str(error))
             finally:
@@ -66,8 +67,7 @@ class Watcher:
             await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, wire: Wire) -> None:
-        async with asyncio.timeout(ANSWER_S):
-            self._allow_oom = await load_scripts(wire)
+        self._allow_oom = await answered(load_scripts(wire), ANSWER_S)
         loop = asyncio.get_running_loop()
         while True:
             if not await self._holds_lease(wire):
@@ -85,8 +85,7 @@ class Watcher:
     async def _holds_lease(self, wire: Wire, leaving: bool = False) -> bool:
         script = load("watch", self._allow_oom)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return bool(await wire.run(script, (WATCHER,), (self._who, LEASE_MS, int(leaving))))
+            return bool(await answered(wire.run(script, (WATCHER,), (self._who, LEASE_MS, int(leaving))), ANSWER_S))
         except StoreRefused as error:
             # Before 7, a full Redis takes no lease from anybody. Then everyone watches: that is when it is needed most.
             if _FULL in str(error):
@@ -98,7 +97,7 @@ class Watcher:
         try:
             if self._tenure is not None:
                 await self._holds_lease(wire, leaving=True)
-        except (StoreError, TimeoutError):
+        except StoreError:
             pass
         finally:
             await self._end_tenure()
