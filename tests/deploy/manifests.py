@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from tests.gateway.discovery.kubernetes_api import endpoint, ports
+
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("sim", "gpu", "tpu")
@@ -107,6 +109,20 @@ def selects(selector: Document, labels: dict[str, str]) -> bool:
 
 def selected(overlay: str, selector: Document) -> list[Workload]:
     return [each for each in workloads(overlay) if selects(selector, each.labels)]
+
+
+def endpoint_slice(overlay: str, service: str, addresses: dict[str, str]) -> Document:
+    """What Kubernetes writes down of a Service's ready pods, by the address of each: as arguments of
+    `KubernetesApi.put`."""
+    found = named(overlay, "Service", service)
+    (target,) = selected(overlay, {"matchLabels": found["spec"]["selector"]})
+    return {
+        "name": f"{service}-x7k2p",
+        "endpoints": [endpoint(pod, address) for pod, address in addresses.items()],
+        "at": ports(**{port["name"]: target.ports[port["targetPort"]] for port in found["spec"]["ports"]}),
+        "service": service,
+        "namespace": found["metadata"]["namespace"],
+    }
 
 
 def expanded(container: Document, **variables: str) -> list[str]:

@@ -2,8 +2,8 @@
 
     unshare --net --mount python tests/deploy/sandbox.py < plan.json
 
-There the ports that the manifests name are free, and names lead where they would in a cluster. One address has all of
-them, so there is room for one replica.
+There the ports that the manifests name are free, names lead where they would in a cluster, and the files of a service
+account are where pods have theirs. One address has all of the ports, so there is room for one replica.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -32,6 +33,7 @@ def main() -> None:
     plan = json.load(sys.stdin)
     _raise_loopback()
     _name(plan["names"], Path(plan["folder"]))
+    _give_account(Path(plan["account"]))
     with ExitStack() as stack:
         running = {name: _start(stack, name, each, Path(plan["folder"])) for name, each in plan["processes"].items()}
         with httpx.Client(timeout=30) as http:
@@ -51,6 +53,11 @@ def _name(names: list[str], folder: Path) -> None:
     hosts = folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
     subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+
+
+def _give_account(files: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/var/run"], check=True)
+    shutil.copytree(files, "/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def _start(stack: ExitStack, name: str, process: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:

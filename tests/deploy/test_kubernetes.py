@@ -18,6 +18,7 @@ from tests.deploy.manifests import (
     Workload,
     built,
     environment,
+    named,
     of_kind,
     secret,
     selected,
@@ -146,7 +147,6 @@ def test_every_pod_is_hardened(overlay: str) -> None:
     as_root = set()
     for each in workloads(overlay):
         assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & each.pod.keys()
-        assert each.pod["automountServiceAccountToken"] is False
         # A Service called `vllm` or `redis` would set variables that the programs take for their own.
         assert each.pod["enableServiceLinks"] is False
         assert each.pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -162,6 +162,21 @@ def test_every_pod_is_hardened(overlay: str) -> None:
             if not context["runAsUser"]:
                 as_root.add((overlay, container["name"]))
     assert as_root == {exception for exception in AS_ROOT if exception[0] == overlay}
+
+
+def test_only_gateways_have_a_token_and_all_it_allows_is_to_look_up_replicas(overlay: str) -> None:
+    (gateway,) = (each for each in workloads(overlay) if each.pod["automountServiceAccountToken"] is not False)
+    assert gateway.name == "gateway"
+    account = named(overlay, "ServiceAccount", gateway.pod["serviceAccountName"])
+    assert account["automountServiceAccountToken"] is False
+    assert not list(of_kind(overlay, "ClusterRole", "ClusterRoleBinding"))
+    (binding,) = of_kind(overlay, "RoleBinding")
+    (subject,) = binding["subjects"]
+    # The API server refuses a subject without its namespace, which no schema says.
+    assert subject == {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "kvgate"}
+    role = named(overlay, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+    looks_up = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    assert role["rules"] == [looks_up]
 
 
 def test_every_container_says_what_it_needs_and_which_image(overlay: str) -> None:
@@ -206,6 +221,17 @@ def test_who_may_reach_whom_is_stated_and_all_else_is_refused(overlay: str) -> N
         ("replica", 8000): {"gateway"} | prometheus,
         ("redis", 6379): {"gateway", "replica"},
     }
+
+
+def test_what_is_no_pod_of_the_cluster_may_be_reached_at_few_ports(overlay: str) -> None:
+    reached: dict[str, set[int]] = {}
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        for rule in rules(policy, "to"):
+            if not any("podSelector" in peer for peer in rule["peers"]):
+                for source in selected(overlay, policy["spec"]["podSelector"]):
+                    reached.setdefault(source.name, set()).update(rule["ports"])
+    # DNS; the API server; the models that vLLM fetches.
+    assert reached == {"gateway": {53, 443, 6443}, "replica": {53, 443}, "redis": {53}}
 
 
 def who(overlay: str, peer: Document) -> set[str]:

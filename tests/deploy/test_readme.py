@@ -18,7 +18,6 @@ def test_an_overlay_of_ones_own_builds_and_has_what_it_says(tmp_path: Path) -> N
     block = re.search(r"```yaml\n(.*?)```", (KUBERNETES / "README.md").read_text(), flags=re.DOTALL)
     assert block is not None
     (own / "kustomization.yaml").write_text(textwrap.dedent("   " + block[1].lstrip()))
-    (own / "gateway-config.yaml").write_text("port: 8080\n")
     documents = kustomized(own)
     (replica,) = (
         Workload("replica", d) for d in documents if d["kind"] == "StatefulSet" and d["metadata"]["name"] == "replica"
@@ -26,5 +25,7 @@ def test_an_overlay_of_ones_own_builds_and_has_what_it_says(tmp_path: Path) -> N
     assert replica.document["spec"]["replicas"] == 5
     images = {container["image"] for container in replica.containers}
     assert images == {"registry.example/kvgate:1", "registry.example/vllm-lmcache:1"}
-    configs = [d["data"] for d in documents if d["metadata"]["name"].startswith("gateway-config-")]
-    assert configs == [{"gateway.yaml": "port: 8080\n"}]
+    (discovery,) = (d["spec"] for d in documents if d["metadata"]["name"] == "discovery")
+    (rule,) = discovery["egress"]
+    assert [port["port"] for port in rule["ports"]] == [443, 6443]
+    assert [peer["ipBlock"]["cidr"] for peer in rule["to"]] == ["10.96.0.1/32", "172.18.0.2/32"]

@@ -12,10 +12,23 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.manifests import Document, Workload, config_map, environment, expanded, secret, workload
+from tests.deploy.manifests import (
+    ROOT,
+    Document,
+    Workload,
+    config_map,
+    endpoint_slice,
+    environment,
+    expanded,
+    named,
+    secret,
+    workload,
+)
+from tests.gateway.discovery.kubernetes_api import service_account
 from tests.redis_server import available_servers
 
-POD = "replica-0"
+POD, ADDRESS = "replica-0", "127.0.0.2"
+API_SERVER = "kubernetes.default.svc"
 KVGATE = [sys.executable, "-P", "-m", "gateway.cli"]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 2}
 
@@ -63,6 +76,18 @@ def probed(each: Workload) -> list[dict[str, Any]]:
     return found
 
 
+def account(folder: Path) -> Path:
+    """What Kubernetes mounts into a gateway's pod; the API server's own certificate is in `folder`."""
+    names = ("-subj", f"/CN={API_SERVER}", "-addext", f"subjectAltName=DNS:{API_SERVER}")
+    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    namespace = named("sim", "Deployment", "gateway")["metadata"]["namespace"]
+    mounted = service_account(folder / "account", namespace)
+    shutil.copy(folder / "tls.crt", mounted / "ca.crt")
+    return mounted
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("sim")
@@ -72,12 +97,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             (folder / file).write_text(text)
     redis, replica, gateway = (workload("sim", name) for name in ("redis", "replica", "gateway"))
     containers = [container for each in (redis, replica, gateway) for container in each.containers]
+    processes = {container["name"]: process(container, folder) for container in containers}
+    slices = json.dumps(endpoint_slice("sim", "replica", {POD: ADDRESS}))
+    serves = [sys.executable, "-P", "-m", "tests.deploy.api_server", str(folder), slices]
     address = f"http://127.0.0.1:{gateway.ports['http']}"
     chat = {"method": "POST", "url": f"{address}/v1/chat/completions", "json": CHAT}
     plan = {
         "folder": str(folder),
-        "names": ["redis", f"{POD}.replica"],
-        "processes": {container["name"]: process(container, folder) for container in containers},
+        "names": ["redis", API_SERVER],
+        "account": str(account(folder)),
+        "processes": {"api-server": {"argv": serves, "env": {"PYTHONPATH": str(ROOT)}}, **processes},
         "questions": [
             *(question for each in (redis, replica, gateway) for question in probed(each)),
             {"method": "GET", "url": f"{address}/ready", "until": [200, f'"exact":["{POD}"]']},
@@ -112,4 +141,4 @@ def test_the_containers_find_each_other_and_every_probe_is_answered(seen: dict[s
 
 
 def test_every_process_ends_well_when_it_is_told_to(seen: dict[str, Any]) -> None:
-    assert seen["exits"] == {"gateway": 0, "engine": 0, "agent": 0, "redis": 0}
+    assert seen["exits"] == {"gateway": 0, "engine": 0, "agent": 0, "redis": 0, "api-server": 0}

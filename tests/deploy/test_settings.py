@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import redis
 import typer
 
 from gateway.cli import app
+from gateway.discovery.kubernetes import EndpointSlices
+from gateway.discovery.settings import KubernetesSettings
 from gateway.replica import settings as replica_settings
 from gateway.settings import OVERRIDES, GatewaySettings, load_settings
 from tests.deploy.manifests import (
@@ -19,6 +21,7 @@ from tests.deploy.manifests import (
     ROOT,
     WITH_VLLM,
     config_map,
+    endpoint_slice,
     environment,
     expanded,
     named,
@@ -26,6 +29,7 @@ from tests.deploy.manifests import (
     workload,
     workloads,
 )
+from tests.gateway.discovery.kubernetes_api import running_kubernetes, service_account
 from tests.redis_server import running_redis
 
 # For which Kubernetes' cluster autoscaler waits for a pod to end, unless it is told otherwise.
@@ -49,14 +53,36 @@ def gateway(overlay: str, tmp_path: Path) -> GatewaySettings:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_gateway_is_configured_with_every_replica_by_its_pods_name(overlay: str, gateway: GatewaySettings) -> None:
-    replicas = workload(overlay, "replica")
-    pods = [f"replica-{number}" for number in range(replicas.document["spec"]["replicas"])]
-    service, port = replicas.document["spec"]["serviceName"], replicas.ports["http"]
-    expected = {pod: f"http://{pod}.{service}:{port}" for pod in pods}
-    assert {each.id: each.url for each in gateway.replicas} == expected
-    agent = expanded(replicas.container("agent"), POD_NAME="replica-1")
-    assert agent[agent.index("--replica") + 1] == "replica-1"
+async def test_gateways_find_however_many_replicas_there_are_and_call_them_as_their_agents_do(
+    overlay: str, gateway: GatewaySettings, tmp_path: Path
+) -> None:
+    replicas, followed = workload(overlay, "replica"), gateway.discovery.kubernetes
+    assert followed is not None
+    assert followed.service is not None
+    assert gateway.replicas == []
+    pods = {f"replica-{number}": f"10.0.0.{number}" for number in range(replicas.document["spec"]["replicas"] + 2)}
+    async with running_kubernetes() as api:
+        await api.put(**endpoint_slice(overlay, followed.service, pods))
+        account = service_account(tmp_path / "account", namespace="kvgate")
+        here = {"api_url": api.url, "service_account": str(account)}
+        async with aclosing(EndpointSlices(followed.model_copy(update=here)).follow()) as answers:
+            found = {replica.id: replica.url for replica in await anext(answers)}
+    assert found == {pod: f"http://{address}:{replicas.ports['http']}" for pod, address in pods.items()}
+    for pod in pods:
+        agent = expanded(replicas.container("agent"), POD_NAME=pod)
+        assert agent[agent.index("--replica") + 1] == pod
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_gateways_ask_where_a_pod_finds_the_api_server_and_its_own_account(
+    overlay: str, gateway: GatewaySettings
+) -> None:
+    followed = gateway.discovery.kubernetes
+    assert followed is not None
+    unsaid = KubernetesSettings(service="replica")
+    assert (followed.api_url, followed.service_account) == (unsaid.api_url, unsaid.service_account)
+    # Its own namespace, which is the replicas' as well.
+    assert followed.namespace is None
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -55,6 +55,7 @@ class KubernetesApi:
         at: list[dict[str, Any]],
         service: str = "vllm",
         address_type: str = "IPv4",
+        namespace: str = "models",
     ) -> None:
         """Add a slice, or replace it."""
         event = "MODIFIED" if name in self._slices else "ADDED"
@@ -62,7 +63,7 @@ class KubernetesApi:
         await self._change(
             event,
             {
-                "metadata": {"name": name, "namespace": "models", "labels": labels},
+                "metadata": {"name": name, "namespace": namespace, "labels": labels},
                 "addressType": address_type,
                 "endpoints": endpoints,
                 "ports": at,
@@ -165,12 +166,12 @@ def _line(event: str, found: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def running_kubernetes(tls: ssl.SSLContext | None = None) -> AsyncIterator[KubernetesApi]:
+async def running_kubernetes(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[KubernetesApi]:
     api, app = KubernetesApi(), web.Application()
     app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices", api.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
     await site.start()
     port = runner.addresses[0][1]
     api.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
