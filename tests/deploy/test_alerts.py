@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from coordinator.watch.conditions import CONDITIONS
+from deploy.prometheus.__main__ import FILE, text
+from tests.deploy.manifests import OVERLAYS, WITH_VLLM, of_kind
 from tests.deploy.monitored import NO_PROMETHEUS, has_prometheus
 from tests.deploy.queries import ROOT, RULES, alerts
 
@@ -63,6 +65,16 @@ def test_every_alert_says_how_bad_it_is_and_what_it_is_and_where_to_read_on(rule
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert set(rule["annotations"]) == {"summary", "description", "runbook"}
     assert rule["annotations"]["runbook"] == f"docs/alerts.md#alert-{kebab(rule['alert'])}"
+
+
+def test_the_file_for_the_operator_is_what_is_made_of_the_rules() -> None:
+    assert FILE.read_text() == text(), "run: python -m deploy.prometheus"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_prometheus_has_the_same_rules_in_kubernetes(overlay: str) -> None:
+    built = [group for document in of_kind(overlay, "PrometheusRule") for group in document["spec"]["groups"]]
+    assert built == (yaml.safe_load(RULES.read_text())["groups"] if overlay in WITH_VLLM else [])
 
 
 def test_every_alert_has_a_section_that_says_its_severity_how_to_see_and_what_to_do() -> None:

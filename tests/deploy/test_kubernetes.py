@@ -10,7 +10,7 @@ from itertools import pairwise
 import kubernetes_validate
 import pydantic
 import pytest
-from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
 
 from tests.deploy.manifests import (
     OVERLAYS,
@@ -29,6 +29,7 @@ from tests.deploy.manifests import (
 
 # What README.md asks for, and the newest whose schemas there are.
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
+OF_THE_OPERATOR = {"ServiceMonitor": ServiceMonitor, "PrometheusRule": PrometheusRule}
 AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -38,8 +39,8 @@ pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 def problem(document: Document, version: str) -> str | None:
     """What is wrong with an object, unknown fields included."""
     try:
-        if document["kind"] == "ServiceMonitor":
-            read = ServiceMonitor.model_validate(document)
+        if model := OF_THE_OPERATOR.get(document["kind"]):
+            read = model.model_validate(document)
             # The model drops what it does not know.
             lost = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
             return None if lost == document else f"{document} is read as {lost}"
