@@ -69,7 +69,9 @@ local function prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
   local cost, charged, displaced, load = {}, {}, {}, {}
   local best_tokens = fleet.held_tokens
   for i = 1, fleet.count do
-    best_tokens = math.max(best_tokens, fleet.credit[i])
+    if fleet.credit[i] > best_tokens then
+      best_tokens = fleet.credit[i]
+    end
   end
   local request_cost = knobs.request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
   for i = 1, fleet.count do

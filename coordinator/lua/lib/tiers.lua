@@ -8,7 +8,10 @@
 local MIN_STORED_TOKENS = 64
 
 local function tier_credits(record, cpu_default, store_default)
-  local cpu, store = string.match(record or '- -', '^(%S+) (%S+)')
+  if not record then -- nearly always, without LMCache: a match for each candidate is what would cost
+    return cpu_default, 0
+  end
+  local cpu, store = string.match(record, '^(%S+) (%S+)')
   return tonumber(cpu) or cpu_default, tonumber(store) or (store == '?' and store_default or 0)
 end
 
@@ -42,20 +45,25 @@ end
 -- Says what each candidate's cache is worth to the prompt, on the medium that it is on and with what can be loaded
 -- beyond it: fills in fleet.credit, cpu_credit and store_credit. Returns the keys and tokens that LMCache has in Redis.
 local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_default, store_default)
-  local least_tokens, tiers = math.min(unpack(fleet.matched)), pairs_of(tiers_key)
-  local measured, stored_keys, stored_tokens = nil, 0, 0
+  local tiers, measured, stored_keys, stored_tokens = pairs_of(tiers_key), nil, 0, 0
   for _, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is expected of others
     local store = tonumber(string.match(record, '(%S+)$'))
     measured = store and math.max(store, measured or 0) or measured
   end
-  if next(tiers) and count > 0 and prompt_tokens - least_tokens >= MIN_STORED_TOKENS then
+  if next(tiers) and count > 0 and prompt_tokens - math.min(unpack(fleet.matched)) >= MIN_STORED_TOKENS then
     stored_keys, stored_tokens = stored_prefix(count)
   end
   for i = 1, fleet.count do
     local record, matched = held[fleet.name[i]], fleet.matched[i]
     local cpu, store = tier_credits(tiers[fleet.name[i]], cpu_default, measured or store_default)
-    local is_slow = record ~= nil and string.match(record, '^%S+ %S+ (%S+)') == 'cpu'
-    fleet.credit[i] = matched * (is_slow and cpu or 1) + math.max(0, stored_tokens - matched) * store
+    local credit = matched
+    if record and string.match(record, '^%S+ %S+ (%S+)') == 'cpu' then
+      credit = matched * cpu
+    end
+    if stored_tokens > matched then
+      credit = credit + (stored_tokens - matched) * store
+    end
+    fleet.credit[i] = credit
     fleet.cpu_credit[i], fleet.store_credit[i] = cpu, store
   end
   return stored_keys, stored_tokens
