@@ -16,8 +16,8 @@ COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
-MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload \
-	bench-offload-real bench-place bench-store
+MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
+	bench-offload bench-offload-real bench-place bench-store
 
 .PHONY: install up test test-slow test-vllm test-lmcache compose-test bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
@@ -90,8 +90,11 @@ bench-routing-mixes:
 bench-routing-real:
 	$(BIN)/python -m bench.routing --real --out bench/results/routing-real.json
 
+bench-offload-images:
+	$(BIN)/python -m bench.offload --scenarios revisits,images --chunks 256 --out bench/results/offload-images.json
+
 bench-offload:
-	$(BIN)/python -m bench.offload --out bench/results/offload.json
+	$(BIN)/python -m bench.offload --scenarios multi-turn,random,all-hit --out bench/results/offload.json
 
 bench-offload-real:
 	$(BIN)/python -m bench.offload --real --seeds 11 --out bench/results/offload-real.json

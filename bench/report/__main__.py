@@ -66,10 +66,17 @@ _SOURCES = (
         routing.render,
     ),
     Source(
+        "offload-images",
+        "KV outside the GPU: images",
+        "One replica that is asked about more images than its GPU holds: alone, with LMCache in CPU memory, and with "
+        "LMCache straight to Redis; what others published below.",
+        "Lower TTFT is better; higher requests and prompt tokens per s are.",
+        offload.render,
+    ),
+    Source(
         "offload",
-        "KV outside the GPU",
-        "One replica that is asked about more than its GPU holds: alone, with LMCache in CPU memory, and with LMCache "
-        "straight to Redis, by the size of its chunks; what others published below.",
+        "KV outside the GPU: several turns, nothing in common, everything found",
+        "The same by the size of LMCache's chunks; what others published below.",
         "Lower TTFT is better; higher requests and prompt tokens per s are.",
         offload.render,
     ),
