@@ -143,7 +143,7 @@ def full(tmp_path: Path) -> Page:
         routing=ROUTING,
         store=STORE,
         offload=OFFLOAD,
-        **{"routing-mixes": [], "routing-real": [], "offload-real": [], "overhead-latency": []},
+        **{"routing-mixes": [], "routing-real": [], "offload-images": [], "offload-real": [], "overhead-latency": []},
     )
     return parsed(tmp_path)
 
@@ -151,7 +151,7 @@ def full(tmp_path: Path) -> Page:
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
     routed = ["routing", "routing-mixes", "routing-real"]
-    files = [*routed, "offload", "offload-real", "overhead", "overhead-latency", "place", "store"]
+    files = [*routed, "offload-images", "offload", "offload-real", "overhead", "overhead-latency", "place", "store"]
     assert sections == ["facts", *files]
     for name in ("routing", "offload", "overhead", "place", "store"):
         assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
