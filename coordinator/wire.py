@@ -135,11 +135,13 @@ class Wire(asyncio.Protocol):
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def send(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command; the future holds its reply (bytes, never decoded) or a StoreError."""
+    def send(self, *command: Any, budget_s: float | None = None) -> asyncio.Future[Any]:
+        """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
+        `budget_s`)."""
         call = _Call(self._loop.time())
         future = call.future = self._future()
         self._enqueue(call, command)
+        self._limit(call, budget_s)
         return future
 
     def run(
@@ -159,8 +161,7 @@ class Wire(asyncio.Protocol):
         future = call.future = self._future()
         call.on_reply = on_abandoned
         self._enqueue_script(call, script, keys, args)
-        if budget_s is not None and self._broken is None:
-            call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
+        self._limit(call, budget_s)
         return future
 
     def tell(
@@ -204,6 +205,10 @@ class Wire(asyncio.Protocol):
         self._outbox.append(packed)
         if call.future is not None:
             self._schedule(True)
+
+    def _limit(self, call: _Call, budget_s: float | None) -> None:
+        if budget_s is not None and self._broken is None:
+            call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
 
     def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:
         """The budget is Redis', not ours: if the loop itself ran late, replies may be waiting to be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -240,3 +241,29 @@ async def test_coordination_goes_on_when_the_memory_is_full(own_server: RedisSer
                     await pool.place(request("a", chain(1)))
                 assert await numbers(client, KEYS.active) == {}
             await client.config_set("maxmemory", "0")
+
+
+async def test_a_gateway_whose_event_loop_is_busy_has_its_store_back_after_a_lost_connection(
+    own_server: RedisServer,
+) -> None:
+    """Each turn takes 8 ms, and Redis answers at once."""
+    async with running(store_at(own_server, budget_s=0.02)) as store:
+        pool = await serving(store)
+        changes: list[bool] = []
+        store.on_change = lambda up, _reason: changes.append(up)
+
+        async def work() -> None:
+            while True:
+                until = time.monotonic() + 0.008
+                while time.monotonic() < until:
+                    pass
+                await asyncio.sleep(0)
+
+        working = asyncio.get_running_loop().create_task(work())
+        try:
+            async with redis.Redis.from_url(own_server.url, protocol=2) as client:
+                await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await eventually(lambda: changes == [False, True])
+            assert (await place(pool, "a", chain(1))).why == "cold"
+        finally:
+            working.cancel()
