@@ -119,8 +119,8 @@ def _figures(_: str, text: str) -> dict[str, float]:
 
 def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fleet) -> dict[str, ReplicaRecord]:
     """A gateway's records after a heartbeat: the store's, and those it was not told of yet. What it had and has no more
-    was forgotten."""
-    forgotten = before.replicas.keys() - now.replicas.keys() if before is not None else set()
+    was forgotten; but a store that does not know the gateway has lost more than that."""
+    forgotten = before.replicas.keys() - now.replicas.keys() if before is not None and now.known else set()
     return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
 
 

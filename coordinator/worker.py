@@ -30,8 +30,6 @@ AGENT_RETURNS_MS = 30_000
 SWEEP_EVERY_MS = 60_000
 MAX_KEYS = 200_000
 _BATCH = 256
-_EVER_MS = 1 << 53
-"""Later than any use."""
 _TRIM_S = 0.4
 """At most, per round: the next heartbeat waits for it."""
 
@@ -153,9 +151,12 @@ async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
 async def forget(pool: Pool, record: ReplicaRecord) -> bool:
     """Take a dead replica out of the store, and all that it owns; False where it has begun another life since, or an
     agent holds it. Raises StoreError."""
-    await forget_older(pool, record.replica, _EVER_MS)
-    keys = pool.keys.of_forget(record.replica)
-    return bool(await pool.run("forget", keys, [record.replica, record.incarnation]))
+    keys, one = pool.keys.of_forget(record.replica), (record.replica, record.incarnation)
+    now_ms = int(await pool.run("forget", keys, (*one, 0)))
+    if now_ms == 0:
+        return False
+    await forget_older(pool, record.replica, now_ms)  # what a new life claims from now on stays
+    return bool(await pool.run("forget", keys, (*one, 1)))
 
 
 async def _excess_keys(pool: Pool, record: ReplicaRecord) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
 from coordinator.worker import forget
 from tests.coordinator.stage import (
@@ -16,11 +18,12 @@ from tests.coordinator.stage import (
     joined,
     now_ms,
     numbers,
+    owners,
     place,
     register,
     replica,
 )
-from tests.coordinator.stream import Stream, attend, gains, lead, linked
+from tests.coordinator.stream import Stream, agent_record, attend, gains, lead, linked
 from tests.redis_server import RedisServer
 
 OPEN_MS = 1000
@@ -205,3 +208,46 @@ async def test_a_replica_that_was_forgotten_may_come_back(pool: Pool, client: re
     assert await pool.register(replica("r0")) == b"new"
     assert (await place(pool, "a", chain(1))).replica == "r0"
     assert await numbers(client, KEYS.active) == {"r0": 1}
+
+
+async def test_of_a_replica_that_is_kept_nothing_is_dropped(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async with linked(redis_server.url) as link:
+        await attend(link)
+        await lead(pool)
+        stream = Stream(pool, client, link)
+        await stream.say(*gains(chain(1)))
+        await stream.apply_all()
+        await pool.register(replica("r0", state="dead"))
+        assert not await forgotten(pool), "its agent lives"
+        assert list(await owners(client, chain(1)[0])) == ["r0"]
+        await attend(link, leaving=True)
+        dead = (await pool.beat()).replicas["r0"]
+        await pool.register(replica("r0", "life2"))
+        await place(pool, "a", chain(1, 2))
+        await drained(pool)
+        assert not await forget(pool, dead), "it lives again"
+        assert list(await owners(client, chain(1, 2)[1])) == ["r0"]
+
+
+async def test_an_agent_that_comes_while_its_replica_is_forgotten_is_asked_for_all_again(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await pool.register(replica("r0", state="dead"))
+    keys = pool.keys.of_forget("r0")
+    assert int(await pool.run("forget", keys, ("r0", "life1", 0))) > 0
+    await agent_record(client)
+    assert int(await pool.run("forget", keys, ("r0", "life1", 1))) == 0
+    assert await hash_of(client, KEYS.asks) == {"r0": "restate"}
+
+
+async def test_a_store_that_lost_everything_has_forgotten_nobody(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await pool.beat()
+    await client.flushall()
+    beating = asyncio.get_running_loop().create_task(pool.beat())
+    await asyncio.sleep(0)
+    pool.adopt(Reservation("late", "r0", "life1", 10, "-"))  # raises the epoch while the heartbeat is on its way
+    assert not (await beating).known
+    assert sorted(pool.records) == ["r0", "r1"]

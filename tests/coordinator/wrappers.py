@@ -137,7 +137,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, 0],
-    "forget": ["r0", "life1"],
+    "forget": ["r0", "life1", 0],
     "tend": [91_000, 92_500],
 }
 """What each script must receive for the calls above, in the order of its header."""
