@@ -156,7 +156,7 @@ class Fleet:
     def _adopt_registered(self) -> None:
         """Replicas that others registered are watched as well: one that left every configuration must still be found
         dead. What this gateway was not told of itself gets no request from it."""
-        for pool_name in {served.pool for served in self._served.values()}:
+        for pool_name in self._store.pool_names():  # of one that is not served any more, this gateway may do the chores
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self.members:
                     same = [each.id for each in self.members.values() if each.facts.started == record.incarnation]
@@ -268,7 +268,9 @@ class Fleet:
     async def _forget_gone(self) -> None:
         """Those that get no requests from here: the pool's worker forgets who has not answered for long, and who is
         forgotten is not watched any more."""
-        for member in [each for each in self.members.values() if each.id not in self._used]:
+        for member in list(self.members.values()):
+            if member.id in self._used or self.members.get(member.id) is not member:
+                continue  # it may have been found again while another was forgotten
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is None or member.id not in pool.records:
                 del self.members[member.id]

@@ -9,10 +9,11 @@ import httpx
 import redis.asyncio as redis
 
 from bench.cluster import Cluster
-from coordinator.keys import pool_slug
+from coordinator.keys import PoolKeys, pool_slug
 from tests.cluster.clients import ask, held_stream, last_event
-from tests.cluster.gateways import another_gateway
+from tests.cluster.gateways import GatewayProcess, another_gateway
 from tests.cluster.ledger import Ledger
+from tests.cluster.places import running_place
 from tests.cluster.servers import another_server
 from tests.polling import eventually
 
@@ -137,3 +138,36 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
             after = (await ledger.replicas())["joins"]
             assert (after.incarnation, after.capacity_tokens) == (before.incarnation, before.capacity_tokens)
             assert not after.incarnation.startswith("life-")
+
+
+async def test_a_gateway_that_left_a_pool_and_has_its_chores_finds_newcomers_dead(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    model, soon = "kvgate/left", {"interval_s": 0.2}
+    async with (
+        running_place("kubernetes", tmp_path) as place,
+        another_server(http, tmp_path, "--model", model) as stays,
+        another_server(http, tmp_path, "--model", model) as dies,
+        another_server(http, tmp_path, "--model", "kvgate/elsewhere") as other,
+        redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
+    ):
+        await place.hold([stays])
+        ledger, keys = Ledger(client, pool_slug(model)), PoolKeys(pool_slug(model))
+        async with another_gateway(cluster, "left", replicas=[], discovery=place.discovery, health=soon) as left:
+            await place.hold([other])
+            await eventually(lambda: serves(http, left, "kvgate/elsewhere"))
+            newcomers = [{"id": "stays", "url": stays.url}, {"id": "dies", "url": dies.url}]
+            async with another_gateway(cluster, "came", replicas=newcomers, health=soon):
+                await eventually(lambda: is_registered(ledger, "dies"))
+                assert (await client.hget(keys.leases, "worker")).startswith("left.")
+                dies.kill()
+                await eventually(lambda: is_dead(ledger, "dies"), within_s=10)
+
+
+async def serves(http: httpx.AsyncClient, gateway: GatewayProcess, model: str) -> bool:
+    cards = (await http.get(f"{gateway.url}/v1/models")).json()["data"]
+    return [card["root"] for card in cards] == [model]
+
+
+async def is_registered(ledger: Ledger, replica: str) -> bool:
+    return replica in await ledger.replicas()
