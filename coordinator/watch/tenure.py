@@ -40,7 +40,7 @@ _LOOKS = 13
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """`chunk_ttl_s` is what a chunk without a TTL gets, and how long chunks live until one is heard that says so."""
+    """`chunk_ttl_s` is what a chunk without a TTL gets."""
 
     chunk_ttl_s: int = 86_400
     samples_per_s: int = 100
@@ -97,7 +97,9 @@ class Tenure:
         self._evicted: Counter[Kind] = Counter()
         self._looks: deque[_Look] = deque(maxlen=_LOOKS)
         self._look_due_s = self._loop.time() + settings.look_s
-        self._life_s = float(settings.chunk_ttl_s)
+        self._life_s = 0.0
+        """How long chunks live: as one said that was heard, or until then the longest TTL that was seen."""
+        self._has_heard_life = False
         self._listener: Listener | None = None
         self._listen_due_s = 0.0
         self._heard_s = float("-inf")
@@ -188,9 +190,12 @@ class Tenure:
         found = await self._run_tend(list(written), [0.0] * len(written))
         for tended in found:
             if tended.did == "kept":
-                self._life_s = math.ceil(tended.ttl_s)
+                self._life_s, self._has_heard_life = math.ceil(tended.ttl_s), True
         others = [key for key in keys if key not in written]
-        return found + await self._run_tend(others, [self._rota.life_s(key) or self._life_s for key in others])
+        met = await self._run_tend(others, [self._rota.life_s(key) or self._life_s for key in others])
+        if not self._has_heard_life:
+            self._life_s = max([self._life_s, *(tended.ttl_s for tended in met if tended.did == "kept")])
+        return found + met
 
     async def _run_tend(self, keys: Sequence[str], lives_s: Sequence[float]) -> list[_Tended]:
         """See lua/tend.lua."""
@@ -211,7 +216,7 @@ class Tenure:
                 found.append(tended)
                 self._counts[tended.did] += 1
                 self._largest_bytes = max(self._largest_bytes, size_bytes)
-                self._rota.seen(key, tended.ttl_s, size_bytes, life_s or tended.ttl_s, now_s)
+                self._rota.seen(key, tended.ttl_s, size_bytes, max(life_s, tended.ttl_s), now_s)
         return found
 
     # -- the look --------------------------------------------------------------------------------------------------

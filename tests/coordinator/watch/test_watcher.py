@@ -103,6 +103,16 @@ async def test_no_ttl_gets_shorter_and_chunks_keep_what_they_came_with(shared: S
         assert report_of(watcher).renewed == 0
 
 
+async def test_chunks_that_were_never_heard_of_get_no_longer_life_than_any_was_seen_with(binary: str) -> None:
+    """Redis tells of nothing, as it comes; and their SETs were a moment ago."""
+    async with shared_redis(binary) as shared:
+        before = [await shared.store(number, ttl_s=600) for number in range(30)]
+        async with watching(shared.server.url) as watcher:
+            await eventually(lambda: watcher.report and report_of(watcher).samples > 600)
+            assert report_of(watcher).renewed == 0
+        assert max([await ttl_of(shared, key) for key in before]) <= 600
+
+
 async def test_a_chunk_that_is_read_outlives_its_ttl_and_one_that_nobody_reads_does_not(shared: Shared) -> None:
     life_s = 5
     async with watching(shared.server.url) as watcher:
