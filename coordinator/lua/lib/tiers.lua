@@ -5,7 +5,7 @@
 --   chunk:<key> "<tokens> <name>": so many of the tokens behind the key fill whole chunks, and LMCache calls the last so.
 -- Whether a chunk is there nobody has to tell: it has a TTL, is evicted, is deleted, and Redis itself knows.
 
-local MIN_STORED_TOKENS = 64
+local MIN_STORED_TOKENS, NO_TIERS = 64, '- -'
 
 local function tier_credits(record, cpu_default, store_default)
   if not record then -- nearly always, without LMCache: a match for each candidate is what would cost
@@ -45,12 +45,18 @@ end
 -- Says what each candidate's cache is worth to the prompt, on the medium that it is on and with what can be loaded
 -- beyond it: fills in fleet.credit, cpu_credit and store_credit. Returns the keys and tokens that LMCache has in Redis.
 local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_default, store_default)
-  local tiers, measured, stored_keys, stored_tokens = pairs_of(tiers_key), nil, 0, 0
-  for _, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is expected of others
-    local store = tonumber(string.match(record, '(%S+)$'))
-    measured = store and math.max(store, measured or 0) or measured
+  local tiers, measured, is_stored, stored_keys, stored_tokens = pairs_of(tiers_key), nil, false, 0, 0
+  for replica, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is expected of others
+    if record == NO_TIERS then
+      tiers[replica] = nil
+    else
+      local store = string.match(record, '(%S+)$')
+      is_stored = is_stored or store ~= '-'
+      store = tonumber(store)
+      measured = store and math.max(store, measured or 0) or measured
+    end
   end
-  if next(tiers) and count > 0 and prompt_tokens - math.min(unpack(fleet.matched)) >= MIN_STORED_TOKENS then
+  if is_stored and count > 0 and prompt_tokens - math.min(unpack(fleet.matched)) >= MIN_STORED_TOKENS then
     stored_keys, stored_tokens = stored_prefix(count)
   end
   for i = 1, fleet.count do
