@@ -140,7 +140,8 @@ def _paragraph(command: Command) -> Iterator[str]:
         yield f': "${{{variable}:?{message}}}"; export {variable}'
     for name, value in command.env.items():
         yield f"export {name}={shlex.quote(value)}"
-    yield " \\\n  ".join(_lines(command.argv))
+    # A signal to the shell that runs this is then one to the process.
+    yield "exec " + " \\\n  ".join(_lines(command.argv))
 
 
 def _lines(argv: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,11 +42,24 @@ def test_a_shell_reads_back_what_a_program_is_given() -> None:
     found = built(vllm={**VLLM, "extra_args": arguments}, env={"A_VARIABLE": "with 'quotes' and $dollars"})
     for paragraph, command in zip(as_shell(found).split("\n\n# "), found, strict=True):
         *lines, last = paragraph.replace("\\\n", " ").split("\nexport ")[-1].partition("\n")
-        assert shlex.split(last or lines[0], comments=True) == command.argv
-    script = as_shell(found[:1]).replace("vllm serve", "env; : serve")
+        assert shlex.split(last or lines[0], comments=True) == ["exec", *command.argv]
+    script = as_shell(found[:1]).replace("exec vllm serve", "env; : serve")
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
     assert "A_VARIABLE=with 'quotes' and $dollars\n" in shown.stdout
     assert "PYTHONHASHSEED=0\n" in shown.stdout
+
+
+def test_what_ends_a_script_ends_the_process_that_it_starts(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text("#!/bin/sh\necho $$\nread line\n")
+    engine.chmod(0o755)
+    script = tmp_path / "vllm.sh"
+    script.write_text(as_shell(built(programs={"vllm": str(engine)})[:1]))
+    with subprocess.Popen(["sh", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert int(shell.stdout.readline()) == shell.pid
+        shell.terminate()
+        assert shell.wait(10) == -signal.SIGTERM
 
 
 def test_json_names_each_command_with_its_arguments_and_environment() -> None:
@@ -74,7 +88,7 @@ def test_a_password_is_never_printed_and_its_variable_is_asked_for(own: bool) ->
 
 def test_a_shell_stops_where_a_password_is_missing() -> None:
     found = built(redis={"url": SECRET_URL})
-    script = as_shell(found[1:]).replace("kvgate agent", "echo started")
+    script = as_shell(found[1:]).replace("exec kvgate agent", "echo started")
     without = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env={})
     assert (without.returncode != 0, without.stdout) == (True, "")
     assert "KVGATE_REDIS_URL: the URL, with its password" in without.stderr
