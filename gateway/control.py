@@ -74,6 +74,7 @@ class Status:
         if not store_up:
             body["store_problem"] = self._store.reason
         if (report := self._watcher.report) is not None and report.conditions:
+            body["store_conditions"] = list(report.conditions)
             body["store_warnings"] = list(report.conditions.values())
         return not reasons, body
 

@@ -89,8 +89,8 @@ class Gateway:
     is_ready: bool = False
     reasons: tuple[str, ...] = ()
     store_problem: str = ""
-    store_warnings: tuple[str, ...] = ()
-    """What it says of Redis, where it is the one that watches it."""
+    store_warnings: dict[str, str] = field(default_factory=dict)
+    """What it says of Redis, by condition, where it is the one that watches it."""
     replicas: frozenset[str] = frozenset()
     """The replicas that are ready, as it sees them."""
     exact: frozenset[str] = frozenset()

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coordinator.watch.conditions import Condition
+from gateway.doctor import chunks, redis_checks
 from gateway.doctor.facts import Facts, Gateway, Unknown, grouped
-from gateway.doctor.finding import Kind, Result, Unchecked
+from gateway.doctor.finding import Finding, Kind, Result, Unchecked
 
 _COORDINATOR = "coordinator."
+_THE_SAME: dict[Condition, set[Kind]] = {
+    "maxmemory_unset": {redis_checks.NO_LIMIT},
+    "policy_unfit": {redis_checks.EVICTS_ALL, redis_checks.CHUNK_POLICY},
+    "redis_older_than_7": {redis_checks.OLD, redis_checks.NO_ALLOW_OOM},
+    "writes_refused": {redis_checks.REFUSED_WRITES},
+    "chunks_without_ttl": {chunks.NO_TTL, chunks.TWO_KEYS},
+    "chunks_too_large": {chunks.LARGE},
+    "coordination_evicted": {redis_checks.EVICTS_ALL, redis_checks.EVICTS_OWN},
+}
+"""Findings that say what a condition of the watch says, with more on it."""
 
 UNREACHABLE = Kind(
     "gateway-unreachable",
@@ -87,10 +99,12 @@ def store(facts: Facts) -> Iterator[Result]:
 
 
 def watch(facts: Facts) -> Iterator[Result]:
-    """What is met in Redis over time: more than a look can."""
+    """What is met in Redis over time, where a look at it did not find the same."""
+    said = _said_of_redis(facts)
     for gateway in _answering(facts):
-        for warning in gateway.store_warnings:
-            yield WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
+        for condition, warning in gateway.store_warnings.items():
+            if condition not in said:
+                yield WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
 
 
 def unasked(facts: Facts) -> Iterator[Result]:
@@ -154,6 +168,15 @@ CHECKS = (reached, store, watch, unasked, agreement, views, keys)
 
 def _answering(facts: Facts) -> list[Gateway]:
     return [gateway for gateway in facts.gateways if not gateway.problem]
+
+
+def _said_of_redis(facts: Facts) -> set[str]:
+    """The conditions of which a finding on Redis itself says the same."""
+    if isinstance(facts.redis, Unknown):
+        return set()
+    results = [result for check in (*redis_checks.CHECKS, *chunks.CHECKS) for result in check(facts.redis)]
+    codes = {result.code for result in results if isinstance(result, Finding)}
+    return {condition for condition, same in _THE_SAME.items() if any(kind.code in codes for kind in same)}
 
 
 def _name(facts: Facts, gateway: Gateway) -> str:

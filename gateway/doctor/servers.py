@@ -32,7 +32,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
             is_ready=bool(ready["ready"]),
             reasons=tuple(map(str, ready["reasons"])),
             store_problem=str(ready.get("store_problem") or ""),
-            store_warnings=tuple(map(str, ready.get("store_warnings", ()))),
+            store_warnings=_warnings(ready),
             replicas=frozenset(map(str, ready["replicas"])),
             exact=frozenset(map(str, ready["exact"])),
             pools=tuple(map(str, ready.get("pools", ()))),
@@ -41,6 +41,13 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
         return Gateway(url=url, problem=str(error))
     except (LookupError, TypeError, AttributeError):
         return Gateway(url=url, problem=f"{url}/ready answers, and not as a gateway does")
+
+
+def _warnings(ready: dict[str, Any]) -> dict[str, str]:
+    """By condition; an older gateway names none."""
+    warnings = tuple(map(str, ready.get("store_warnings", ())))
+    conditions = tuple(map(str, ready.get("store_conditions", warnings)))
+    return dict(zip(conditions, warnings, strict=False))
 
 
 async def with_keys(

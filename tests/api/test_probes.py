@@ -9,6 +9,7 @@ from bench.cluster import Cluster
 from gateway import __version__
 from gateway.local.ports import free_ports
 from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims, wait_until
+from tests.redis_server import running_redis
 
 
 def test_the_process_is_healthy_and_knows_its_version(stage: Stage) -> None:
@@ -59,6 +60,17 @@ def test_without_any_configured_it_says_so(stage: Stage, open_cluster: Cluster, 
         assert stage.http.get(url + "/ready").json()["reasons"] == [
             "no replica is known: configure `replicas` or `discovery`"
         ]
+
+
+def test_who_watches_redis_names_what_does_not_fit_and_says_it_in_words(stage: Stage, tmp_path: Path) -> None:
+    with (
+        running_redis(options=("--maxmemory-policy", "allkeys-lru")) as server,
+        running_gateway(tmp_path, server.url, [], {}, wait=False) as url,
+    ):
+        wait_until(lambda: "store_conditions" in stage.http.get(url + "/ready").json())
+        body = stage.http.get(url + "/ready").json()
+    told = dict(zip(body["store_conditions"], body["store_warnings"], strict=True))
+    assert "allkeys-lru" in told["policy_unfit"]
 
 
 def test_a_replica_that_comes_up_later_makes_it_ready(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

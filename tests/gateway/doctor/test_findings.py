@@ -113,7 +113,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("gateway-not-ready", with_gateway(is_ready=False, reasons=("this gateway is shutting down",)), set()),
     ("gateway-without-redis", with_gateway(store_problem="connection refused"), set()),
     ("gateway-in-other-redis", with_gateway(id="gw1.cccccc"), set()),
-    ("watch-warns", with_gateway(store_warnings=("maxmemory is not set: set it",)), set()),
+    ("watch-warns", with_gateway(store_warnings={"coordination_large": "KVGate's keys take 1200 MiB"}), set()),
     ("gateway-versions-differ", with_gateway(version="0.2.0"), set()),
     ("gateway-settings-differ", with_gateway(settings={"policy": "aa", "replicas": "cc"}), set()),
     ("gateway-keys-differ", with_gateway(keys=("k1", "k3")), set()),
@@ -215,6 +215,30 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
 )
 def test_what_is_harmless_is_not_found(facts: Facts) -> None:
     assert examine(facts).findings == ()
+
+
+def also_told_by_the_watch(facts: Facts, condition: str) -> Facts:
+    first, second = facts.gateways
+    return replace(facts, gateways=(first, replace(second, store_warnings={condition: "the same"})))
+
+
+@pytest.mark.parametrize(
+    ("condition", "facts"),
+    [
+        ("maxmemory_unset", told(maxmemory="0")),
+        ("policy_unfit", told(maxmemory_policy="allkeys-lru")),
+        ("policy_unfit", told(maxmemory_policy="noeviction")),
+        ("redis_older_than_7", told(redis_version="6.2.14")),
+        ("writes_refused", told(errorstat_OOM="count=12")),
+        ("chunks_without_ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False)),
+        ("chunks_too_large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20)),
+        ("coordination_evicted", with_server(foreign=())),
+    ],
+)
+def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(condition: str, facts: Facts) -> None:
+    assert examine(also_told_by_the_watch(facts, condition)).findings == examine(facts).findings
+    alone = examine(also_told_by_the_watch(FACTS, condition)).findings
+    assert [finding.code for finding in alone] == ["watch-warns"]
 
 
 def test_a_server_that_is_not_vllm_is_not_asked_to_have_an_agent() -> None:

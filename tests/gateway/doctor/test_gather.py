@@ -150,6 +150,14 @@ async def test_what_is_no_gateway_is_a_problem_and_not_an_error(said: Any) -> No
         assert (await ask_gateway(http, url, 2.0)).problem
 
 
+async def test_a_gateway_names_the_conditions_that_it_warns_of_and_an_older_one_does_not() -> None:
+    ready = {"gateway": "g", "ready": True, "reasons": [], "replicas": [], "exact": [], "store_warnings": ["it is old"]}
+    for conditions, known in (({"store_conditions": ["redis_older_than_7"]}, "redis_older_than_7"), ({}, "it is old")):
+        served = {"/ready": ready | conditions, "/version": {"version": "1"}}
+        async with answering(served) as url, httpx.AsyncClient() as http:
+            assert (await ask_gateway(http, url, 2.0)).store_warnings == {known: "it is old"}
+
+
 async def test_an_lmcache_server_tells_how_it_cuts_and_names_chunks() -> None:
     status = {"is_healthy": True, "chunk_size": 256, "hash_algorithm": "blake3", "storage_manager": {}}
     async with answering({"/status": status}) as url, httpx.AsyncClient() as http:
