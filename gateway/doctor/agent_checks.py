@@ -20,13 +20,14 @@ MISSING = Kind(
     "agent-missing",
     "warning",
     "what it holds is guessed from what it was sent: evictions and restarts are not seen",
-    "run beside it: kvgate agent --replica {replica} --url {url} --redis-url URL",
+    "run beside it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
 )
 GONE = Kind(
     "agent-gone",
     "error",
     "since then evictions and restarts are not seen, and soon what it holds is guessed",
-    "look into its log and start it again: kvgate agent --replica {replica} --url {url} --redis-url URL",
+    "look into its log and start it again, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} "
+    "--url {url}",
 )
 DEAF = Kind(
     "agent-deaf",
@@ -52,7 +53,7 @@ NOT_APPLIED = Kind(
     "events-not-applied",
     "error",
     "what agents tell waits in Redis, until the stream's end is cut off: the map grows old",
-    "set coordinator.apply_events to true in the gateways, or run: kvgate coordinator --redis-url URL",
+    "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
 )
 BEHIND = Kind(
     "events-behind",
@@ -68,7 +69,7 @@ def attended(pool: Pool) -> Iterator[Result]:
         subject, agent = f"replica {record.replica}", pool.agent(record.replica)
         values = {"replica": record.replica, "url": record.url}
         if agent is None:
-            if not _is_foreign(pool, record.replica):
+            if not _is_foreign(pool, record.replica) and _publishes(pool, record.replica):
                 yield MISSING.seen(subject, "it has no agent in its current life", **values)
         elif (late_ms := pool.looks[-1].fleet.now_ms - agent.lease_until_ms) > 0:
             yield GONE.seen(

@@ -266,7 +266,6 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
         ("vllm-versions-differ", f"pool {cluster.pool}"),
         ("hash-settings-differ", f"pool {cluster.pool}"),
         ("events-off", "replica silent"),
-        ("agent-missing", "replica silent"),
         ("agent-missing", "replica old"),  # it cannot say where its events are, so `up` starts none
         ("name-in-two-pools", "model sim"),
         ("events-missing", "replica deaf"),

@@ -36,6 +36,11 @@ def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> t
     return (ModelCard(name, root, None, {"max_model_len": max_model_len}),)
 
 
+def unfollowed(**changes: Any) -> Facts:
+    replicas = with_replica(**changes).pools[0].replicas
+    return replace(FACTS, pools=(replace(with_fleet(agents=None).pools[0], replicas=replicas),))
+
+
 def counted(tokens: float) -> dict[str, float]:
     return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0}
 
@@ -124,6 +129,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("vllm-versions-differ", with_replica(version="0.33.0"), set()),
     ("prefix-caching-off", cached(enable_prefix_caching="False"), set()),
     ("events-off", with_replica(endpoints=()), set()),
+    ("events-off", unfollowed(endpoints=()), set()),
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
@@ -242,9 +248,7 @@ def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost
 
 
 def test_a_server_that_is_not_vllm_is_not_asked_to_have_an_agent() -> None:
-    facts = with_fleet(agents=None)
-    servers = (replica("r0"), replace(replica("r1"), cache=Unknown("/metrics is not what vLLM answers")))
-    assert examine(replace(facts, pools=(replace(facts.pools[0], replicas=servers),))).findings == ()
+    assert examine(unfollowed(cache=Unknown("/metrics is not what vLLM answers"))).findings == ()
 
 
 def test_a_lag_that_is_gone_at_the_last_look_is_not_found() -> None:
