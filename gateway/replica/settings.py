@@ -66,7 +66,10 @@ _OWN_LMCACHE_OPTIONS = {
 
 def _refuse_own(arguments: list[str], own: set[str]) -> list[str]:
     for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
+        option = argument.partition("=")[0]
+        if option.startswith("-") and (words := option.split())[1:]:  # what follows may be secret
+            raise ValueError(f"{words[0]} and its value are one item with a space; make them two: [{words[0]}, VALUE]")
+        name = option.removeprefix("--").replace("_", "-")
         if argument.startswith("--") and name == "api-key":
             raise ValueError("--api-key would be printed; leave it out and export VLLM_API_KEY where vLLM is started")
         if argument.startswith("--") and name in own:

@@ -38,7 +38,7 @@ def built(**fields: Any) -> list[Command]:
 
 
 def test_a_shell_reads_back_what_a_program_is_given() -> None:
-    arguments = ["--chat-template", "it's {{ 'quoted' }}\nin two lines", "--enable-request-id-headers"]
+    arguments = ["--chat-template", "it's {{ 'quoted' }}\nin two lines", "--hf-overrides={'a': 'b c'}"]
     found = built(vllm={**VLLM, "extra_args": arguments}, env={"A_VARIABLE": "with 'quotes' and $dollars"})
     for paragraph, command in zip(as_shell(found).split("\n\n# "), found, strict=True):
         *lines, last = paragraph.replace("\\\n", " ").split("\nexport ")[-1].partition("\n")
