@@ -47,7 +47,7 @@ RELEARNING = Kind(
     "agent-relearning",
     "warning",
     "events were lost, so the engine holds prefixes that the map does not know, until its cache was filled once more",
-    "raise buffer_steps in --kv-events-config, start agents together with their engines; to begin anew, restart vLLM",
+    "raise buffer_steps in --kv-events-config, start agents before their engines; to begin anew, restart vLLM",
 )
 NOT_APPLIED = Kind(
     "events-not-applied",

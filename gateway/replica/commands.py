@@ -36,14 +36,16 @@ class Command:
 
 
 def commands(replica: ReplicaFile) -> list[Command]:
-    """What to start, in this order. Raises SettingsError for what only shows when sizes are computed."""
+    """What to start, in this order: an agent that is there before the engine misses none of its events.
+
+    Raises SettingsError for what only shows when sizes are computed.
+    """
     tier = replica.lmcache
     found = []
     chunk, redis_pace = (0, None) if tier is None else _sizes(replica)
     if tier is not None and tier.mode == "server":
         found.append(_lmcache_server(replica, chunk, redis_pace))
-    found += [_vllm(replica, chunk, redis_pace), _agent(replica)]
-    return found
+    return [*found, _agent(replica), _vllm(replica, chunk, redis_pace)]
 
 
 def _sizes(replica: ReplicaFile) -> tuple[int, Pace | None]:
@@ -116,7 +118,7 @@ def _agent(replica: ReplicaFile) -> Command:
     ]
     if replica.lmcache is not None and replica.lmcache.mode == "server" and replica.lmcache.redis is not None:
         argv += ["--lmcache", f"http://{lmcache.HERE}:{replica.lmcache.http_port}"]
-    about = "tells KVGate what the engine holds."
+    about = "tells KVGate what the engine holds. Start it before the engine: then it misses none of its events."
     if vllm.has_password(replica.redis.url):
         needs = {"KVGATE_REDIS_URL": "the URL, with its password, of the Redis that the gateways share"}
         return Command("agent", about, argv, needs=needs)

@@ -196,13 +196,13 @@ def test_replica_command_prints_a_paragraph_for_each_process(kvgate: Kvgate) -> 
     result = kvgate.run("replica-command", "--config", str(ROOT / "configs" / "replica-lmcache-cpu-redis.yaml"))
     assert result.returncode == 0
     heads = [paragraph.split(":")[0] for paragraph in result.stdout.split("\n\n")]
-    assert heads == ["# lmcache", "# vllm", "# agent"]
+    assert heads == ["# lmcache", "# agent", "# vllm"]
 
 
 def test_replica_command_prints_json_for_programs(kvgate: Kvgate) -> None:
     config = str(ROOT / "configs" / "replica-vllm.yaml")
     result = kvgate.run("replica-command", "--config", config, "--json", env={"KVGATE_REPLICA_ID": "r7"})
-    engine, agent = json.loads(result.stdout)
+    agent, engine = json.loads(result.stdout)
     assert (engine["name"], engine["argv"][:2], engine["env"]) == ("vllm", ["vllm", "serve"], {"PYTHONHASHSEED": "0"})
     assert "r7" in agent["argv"]
 

@@ -43,7 +43,7 @@ def test_a_shell_reads_back_what_a_program_is_given() -> None:
     for paragraph, command in zip(as_shell(found).split("\n\n# "), found, strict=True):
         *lines, last = paragraph.replace("\\\n", " ").split("\nexport ")[-1].partition("\n")
         assert shlex.split(last or lines[0], comments=True) == ["exec", *command.argv]
-    script = as_shell(found[:1]).replace("exec vllm serve", "env; : serve")
+    script = as_shell(found[1:]).replace("exec vllm serve", "env; : serve")
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={"PATH": os.defpath})
     assert "A_VARIABLE=with 'quotes' and $dollars\n" in shown.stdout
     assert "PYTHONHASHSEED=0\n" in shown.stdout
@@ -54,7 +54,7 @@ def test_what_ends_a_script_ends_the_process_that_it_starts(tmp_path: Path) -> N
     engine.write_text("#!/bin/sh\necho $$\nread line\n")
     engine.chmod(0o755)
     script = tmp_path / "vllm.sh"
-    script.write_text(as_shell(built(programs={"vllm": str(engine)})[:1]))
+    script.write_text(as_shell(built(programs={"vllm": str(engine)})[1:]))
     with subprocess.Popen(["sh", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
         assert int(shell.stdout.readline()) == shell.pid
@@ -64,15 +64,15 @@ def test_what_ends_a_script_ends_the_process_that_it_starts(tmp_path: Path) -> N
 
 def test_json_names_each_command_with_its_arguments_and_environment() -> None:
     found = as_json(built(lmcache={"cpu_gb": 8, "redis": {}}))
-    assert [each["name"] for each in found] == ["lmcache", "vllm", "agent"]
+    assert [each["name"] for each in found] == ["lmcache", "agent", "vllm"]
     assert [each["needs"] for each in found] == [[], [], []]
     assert found[0]["argv"][:2] == ["lmcache", "server"]
-    assert found[2]["env"] == {"KVGATE_REDIS_URL": "redis://127.0.0.1:6379/0"}
+    assert found[1]["env"] == {"KVGATE_REDIS_URL": "redis://127.0.0.1:6379/0"}
     assert json.loads(json.dumps(found)) == found
 
 
 def test_a_password_among_a_urls_options_is_one_too() -> None:
-    agent = built(redis={"url": "redis://h:6379/0?password=a-secret"})[-1]
+    agent = built(redis={"url": "redis://h:6379/0?password=a-secret"})[0]
     assert (agent.env, list(agent.needs)) == ({}, ["KVGATE_REDIS_URL"])
 
 
@@ -83,12 +83,12 @@ def test_a_password_is_never_printed_and_its_variable_is_asked_for(own: bool) ->
     for printed in (as_shell(found), json.dumps(as_json(found)), repr(found)):
         assert "secret" not in printed
     assert list(found[0].needs) == ["KVGATE_LMCACHE_URL" if own else "KVGATE_REDIS_URL"]
-    assert list(found[2].needs) == ["KVGATE_REDIS_URL"]
+    assert list(found[1].needs) == ["KVGATE_REDIS_URL"]
 
 
 def test_a_shell_stops_where_a_password_is_missing() -> None:
     found = built(redis={"url": SECRET_URL})
-    script = as_shell(found[1:]).replace("exec kvgate agent", "echo started")
+    script = as_shell(found[:1]).replace("exec kvgate agent", "echo started")
     without = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env={})
     assert (without.returncode != 0, without.stdout) == (True, "")
     assert "KVGATE_REDIS_URL: the URL, with its password" in without.stderr
@@ -124,5 +124,5 @@ def test_a_local_model_tells_its_size_itself(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_listens_on_one_address_is_reached_there() -> None:
-    agent = built(vllm={**VLLM, "host": "10.0.0.7", "port": 8001})[-1]
+    agent = built(vllm={**VLLM, "host": "10.0.0.7", "port": 8001})[0]
     assert agent.argv[agent.argv.index("--url") + 1] == "http://10.0.0.7:8001"

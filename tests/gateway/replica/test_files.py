@@ -102,7 +102,7 @@ def test_what_must_be_the_same_on_all_replicas_is_in_every_files_commands(path: 
     assert (agent["--events"], agent["--replay"]) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     if "--kv-transfer-config" in engine:
         assert json.loads(engine["--kv-transfer-config"])["kv_load_failure_policy"] == "recompute"
-    assert list(found) == (["lmcache"] if "lmcache" in found else []) + ["vllm", "agent"]
+    assert list(found) == (["lmcache"] if "lmcache" in found else []) + ["agent", "vllm"]
 
 
 @pytest.mark.parametrize("path", GOOD_FILES, ids=names)
@@ -200,6 +200,6 @@ def test_an_address_for_chunks_does_not_make_them_go_there() -> None:
 
 def test_every_interface_is_what_vllm_writes_as_a_star() -> None:
     data: dict[str, Any] = {"vllm": {"model": "m", "max_model_len": 64}, "events": {"host": "0.0.0.0"}}
-    engine, agent = commands(build_replica(data, {}))
+    agent, engine = commands(build_replica(data, {}))
     assert json.loads(options(engine)["--kv-events-config"])["endpoint"] == "tcp://*:5557"
     assert options(agent)["--events"] == "tcp://127.0.0.1:5557"
