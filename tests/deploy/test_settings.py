@@ -16,6 +16,7 @@ from gateway.discovery.kubernetes import EndpointSlices
 from gateway.discovery.settings import KubernetesSettings
 from gateway.replica import settings as replica_settings
 from gateway.settings import OVERRIDES, GatewaySettings, load_settings
+from tests.deploy.composition import as_written
 from tests.deploy.manifests import (
     OVERLAYS,
     ROOT,
@@ -134,6 +135,16 @@ def test_redis_has_the_settings_of_configs_and_a_quarter_of_its_memory_to_spare(
     stated = re.findall(r"^maxmemory (\S+)$", conf, flags=re.MULTILINE)
     stated += [value for option, value in itertools.pairwise(container["args"]) if option == "--maxmemory"]
     assert size_bytes(stated[-1]) <= 0.75 * size_bytes(container["resources"]["limits"]["memory"])
+
+
+def test_redis_conf_opens_redis_to_its_host_alone_and_each_deployment_to_its_network() -> None:
+    conf = (ROOT / "configs" / "redis.conf").read_text().splitlines()
+    assert {"bind 127.0.0.1", "protected-mode yes"} <= set(conf)
+    compose = as_written("sim").services["redis"]["entrypoint"]
+    for command in (compose, *(workload(overlay, "redis").container("redis")["args"] for overlay in OVERLAYS)):
+        given = dict(itertools.pairwise(command))
+        assert (given["--bind"], given["--protected-mode"]) == ("0.0.0.0", "no")
+        assert command is compose or given["--aclfile"] == "/etc/kvgate/users.acl"
 
 
 def test_redis_users_may_do_what_the_documentation_says() -> None:
