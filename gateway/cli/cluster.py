@@ -108,7 +108,8 @@ def up(
 def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
     """Stop the cluster of a state directory; with none there, do nothing.
 
-    Only processes that the cluster started are signalled, and each is given the time to finish first.
+    Only processes that the cluster started are signalled. They have 5 seconds in
+    all to finish; what still runs then is killed, and named.
 
     \b
     Examples:

@@ -16,14 +16,15 @@ from typing import Literal
 
 Kind = Literal["up", "gateway", "agent", "replica", "redis"]
 
-# Who is asked to stop first, and how long it may take before it is killed: gateways need the replicas to finish their
-# streams, and Redis to give their load back, as agents do to let their replicas go. `up` stops the others itself.
+# Who is asked to stop first, and by when it is killed, in seconds from the start: what some do not need is left to the
+# next. Gateways need the replicas to finish their streams, and Redis to give their load back, as agents do to let their
+# replicas go.
 _STOP_ORDER: tuple[tuple[tuple[Kind, ...], float], ...] = (
-    (("up",), 6.0),
     (("gateway",), 3.0),
-    (("agent", "replica"), 0.7),
-    (("redis",), 0.5),
+    (("agent", "replica"), 4.1),
+    (("redis",), 4.5),
 )
+_UP_STOPS_THE_OTHERS_S = 6.0
 _POLL_S = 0.05
 
 
@@ -127,18 +128,25 @@ class Stopped:
 async def stop(processes: Iterable[Process]) -> Stopped:
     """Stop what still runs, in order, within 5 s; an `up` among them is first given the time to do so itself."""
     processes = [process for process in processes if process.is_alive()]
-    killed = []
-    for kinds, patience_s in _STOP_ORDER:
-        group = [process for process in processes if process.kind in kinds and process.is_alive()]
-        for process in group:
-            process.signal(signal.SIGTERM)
-        if not await wait_until(partial(_all_gone, group), patience_s):
-            late = [process for process in group if process.is_alive()]
-            for process in late:
-                process.signal(signal.SIGKILL)
-            killed += late
+    killed = await _end([process for process in processes if process.kind == "up"], _UP_STOPS_THE_OTHERS_S)
+    started = time.monotonic()
+    for kinds, deadline_s in _STOP_ORDER:
+        group = [process for process in processes if process.kind in kinds]
+        killed += await _end(group, started + deadline_s - time.monotonic())
     await wait_until(partial(_all_gone, processes), 0.3)
     return Stopped(sum(process.kind != "up" for process in processes), killed)
+
+
+async def _end(group: list[Process], patience_s: float) -> list[Process]:
+    """Ask them to stop, and kill those that still run after `patience_s`: these are returned."""
+    for process in group:
+        process.signal(signal.SIGTERM)
+    if await wait_until(partial(_all_gone, group), patience_s):
+        return []
+    late = [process for process in group if process.is_alive()]
+    for process in late:
+        process.signal(signal.SIGKILL)
+    return late
 
 
 def _all_gone(processes: Iterable[Process]) -> bool:
