@@ -30,6 +30,7 @@ _SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 _Wire = TypeVar("_Wire", bound=Wire)
 _OF_THE_MASTER = {*_SENTINEL_LOGIN, "username", "password", "db"}
 """Options that are not for sentinels."""
+_ENCODED = "percent-encode in a password what is no letter and no digit (# is %23, / is %2F, @ is %40)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,16 @@ def _sentinels(scheme: str, parts: SplitResult) -> _Sentinels:
 
 
 def _split(url: str) -> SplitResult:
+    """Never quotes the URL: it may hold a password."""
     try:
-        return urlsplit(url)
-    except ValueError as error:
-        raise StoreDown(f"is no URL: {error}") from None
+        parts = urlsplit(url)
+    except ValueError:
+        raise StoreDown(f"is no URL: {_ENCODED}") from None
+    # Of such a password, a part would be taken for the host, and be told to whoever reads a log.
+    stray = parts.netloc.partition("@")[2] if parts.scheme == "unix" else parts.netloc.partition("@")[2] + parts.path
+    if "#" in url or "@" in stray:
+        raise StoreDown(f"has a # or an @ too many: {_ENCODED}")
+    return parts
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

@@ -56,6 +56,26 @@ def test_what_is_none_says_how_to_write_one(url: str, fix: str) -> None:
     assert fix in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pa@secret#word@127.0.0.1:6379/0",
+        "redis://:secret#@127.0.0.1:6379/0",
+        "redis://:pa@secret@127.0.0.1:6379/0",
+        "redis://user:12/secret@127.0.0.1:6379/0",
+        "redis://:[secret@127.0.0.1:6379/0",
+        "unix://:pa@secret@/run/redis.sock",
+        "redis+sentinel://:pa@secret@h:26379/mymaster",
+        "redis+cluster://h:6379?password=secret#word",
+    ],
+)
+def test_a_password_that_is_not_encoded_is_refused_and_no_part_of_it_told(url: str) -> None:
+    with pytest.raises(StoreDown) as caught:
+        check_url(url)
+    assert "percent-encode" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 @contextmanager
 def sentinels(binary: str, folder: Path, *masters: tuple[int, str]) -> Iterator[list[RedisServer]]:
     """One for each (port of the master that it names, more configuration), which know nothing of each other."""
