@@ -31,11 +31,11 @@ def load(path: Path) -> GatewaySettings:
 def refused(path: Path, error: SettingsError) -> CommandError:
     """What to print of a file that cannot be used: a line per problem."""
     lines = "".join(f"\n  {problem}" for problem in error.problems)
-    return CommandError(f"{path}: {_count(len(error.problems))}{lines}")
+    return CommandError(f"{path}: {_count(len(error.problems), 'problem')}{lines}")
 
 
-def _count(problems: int) -> str:
-    return "1 problem" if problems == 1 else f"{problems} problems"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def check_config(
@@ -52,7 +52,10 @@ def check_config(
     """
     settings = load(file)
     followed = [name for name, section in settings.discovery if section is not None]
-    replicas = f"{len(settings.replicas)} replicas" + (f", more by {' and '.join(followed)}" if followed else "")
+    if not settings.replicas and not followed:
+        typer.echo(f"{file}: OK, but no replicas and no discovery: every request will be answered 503")
+        return
+    replicas = _count(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
 
 

@@ -54,13 +54,25 @@ def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> No
 def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
     result = kvgate.run("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
-    assert result.stdout.endswith("gateway.yaml: OK (gateway gw7, 0 replicas, policy prefix_kv_aware)\n")
+    said = "OK, but no replicas and no discovery: every request will be answered 503"
+    assert result.stdout.endswith(f"gateway.yaml: {said}\n")
 
 
-def test_check_config_says_how_replicas_will_be_found(kvgate: Kvgate, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "replicas"),
+    [
+        ("replicas: [{id: r0, url: 'http://h:1'}]", "1 replica"),
+        ("replicas: [{id: r0, url: 'http://h:1'}, {id: r1, url: 'http://h:2'}]", "2 replicas"),
+        ("discovery: {dns: {names: [vllm]}, kubernetes: {service: vllm}}", "0 replicas, more by dns and kubernetes"),
+    ],
+)
+def test_check_config_says_what_replicas_there_will_be(
+    kvgate: Kvgate, tmp_path: Path, text: str, replicas: str
+) -> None:
     file = tmp_path / "gateway.yaml"
-    file.write_text("discovery: {dns: {names: [vllm]}, kubernetes: {service: vllm}}")
-    assert ", 0 replicas, more by dns and kubernetes, policy" in kvgate.run("check-config", str(file)).stdout
+    file.write_text(text)
+    result = kvgate.run("check-config", str(file), env={"KVGATE_ID": "gw7"})
+    assert result.stdout == f"{file}: OK (gateway gw7, {replicas}, policy prefix_kv_aware)\n"
 
 
 def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
