@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gateway.config_file import SettingsError
     from gateway.settings import GatewaySettings
 
+_RANDOM_KEY = "openssl rand -hex 32"
+_SHORT_CHARS = 16
+
 
 def load(path: Path) -> GatewaySettings:
     """The settings in `path`, with what this process' environment overrides; a CommandError lists every problem."""
@@ -72,9 +75,11 @@ def hash_key() -> None:
     key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
     key = key.strip()
     if not key:
-        raise CommandError("no key on stdin; pipe one in, like: openssl rand -hex 32 | kvgate hash-key")
+        raise CommandError(f"no key on stdin; pipe one in, like: {_RANDOM_KEY} | kvgate hash-key")
     if any(character.isspace() for character in key):
         raise CommandError("a key holds no white space; pipe in one key alone")
+    if len(key) < _SHORT_CHARS:
+        typer.echo(f"kvgate: a key of {_count(len(key), 'character')} can be guessed; better: {_RANDOM_KEY}", err=True)
     # Quoted: YAML would read some digests, those of digits with one 'e', as numbers.
     typer.echo(f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"')
 

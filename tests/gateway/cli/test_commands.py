@@ -101,6 +101,11 @@ def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: s
     assert kvgate.run("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
 
 
+def test_hash_key_warns_of_a_key_that_can_be_guessed(kvgate: Kvgate) -> None:
+    assert "a key of 15 characters can be guessed" in kvgate.run("hash-key", stdin="k" * 15).stderr
+    assert kvgate.run("hash-key", stdin="k" * 16).stderr == ""
+
+
 @pytest.mark.parametrize("stdin", ["", "\n", "two keys"])
 def test_hash_key_refuses_what_is_no_key(kvgate: Kvgate, stdin: str) -> None:
     one_line_error(kvgate.run("hash-key", stdin=stdin))
