@@ -28,6 +28,9 @@ def load(path: Path) -> GatewaySettings:
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
+        if any(problem.startswith("vllm: ") for problem in error.problems):
+            looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
+            raise CommandError(f"{refused(path, error)}\n{looks}") from None
         raise refused(path, error) from None
 
 

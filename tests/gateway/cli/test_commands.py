@@ -87,6 +87,12 @@ def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
     ]
 
 
+def test_a_replicas_file_is_told_from_a_gateways(kvgate: Kvgate) -> None:
+    file = ROOT / "configs" / "replica-lmcache-redis.yaml"
+    lines = kvgate.run("check-config", str(file)).stderr.splitlines()
+    assert lines[-1] == f"this looks like a replica's file: kvgate replica-command --config {file} checks it"
+
+
 def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
     path = kvgate.folder / "bad.yaml"
     path.write_text("prot: 1\n")
