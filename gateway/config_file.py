@@ -20,6 +20,11 @@ class SettingsError(Exception):
         super().__init__("; ".join(problems))
         self.problems = problems
 
+    def listed(self) -> str:
+        """How many there are, and each on a line of its own."""
+        count = len(self.problems)
+        return f"{count} problem{'' if count == 1 else 's'}" + "".join(f"\n  {problem}" for problem in self.problems)
+
 
 def read_file(path: Path) -> tuple[dict[Any, Any], list[str]]:
     """The mapping in a YAML file, and the problems that leave it readable. Raises SettingsError where it is not."""

@@ -36,8 +36,7 @@ def load(path: Path) -> GatewaySettings:
 
 def refused(path: Path, error: SettingsError) -> CommandError:
     """What to print of a file that cannot be used: a line per problem."""
-    lines = "".join(f"\n  {problem}" for problem in error.problems)
-    return CommandError(f"{path}: {_count(len(error.problems), 'problem')}{lines}")
+    return CommandError(f"{path}: {error.listed()}")
 
 
 def _count(number: int, what: str) -> str:

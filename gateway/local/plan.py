@@ -103,7 +103,7 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
     try:
         load_settings(plan.base_config, env)
     except SettingsError as error:
-        raise ClusterError(f"{plan.base_config}: " + "; ".join(error.problems)) from None
+        raise ClusterError(f"{plan.base_config}: {error.listed()}") from None
     loaded: dict[str, Any] = yaml.safe_load(plan.base_config.read_text(encoding="utf-8")) or {}
     return loaded
 

@@ -38,12 +38,17 @@ def test_a_redis_url_that_is_none(kvgate: Kvgate) -> None:
         (["--replica", "id=r0,url=tcp://h:1"], "replicas[0].url: must be the server's base"),
         (["--replica", "id=r0,url=http://h:1", "--replicas", "2"], "give one of the two"),
         (["--replica", "id=r0,url=http://h:1", "--replica", "id=r0,url=http://h:2"], "id given twice: r0"),
-        (["--config", "missing.yaml"], "missing.yaml: cannot be read"),
     ],
 )
 def test_options_that_make_no_cluster(kvgate: Kvgate, options: list[str], wrong: str) -> None:
     assert wrong in one_line_error(kvgate.up("--detach", *options))
     assert kvgate.alive() == []
+
+
+def test_a_configuration_to_build_on_that_is_not_there(kvgate: Kvgate) -> None:
+    result = kvgate.up("--detach", "--config", "missing.yaml")
+    assert result.returncode == 1
+    assert result.stderr.startswith("kvgate: missing.yaml: 1 problem\n  cannot be read (No such file")
 
 
 def test_a_state_directory_that_cannot_be_written(kvgate: Kvgate) -> None:

@@ -76,11 +76,16 @@ def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
         settings_of(Plan(tmp_path, policy="fastest"))
 
 
-def test_a_bad_base_is_named_with_its_problems(tmp_path: Path) -> None:
+def test_a_bad_base_is_named_with_each_of_its_problems_on_a_line(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text("prot: 1\n")
-    with pytest.raises(ClusterError, match=r"base\.yaml: prot: is not a known key; did you mean port\?"):
+    base.write_text("port: 0\nprot: 1\n")
+    with pytest.raises(ClusterError) as caught:
         base_config(Plan(tmp_path, base_config=base), {})
+    assert str(caught.value).splitlines() == [
+        f"{base}: 2 problems",
+        "  port: is 0; must be at least 1",
+        "  prot: is not a known key; did you mean port?",
+    ]
 
 
 @pytest.mark.parametrize(
