@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +137,23 @@ def gateway_config(
     try:
         build_settings(merged, env)
     except SettingsError as error:
-        raise ClusterError("; ".join(error.problems)) from None
+        raise ClusterError("; ".join(_by_option(problem, plan) for problem in error.problems)) from None
     return yaml.safe_dump(merged, sort_keys=False)
+
+
+def _by_option(problem: str, plan: Plan) -> str:
+    """`problem`, of a field, as one of the option that filled it, where one did."""
+    field, _, what = problem.partition(": ")
+    fronted = re.match(r"replicas\[(\d+)\]\.", field)
+    if fronted and plan.fronted:
+        return f"--replica id={plan.fronted[int(fronted[1])].id},…: {field[fronted.end() :]} {what}"
+    options: dict[str, tuple[str, object]] = {
+        "redis.url": ("--redis-url", plan.redis_url),
+        "policy.name": ("--policy", plan.policy),
+        "replicas": ("--replica", plan.fronted),
+    }
+    option, given = options.get(field, ("", None))
+    return f"{option}: {what}" if given else problem
 
 
 def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:

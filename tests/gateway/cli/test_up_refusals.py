@@ -27,17 +27,20 @@ def test_a_redis_that_does_not_answer(kvgate: Kvgate) -> None:
 
 def test_a_redis_url_that_is_none(kvgate: Kvgate) -> None:
     error = one_line_error(kvgate.up("--detach", "--redis-url", "localhost:6379"))
-    assert "redis.url: must start with redis://" in error
+    assert "kvgate: --redis-url: must start with redis://" in error
 
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (["--policy", "fastest"], "policy.name: is 'fastest'; must be one of"),
+        (["--policy", "fastest"], "kvgate: --policy: is 'fastest'; must be one of"),
         (["--replica", "id=r0"], "url=… is missing"),
-        (["--replica", "id=r0,url=tcp://h:1"], "replicas[0].url: must be the server's base"),
+        (["--replica", "id=r0,url=tcp://h:1"], "kvgate: --replica id=r0,…: url must be the server's base"),
         (["--replica", "id=r0,url=http://h:1", "--replicas", "2"], "give one of the two"),
-        (["--replica", "id=r0,url=http://h:1", "--replica", "id=r0,url=http://h:2"], "id given twice: r0"),
+        (
+            ["--replica", "id=r0,url=http://h:1", "--replica", "id=r0,url=http://h:2"],
+            "--replica: id given twice: r0",
+        ),
     ],
 )
 def test_options_that_make_no_cluster(kvgate: Kvgate, options: list[str], wrong: str) -> None:

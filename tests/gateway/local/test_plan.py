@@ -71,8 +71,8 @@ def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> N
     assert (settings.host, settings.redis.url) == ("127.0.0.1", "redis://127.0.0.1:7000")
 
 
-def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"^policy\.name: is 'fastest'; must be one of 'prefix_kv_aware'"):
+def test_a_policy_that_is_none_is_named_by_its_option(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"^--policy: is 'fastest'; must be one of 'prefix_kv_aware'"):
         settings_of(Plan(tmp_path, policy="fastest"))
 
 
