@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.errors import CommandError
+from gateway.cli.urls import base_url
 
 if TYPE_CHECKING:
     from gateway.doctor.examine import Diagnosis
@@ -145,10 +146,7 @@ def _redis(url: str) -> str:
 
 
 def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:
-    for url in urls or ():
-        if not url.startswith(("http://", "https://")):
-            raise CommandError(f"{option}: is {url!r}; must be a URL, like http://10.0.0.7:8080")
-    return tuple(url.rstrip("/") for url in urls or ())
+    return tuple(base_url(option, url) for url in urls or ())
 
 
 def _as_json(diagnosis: Diagnosis) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.errors import CommandError
+from gateway.cli.urls import base_url
 
 _TIMEOUT_S = 10.0
 
@@ -42,7 +43,8 @@ def owners(
       kvgate owners --gateway http://127.0.0.1:8080 - < request.json
     """
     request = _request_body(body, text, file, model)
-    explanation = _explain(gateway or _gateway_of(state_dir), request, api_key)
+    url = base_url("--gateway", gateway) if gateway else _gateway_of(state_dir)
+    explanation = _explain(url, request, api_key)
     if as_json:
         typer.echo(json.dumps(explanation, indent=2))
         return
@@ -78,7 +80,7 @@ def _explain(gateway: str, body: bytes, api_key: str | None) -> dict[str, Any]:
     """The gateway's explanation (POST /v1/route/explain) of an OpenAI request body."""
     import httpx
 
-    url = f"{gateway.rstrip('/')}/v1/route/explain"
+    url = f"{gateway}/v1/route/explain"
     headers = {"content-type": "application/json"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
@@ -90,7 +92,8 @@ def _explain(gateway: str, body: bytes, api_key: str | None) -> dict[str, Any]:
     except ValueError:
         raise CommandError(f"{url} answered {response.status_code}, and not as a gateway does") from None
     if response.status_code != 200:
-        raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(explanation)}")
+        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
+        raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(explanation)}{fix}")
     return explanation
 
 

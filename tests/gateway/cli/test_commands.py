@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,41 @@ def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
     url = f"http://127.0.0.1:{kvgate.port}"
     result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
     assert f"no answer from {url}" in one_line_error(result)
+
+
+def test_owners_says_how_a_gateways_url_is_written(kvgate: Kvgate) -> None:
+    result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", "localhost:8396")
+    assert "--gateway: is 'localhost:8396'; must be a URL, like http://" in one_line_error(result)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A gateway that asks for a key: 401 without one, 403 with any."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"error": {"message": "Not you."}}'
+        self.send_response(403 if "authorization" in self.headers else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 401), (("--api-key", "a-key"), 403)])
+def test_owners_that_may_not_ask_names_where_a_key_is_given(
+    kvgate: Kvgate, options: tuple[str, ...], status: int
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
+        server.shutdown()
+        thread.join()
+    said = f"the gateway refused ({status}): Not you. Give an admin key by --api-key or KVGATE_API_KEY."
+    assert one_line_error(result) == f"kvgate: {said}"
 
 
 def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
