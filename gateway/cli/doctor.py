@@ -109,6 +109,7 @@ def _targets(redis_url: str | None, gateway: list[str] | None, config: Path | No
     from gateway.cli.config import load
     from gateway.discovery.settings import DiscoverySettings
     from gateway.doctor.gather import Targets
+    from gateway.local.errors import ClusterError
     from gateway.local.state import read_cluster
     from gateway.settings import ReplicaSettings
 
@@ -125,7 +126,12 @@ def _targets(redis_url: str | None, gateway: list[str] | None, config: Path | No
         )
     if redis_url is not None:
         return Targets(_redis(redis_url), gateways)
-    cluster = read_cluster(state_dir)
+    try:
+        cluster = read_cluster(state_dir)
+    except ClusterError:
+        if gateways:
+            raise CommandError("with --gateway, give --redis-url or --config, too") from None
+        raise
     return Targets(
         redis_url=cluster.redis_url,
         gateways=gateways or tuple(each.url for each in cluster.gateways),

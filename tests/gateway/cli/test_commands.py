@@ -183,6 +183,7 @@ def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
     ("options", "problem"),
     [
         (("--state-dir", "none"), "no cluster is up in none: start one with"),
+        (("--gateway", "http://gw0:8080"), "with --gateway, give --redis-url or --config, too"),
         (("--redis-url", "http://redis:6379"), "--redis-url: must start with redis://"),
         (("--redis-url", "redis://127.0.0.1", "--gateway", "gw0:8080"), "--gateway: is 'gw0:8080'; must be a URL"),
         (("--redis-url", "redis://127.0.0.1", "--lmcache", "r0:5580"), "--lmcache: is 'r0:5580'; must be a URL"),
