@@ -18,22 +18,28 @@ app = typer.Typer(
     epilog="Start with: kvgate up",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # rich cuts options to the terminal's width, and breaks examples
     pretty_exceptions_enable=False,
 )
 
-app.command()(cluster.up)
-app.command()(cluster.down)
-app.command()(cluster.status)
-app.command()(owners.owners)
-app.command()(doctor.doctor)
-app.command()(serve.gateway)
-app.command()(follow.agent)
-app.command()(follow.coordinator)
-app.command()(serve.replica_sim)
-app.command()(replica.replica_command)
-app.command()(config.check_config)
-app.command()(config.hash_key)
-app.command()(config.version)
+_COMMANDS = (
+    cluster.up,
+    cluster.down,
+    cluster.status,
+    owners.owners,
+    doctor.doctor,
+    serve.gateway,
+    follow.agent,
+    follow.coordinator,
+    serve.replica_sim,
+    replica.replica_command,
+    config.check_config,
+    config.hash_key,
+    config.version,
+)
+for command in _COMMANDS:
+    # Told in full: of a docstring's first line, what does not fit would be left out.
+    app.command(short_help=(command.__doc__ or "").partition("\n")[0])(command)
 
 
 @app.callback()

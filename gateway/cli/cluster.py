@@ -82,7 +82,8 @@ def up(
       kvgate up --gateways 4 --replicas 3 --port 8090 --state-dir .kvgate-8090
       kvgate up --detach && kvgate status && kvgate down
       kvgate up --redis-url redis://127.0.0.1:6379
-      kvgate up --replica id=r0,url=http://gpu0:8000 --replica id=r1,url=http://gpu1:8000
+      kvgate up --replica id=r0,url=http://gpu0:8000 \\
+          --replica id=r1,url=http://gpu1:8000
     """
     from gateway.cli.up import run
     from gateway.local.plan import Plan, parse_fronted

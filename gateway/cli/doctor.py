@@ -73,7 +73,8 @@ def doctor(
     \b
     Examples:
       kvgate doctor                     (the cluster of kvgate up)
-      kvgate doctor --config gateway.yaml --gateway http://gw0:8080 --gateway http://gw1:8080
+      kvgate doctor --config gateway.yaml \\
+          --gateway http://gw0:8080 --gateway http://gw1:8080
       kvgate doctor --redis-url redis://redis:6379 --gateway http://gw0:8080
       kvgate doctor --json | jq -r '.findings[] | .subject + ": " + .fix'
     """

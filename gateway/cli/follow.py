@@ -69,7 +69,8 @@ def agent(
       kvgate agent --replica r0 --url http://127.0.0.1:8000
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
           --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
-      kvgate agent --replica r0 --url http://127.0.0.1:8000 --lmcache http://127.0.0.1:8080
+      kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
+          --lmcache http://127.0.0.1:8080
     """
     from coordinator.agent.agent import Agent
     from gateway.engine import HttpEngine

@@ -71,7 +71,8 @@ def gateway(config: ConfigFile) -> None:
     \b
     Examples:
       kvgate gateway --config configs/gateway.yaml
-      KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 kvgate gateway --config gw.yaml
+      KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 \\
+          kvgate gateway --config gw.yaml
     """
     settings = load(config)
     from gateway.server import serve
@@ -119,7 +120,8 @@ def replica_sim(
       kvgate replica-sim --port 8001
       kvgate replica-sim --id r1 --port 8002 --speed 10 --num-gpu-blocks 2048
       kvgate replica-sim --port 8003 --events-port 5557 --replay-port 5558
-      kvgate replica-sim --port 8004 --lmcache redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64
+      kvgate replica-sim --port 8004 \\
+          --lmcache redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64
     """
     try:
         settings = SimSettings(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+import typer
 
+from gateway.cli import app
 from tests.gateway.cli.conftest import Kvgate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,6 +40,22 @@ def test_help_lists_every_command(kvgate: Kvgate) -> None:
 def test_every_command_shows_examples(kvgate: Kvgate, command: str) -> None:
     text = kvgate.run(command, "--help").stdout
     assert f"kvgate {command}" in text.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_whole_on_a_terminal_of_80_columns(kvgate: Kvgate, command: str) -> None:
+    text = kvgate.run(command, "--help", env={"COLUMNS": "80"}).stdout
+    parameters = typer.main.get_group(app).commands[command].params  # type: ignore[attr-defined]
+    options = {name for each in parameters for name in each.opts if name.startswith("--")}
+    assert options <= set(re.findall(r"(?<![\w-])--[a-z-]+", text.partition("Options:")[2]))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "<bool>" not in text
+
+
+def test_the_list_of_commands_says_of_each_what_it_does_in_full(kvgate: Kvgate) -> None:
+    listed = " ".join(kvgate.run("--help", env={"COLUMNS": "80"}).stdout.split())
+    assert "up Start a cluster on this machine: Redis, replicas and gateways behind one shared address. down" in listed
+    assert "..." not in listed.partition("Commands:")[2]
 
 
 def test_help_loads_nothing_that_is_slow_to_import() -> None:
