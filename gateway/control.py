@@ -24,6 +24,8 @@ from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 
+_ASKS = ["GET", "HEAD"]  # load balancers and uptime checks ask by HEAD; the exchange leaves the body out
+
 
 class Status:
     """What this gateway can say of itself."""
@@ -123,20 +125,20 @@ def build_control(
 
 
 def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
-    @app.get("/health")
+    @app.api_route("/health", methods=_ASKS)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=_ASKS)
     async def ready() -> Response:
         is_ready, body = status.readiness()
         return _json(200 if is_ready else 503, body)
 
-    @app.get("/version")
+    @app.api_route("/version", methods=_ASKS)
     async def version() -> dict[str, Any]:
         return status.about
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=_ASKS)
     async def expose() -> Response:
         status.refresh_gauges()
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from bench.cluster import Cluster
 from gateway import __version__
 from gateway.local.ports import free_ports
@@ -15,6 +17,14 @@ from tests.redis_server import running_redis
 def test_the_process_is_healthy_and_knows_its_version(stage: Stage) -> None:
     assert stage.get("/health").json() == {"status": "ok"}
     assert stage.get("/version").json()["version"] == __version__
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/metrics"])
+def test_probes_answer_head_as_get_without_a_body(stage: Stage, path: str) -> None:
+    answer = stage.send("HEAD", path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == stage.get(path).headers["content-type"]
+    assert int(answer.headers["content-length"]) > 0
 
 
 def test_ready_says_with_whom(stage: Stage) -> None:
