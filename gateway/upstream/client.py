@@ -7,6 +7,7 @@ answer's body has been read there is always that choice.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,6 +118,11 @@ def _hint(status: int) -> str:
 def _translated(error: Exception) -> UpstreamError:
     detail = str(error) or type(error).__name__
     match error:
+        case aiohttp.ClientConnectorError() if not isinstance(error, aiohttp.ClientSSLError):
+            # aiohttp's own words name TLS where there is none, and the call instead of what came of it.
+            cause, number = error.os_error, error.os_error.errno or 0
+            why = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+            return UpstreamError("refused", f"cannot connect to {error.host}:{error.port} ({why.lower()})")
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return UpstreamError("refused", detail)
         case TimeoutError():

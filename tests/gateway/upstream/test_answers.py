@@ -100,6 +100,21 @@ async def test_nobody_there_is_refused(upstream: Upstream) -> None:
     assert failure.value.reason == "refused"
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:1", "cannot connect to 127.0.0.1:1 (connection refused)"),
+        ("http://nobody.invalid:1", "cannot connect to nobody.invalid:1 ("),
+    ],
+)
+async def test_a_question_that_reaches_nobody_says_why_in_plain_words(upstream: Upstream, url: str, why: str) -> None:
+    with pytest.raises(UpstreamError) as failure:
+        await upstream.fetch(url, 5)
+    assert failure.value.reason == "refused"
+    assert failure.value.detail.startswith(why)
+    assert "ssl" not in failure.value.detail
+
+
 async def test_a_connection_that_says_something_unasked_is_not_used_again(raw: RawReplica, upstream: Upstream) -> None:
     spoke = asyncio.Event()
 
