@@ -6,6 +6,7 @@
     bound      makes a process die with the one that started it
     redis      finds a redis-server to embed, and asks a running one whether it will do
     probes     asks gateways and replicas whether they can serve
+    waiting    what is said until all of it can serve
     ports      free ports, and the locks that keep two clusters apart
     state      cluster.json for programs to read, processes.json for `down`
     status     what of a cluster answers

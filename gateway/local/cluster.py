@@ -23,10 +23,10 @@ from gateway.local.probes import Answer, ask_gateway, ask_replica, client, has_e
 from gateway.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
 from gateway.local.redis import find_redis_server, problem_with, without_password
 from gateway.local.state import Cluster, Member
+from gateway.local.waiting import Waiting, why_not_ready
 
 _READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
 _POLL_S = 0.1
-_SAY_AFTER_S = 3.0
 _EVENTS_PATIENCE_S = 10.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
@@ -146,6 +146,8 @@ class LocalCluster:
         for replica, publishes in zip(replicas, found, strict=True):
             if publishes is False:
                 continue
+            if publishes is None:
+                self._say(f"replica {replica.id} does not answer yet: {replica.url}")
             command = [*_KVGATE, "agent", "--replica", replica.id, "--url", replica.url]
             if replica.events:
                 command += ["--events", replica.events]
@@ -194,7 +196,8 @@ class LocalCluster:
 
     async def _until_ready(self, probes: dict[str, Probe]) -> None:
         """Ask until all can serve, saying now and then what is waited for; an exit is final: nothing here restarts."""
-        said, say_at = "", time.monotonic() + _SAY_AFTER_S
+        waiting = Waiting([process.id for process in self._children.processes if process.id in probes], self._say)
+        began = time.monotonic()
         while True:
             answers = await asyncio.gather(*(probe() for probe in probes.values()))
             named = zip(probes, answers, strict=True)
@@ -203,16 +206,14 @@ class LocalCluster:
                 raise ClusterError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
             if not self._not_ready:
                 return
-            waiting = "; ".join(sorted(set(self._not_ready.values())))
-            if waiting != said and time.monotonic() >= say_at:
-                self._say(f"waiting for {', '.join(self._not_ready)}: {waiting}")
-                said, say_at = waiting, time.monotonic() + _SAY_AFTER_S
+            waiting.tell(self._not_ready, time.monotonic() - began)
             await asyncio.sleep(_POLL_S)
 
     def _why_not_ready(self) -> str:
-        problems = "; ".join(f"{name}: {problem}" for name, problem in self._not_ready.items())
+        why, is_not_ours = why_not_ready(self._not_ready, self._plan.fronted)
         late = next((process for process in self._children.processes if process.id in self._not_ready), None)
-        return f"not ready after {_READY_TIMEOUT_S:.0f} s: {problems}{f'; {_log_of(late)}' if late else ''}"
+        log = f"; {_log_of(late)}" if late and not is_not_ours else ""
+        return f"not ready after {_READY_TIMEOUT_S:.0f} s: {why}{log}"
 
 
 def _log_of(process: Process) -> str:
