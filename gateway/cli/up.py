@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ from gateway.local.plan import Plan
 from gateway.local.redis import without_password
 from gateway.local.state import Cluster
 
+# Of many blocks: of one block alone nothing could be matched, as an engine always computes a prompt's last one again.
+_PROMPT = "$(seq -s ' ' 500)"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -115,21 +118,28 @@ def _line_of(exchange: Exchange) -> str:
     return f"{head} → [cyan]{escape(where)}[/]\n        {escape(exchange.answer)}"
 
 
+def _in_double_quotes(text: str) -> str:
+    """For a shell, which is to put what _PROMPT prints in its place."""
+    escaped = (re.sub(r'([\\"$`])', r"\\\1", part) for part in text.split(_PROMPT))
+    return f'"{_PROMPT.join(escaped)}"'
+
+
 def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | None, state_dir: Path) -> None:
     option = f"--state-dir {state_dir}"
     bearer = f" -H 'Authorization: Bearer {key}'" if key else ""
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
-    curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
     # Of several servers, redis-cli would have to be told which.
     is_one = "+" not in layout.redis_url.partition("://")[0]
     redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern 'kvgate:*'\n" if is_one else ""
     steps = f"""
 Try next
-  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} -d '{curl_body}'
+  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
+    -d {_in_double_quotes(curl_body)}
   {python} -c 'import openai; print({sdk}.models.list())'
   {kvgate} status {option}
-  {kvgate} owners {option} --model {model} --text Hello
+  {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
 {redis_cli}Ctrl-C stops everything.
 """
     console.print(steps, markup=False)

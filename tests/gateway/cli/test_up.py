@@ -146,6 +146,15 @@ def output_until(process: subprocess.Popen[str], wanted: str) -> str:
     raise AssertionError(f"{wanted!r} was not printed:\n{''.join(lines)}")
 
 
+NUMBERS = " ".join(map(str, range(1, 501)))
+
+
+def body_sent_by(command: str) -> Any:
+    """What curl would send if this were pasted into a shell."""
+    script = 'curl() { for last; do :; done; printf %s "$last"; }\n' + command
+    return json.loads(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+
+
 def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> None:
     with kvgate.up_in_foreground() as up:
         shown = output_until(up, "Ctrl-C stops everything")
@@ -159,6 +168,9 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
         for first, second in (answers[0:2], answers[2:4]):
             assert first.split("→")[1].split(",")[0] == second.split("→")[1].split(",")[0]
             assert ", 0 tokens matched" not in second
+        curl = re.search(r"curl (?:.*\\\n)?.*", shown)
+        assert curl is not None
+        assert body_sent_by(curl[0]) == {"model": "sim", "messages": [{"role": "user", "content": NUMBERS}]}
         up.send_signal(signal.SIGINT)
         stopped = output_until(up, "stopped").splitlines()[-1]
         assert re.fullmatch(r"stopped 7 processes in ([0-4]\.\d|5\.0) s", stopped), stopped
