@@ -15,6 +15,11 @@ Milliseconds = Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def short_id(name: str) -> str:
+    """An id from a name that may be too long for one: its end, which tells the pods of a deployment apart."""
+    return name[-MAX_ID_CHARS:]
+
+
 class Section(BaseModel):
     """Frozen, without coercion (`port: "8080"` is a mistake, not a port) and without unknown keys."""
 

@@ -70,13 +70,15 @@ def agent(
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
           --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
-          --lmcache http://127.0.0.1:8080
+          --lmcache http://127.0.0.1:5580
     """
     from coordinator.agent.agent import Agent
     from gateway.engine import HttpEngine
     from gateway.logs import configure
+    from gateway.section import short_id
     from gateway.upstream import Upstream
 
+    replica = short_id(replica)
     settings = _checked(redis_url, log_format, replicas=[{"id": replica, "url": url}])
     _check_endpoints(events, replay)
     _check_lmcache(lmcache)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from ipaddress import ip_address
 from typing import Protocol
 
-from gateway.section import MAX_ID_CHARS
+from gateway.section import short_id
 from gateway.settings import ReplicaSettings
 
 
@@ -35,8 +35,8 @@ class Source(Protocol):
 
 def replica_at(scheme: str, address: str, port: int, name: str | None = None) -> ReplicaSettings:
     """The replica at an address. Its id is the same on every gateway: `name` if it has one, else its address and port.
-    Of a name that is too long for an id the end is taken, which tells a deployment's pods apart. Raises ValueError."""
+    Raises ValueError."""
     ip = ip_address(address)
     host = f"[{ip}]" if ip.version == 6 else str(ip)
     replica = name or f"{ip}-{port}".replace(":", "-")
-    return ReplicaSettings(id=replica[-MAX_ID_CHARS:], url=f"{scheme}://{host}:{port}")
+    return ReplicaSettings(id=short_id(replica), url=f"{scheme}://{host}:{port}")

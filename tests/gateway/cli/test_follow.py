@@ -18,6 +18,7 @@ import yaml
 
 from bench.cluster import SimReplica
 from coordinator.keys import PoolKeys, pool_slug
+from gateway.discovery.source import replica_at
 from gateway.local.ports import free_ports
 from tests.api.stage import wait_until
 from tests.gateway.cli.conftest import COMMAND, Kvgate
@@ -175,6 +176,14 @@ def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Fo
     assert ends_cleanly(agent)
     assert running.agent_lease_ms() == 0
     assert "Traceback" not in (running.folder / "agent.log").read_text()
+
+
+def test_an_agent_of_a_pod_with_a_long_name_holds_the_replica_that_gateways_find_there(running: Follower) -> None:
+    sim, pod = running.replica(), "vllm-deepseek-r1-distill-llama-70b-instruct-7d9f8b6c5d-x2x4z"
+    found = replica_at("http", "127.0.0.1", sim.port, pod)
+    agent = running.start("agent", "--replica", pod, "--url", sim.url, "--redis-url", running.redis_url)
+    wait_until(lambda: running.store.hkeys(KEYS.agents) == [found.id])
+    assert ends_cleanly(agent)
 
 
 def test_the_next_agent_takes_over_at_once(running: Follower) -> None:
