@@ -128,11 +128,6 @@ class Facts:
     gateways: tuple[Gateway, ...] = ()
     lmcache: tuple[Lmcache, ...] = ()
 
-    def is_blind(self) -> bool:
-        """Whether nothing at all answered."""
-        problems = [gateway.problem for gateway in self.gateways] + [replica.problem for replica in self.replicas()]
-        return isinstance(self.redis, Unknown) and all(problems)
-
     def replicas(self) -> tuple[Replica, ...]:
         return tuple(replica for pool in self.pools for replica in pool.replicas) + self.homeless
 
