@@ -22,7 +22,7 @@ def replica_command(
         bool, typer.Option("--json", help="Print JSON for programs: a list of {name, about, argv, env, needs}.")
     ] = False,
 ) -> None:
-    """Print the commands that start one replica: LMCache's server, vLLM, the agent.
+    """Print the commands that start one replica: LMCache's server, the agent, vLLM.
 
     Each is to be run in a shell, container or unit of its own, in the order
     given. What must be the same on all replicas for them to share KV, and for the
@@ -40,7 +40,8 @@ def replica_command(
       KVGATE_REPLICA_ID=r7 kvgate replica-command --config replica.yaml
       KVGATE_REDIS_URL=rediss://kvgate:PASSWORD@redis:6379 \\
           kvgate replica-command --config replica.yaml
-      kvgate replica-command --config replica.yaml --json | jq '.[1].argv'
+      kvgate replica-command --config replica.yaml --json \\
+          | jq '.[] | select(.name == "vllm").argv'
     """
     from gateway.config_file import SettingsError
     from gateway.replica.commands import as_json as to_json
