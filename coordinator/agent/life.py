@@ -61,6 +61,7 @@ class Life:
 
     async def run(self) -> None:
         """Take the replica over, then follow its events; ends with LifeOver or Fenced, or by cancellation."""
+        ended: LifeOver | Fenced | None = None
         try:
             await self._take_over()
             async with asyncio.TaskGroup() as tasks:
@@ -69,10 +70,12 @@ class Life:
                 tasks.create_task(self._work())
                 tasks.create_task(self._watch())
                 tasks.create_task(self._learn_sizes())
-        except* (LifeOver, Fenced) as ended:
-            raise _first(ended) from None
+        except* (LifeOver, Fenced) as group:
+            ended = _first(group)
         finally:
             await self._leave()
+        if ended is not None:
+            raise ended  # Python before 3.11.4 wraps what is raised within `except*` in a group
 
     async def _leave(self) -> None:
         """Let go of the replica, for the next agent to find what this one knew."""
