@@ -80,7 +80,7 @@ class _Cluster:
 
 def is_cluster(url: str) -> bool:
     """Whether pools may be on different servers."""
-    return urlsplit(url).scheme.endswith("+cluster")
+    return url.partition("://")[0].endswith("+cluster")
 
 
 async def connect(url: str, key: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Wire:
@@ -187,10 +187,23 @@ def _sentinels(scheme: str, parts: SplitResult) -> _Sentinels:
     return _Sentinels(asked, partial(_url, scheme, login, database, query), name)
 
 
+def split(url: str) -> SplitResult:
+    """`urlsplit` that takes several hosts: since CVE-2025-0938 Python's takes brackets around the first one only.
+
+    Raises ValueError for what is no URL.
+    """
+    scheme, slashes, rest = url.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    login, at, hosts = netloc.rpartition("@")
+    if "," not in hosts:
+        return urlsplit(url)
+    return urlsplit(f"{scheme}{slashes}{login}{at}hosts{rest[len(netloc) :]}")._replace(netloc=netloc)
+
+
 def _split(url: str) -> SplitResult:
     """Never quotes the URL: it may hold a password."""
     try:
-        parts = urlsplit(url)
+        parts = split(url)
     except ValueError:
         raise StoreDown(f"is no URL: {_ENCODED}") from None
     # Of such a password, a part would be taken for the host, and be told to whoever reads a log.

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from coordinator.address import split
 from gateway.config_file import build, read_file
 from gateway.section import Count, Port, Section, Slug
 from gateway.settings import checked_redis_url
@@ -257,7 +258,7 @@ class ChunkRedis:
 
 def _checked_chunk_url(url: str) -> str:
     checked_redis_url(url)
-    parts = urlsplit(url)
+    parts = split(url)
     if parts.scheme == "unix":
         raise ValueError("LMCache speaks TCP only; must start with redis:// or rediss://")
     if "+" in parts.scheme:
