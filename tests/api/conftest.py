@@ -36,37 +36,37 @@ GUARDED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(timeout=20) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def open_cluster() -> Iterator[Cluster]:
     """Without keys: two gateways, three replicas."""
     with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=OPEN) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def guarded_cluster() -> Iterator[Cluster]:
     """With keys of three tenants, alice and anna in one of them, and an admin."""
     with running_cluster(gateways=2, replicas=2, replica_arguments=("--speed", "0"), config=GUARDED) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stage(open_cluster: Cluster, http: httpx.Client) -> Stage:
     return Stage(open_cluster.gateway_urls, open_cluster.replicas, http)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def guarded(guarded_cluster: Cluster, http: httpx.Client) -> Stage:
     return Stage(guarded_cluster.gateway_urls, guarded_cluster.replicas, http)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sharing(guarded_cluster: Cluster, guarded: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The guarded cluster's replicas behind a gateway whose tenants trust each other."""
     security = {**GUARDED["security"], "share_cache": True, "expose_decisions": True, "allow_priority": True}
@@ -75,7 +75,7 @@ def sharing(guarded_cluster: Cluster, guarded: Stage, tmp_path_factory: pytest.T
         yield replace(guarded, gateways=[url])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Three base models: `a` on m0 and m1, of which m1 alone has the adapter `a-french`; `b` on m2; and `slow`, which
     takes its time, on m3."""
@@ -93,7 +93,7 @@ def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.Te
         yield Stage([url], sims, http)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def unfollowed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Two replicas that publish no events, in a pool of their own, behind one gateway."""
     folder = tmp_path_factory.mktemp("unfollowed")
@@ -105,14 +105,14 @@ def unfollowed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pyte
         yield Stage([url], sims, http)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(stage: Stage) -> Iterator[openai.OpenAI]:
     """The official SDK on the first gateway."""
     with sdk(stage.gateways[0]) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def other_client(stage: Stage) -> Iterator[openai.OpenAI]:
     """The official SDK on the second gateway."""
     with sdk(stage.gateways[1]) as client:

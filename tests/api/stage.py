@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.cluster import SimReplica
 from bench.processes import running
 from gateway.local.ports import free_ports
-from tests.polling import eventually
+from tests.polling import wait_until
 
 Json = dict[str, Any]
 
@@ -251,11 +250,6 @@ def running_agent(folder: Path, redis_url: str, sim: SimReplica, *options: str) 
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
-    """The first true value of `condition`, for tests that are not coroutines."""
-    return asyncio.run(eventually(condition, within_s))
 
 
 def answers(url: str) -> bool:

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster
-from tests.api.stage import Stage, chat_body, error_of, running_gateway, text, wait_until
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, text
+from tests.polling import wait_until
 
 MIB = 2**20
 BODY_BYTES = 100_000_000

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.cluster import Cluster
-from tests.api.stage import Stage, chat_body, user, wait_until
+from tests.api.stage import Stage, chat_body, user
 from tests.bench.simulator.pictures import data_url
+from tests.polling import wait_until
 
 CANARY = "canary-4f1d"
 

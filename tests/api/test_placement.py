@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from bench.cluster import Cluster
-from tests.api.stage import Stage, cached_tokens_of, chat_body, error_of, text, user, wait_until
+from tests.api.stage import Stage, cached_tokens_of, chat_body, error_of, text, user
+from tests.polling import wait_until
 
 POLICIES = ["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"]
 

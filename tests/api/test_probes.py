@@ -10,7 +10,8 @@ import pytest
 from bench.cluster import Cluster
 from gateway import __version__
 from gateway.local.ports import free_ports
-from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims, wait_until
+from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims
+from tests.polling import wait_until
 from tests.redis_server import running_redis
 
 

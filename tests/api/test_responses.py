@@ -5,7 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.api.stage import Stage, bearer, error_of, sdk, text, wait_until
+from tests.api.stage import Stage, bearer, error_of, sdk, text
+from tests.polling import wait_until
 
 
 def test_a_response_is_created_and_found_again_by_the_other_gateway(

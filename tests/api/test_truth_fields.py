@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from bench.cluster import Cluster
-from tests.api.stage import Stage, chat_body, running_agent, running_gateway, running_sims, text, wait_until
+from tests.api.stage import Stage, chat_body, running_agent, running_gateway, running_sims, text
+from tests.polling import wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FULL_REPORT = {"kv_cache_report_mode": "full"}

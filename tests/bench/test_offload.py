@@ -36,11 +36,13 @@ def measured(tier: Tier) -> Row:
         return asyncio.run(measure(stage, TWICE, tier, SEED))
 
 
+@pytest.mark.slow
 def test_what_the_gpu_has_no_room_for_is_computed_again_without_a_tier() -> None:
     row = measured(Tier("gpu"))
     assert (row.requests, row.failed, row.gpu_share, row.loaded_share, row.stored_gb) == (PROMPTS, 0, 0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", [Tier("cpu", CHUNK), Tier("redis", CHUNK)], ids=lambda tier: tier.name)
 def test_with_a_tier_it_is_loaded_in_whole_chunks_and_is_where_the_tier_is(tier: Tier) -> None:
     row = measured(tier)

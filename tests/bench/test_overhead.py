@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 OPTIONS = ("--prompts", "350 B,1 MB image", "--answers", "plain,stream 16 paced", "--connections", "2")
 SHORT = ("--rates", "50", "--seconds", "0.4", "--warm-up-s", "0.1", "--rounds", "1")
 
 
+@pytest.mark.slow
 def test_it_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "overhead.json"
     command = [sys.executable, "-P", "-m", "bench.overhead", "--contenders", "direct,kvgate x2", *OPTIONS, *SHORT]

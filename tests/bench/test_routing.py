@@ -35,6 +35,7 @@ async def routed(system: System) -> Row:
         return await measure(fleet, SMALL, SMALL.make(SEED), system, SEED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", systems(["pinned", "oracle", "prefix_kv_aware"], [2]), ids=lambda each: each.label)
 async def test_conversations_find_their_turns_and_are_split_evenly(system: System) -> None:
     row = await routed(system)
@@ -46,6 +47,7 @@ async def test_conversations_find_their_turns_and_are_split_evenly(system: Syste
     assert (row.wrong_share is None) == (system.instances == 0)
 
 
+@pytest.mark.slow
 async def test_taking_turns_finds_less_and_the_engines_say_so() -> None:
     (pinned,) = systems(["pinned"], [1])
     (turns,) = systems(["random"], [1])

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.report.__main__ import report
 
 SHORT = ("--seconds", "0.5", "--rate", "100", "--keys", "2000", "--calls", "40", "--gateways", "1")
 
 
+@pytest.mark.slow
 def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Path) -> None:
     out = tmp_path / "store.json"
     command = [sys.executable, "-P", "-m", "bench.store", *SHORT, "--gateway-per-s", "1000", "--out", str(out)]

@@ -22,13 +22,13 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chaos_redis() -> Iterator[RedisServer]:
     with running_redis() as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chaos_cluster(chaos_redis: RedisServer) -> Iterator[Stage]:
     with running_cluster(
         gateways=2,
@@ -41,7 +41,7 @@ def chaos_cluster(chaos_redis: RedisServer) -> Iterator[Stage]:
         yield Stage(cluster, chaos_redis)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def truth_cluster() -> Iterator[TruthStage]:
     with (
         running_redis(options=truth_stage.REDIS_OPTIONS) as server,

@@ -59,13 +59,13 @@ class Stage:
     async def healed(self) -> None:
         """Every gateway serves through the store, on every replica."""
         await asyncio.gather(*(self.clear_faults(replica) for replica in self.cluster.replicas))
-        await eventually(self._is_whole, within_s=20)
+        await eventually(self._is_whole)
         await self.ledger.forget_breakers()
         await eventually(self._no_breaker_is_known)
 
     async def clear_faults(self, replica: SimReplica) -> None:
         """End its failures; where it has died of one, or was killed, start it again."""
-        await eventually(lambda: self._is_revived(replica), within_s=20)
+        await eventually(lambda: self._is_revived(replica))
         await self.http.post(f"{replica.url}/sim/fail", json={"mode": "none"})
 
     async def _is_revived(self, replica: SimReplica) -> bool:

@@ -139,7 +139,7 @@ async def evictions(stage: Stage) -> AsyncIterator[Evicted]:
 async def served(load: Load, requests: int) -> None:
     """Wait until the load has had so many more answers."""
     before = load.answered
-    await eventually(lambda: load.answered >= before + requests, within_s=30)
+    await eventually(lambda: load.answered >= before + requests)
 
 
 async def failures(stage: Stage, load: Load) -> list[str]:
@@ -242,9 +242,9 @@ async def test_what_is_wrong_with_it_is_told_by_kvgate_status(full: Stage) -> No
 
     async with redis.Redis.from_url(full.redis.url, decode_responses=True, protocol=2) as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
-        await eventually(is_told_the_policy, within_s=20)
+        await eventually(is_told_the_policy)
         await client.config_set("maxmemory-policy", "volatile-lru")
-        await eventually(is_told_no_policy, within_s=20)
+        await eventually(is_told_no_policy)
 
 
 async def test_one_gateway_tells_of_the_store_and_when_it_is_killed_the_other_does(full: Stage) -> None:
@@ -259,6 +259,6 @@ async def test_one_gateway_tells_of_the_store_and_when_it_is_killed_the_other_do
     process = full.cluster.gateway_processes[watcher]
     process.kill()
     other = full.urls[1 - watcher]
-    await eventually(lambda: full.metric(other, used), within_s=20)
+    await eventually(lambda: full.metric(other, used))
     process.start()
-    await eventually(lambda: full.listens(full.urls[watcher]), within_s=20)
+    await eventually(lambda: full.listens(full.urls[watcher]))

@@ -19,7 +19,7 @@ from tests.polling import eventually
 async def refuses(http: httpx.AsyncClient, gateway: GatewayProcess) -> bool:
     try:
         await http.get(f"{gateway.url}/health")
-    except httpx.ConnectError:
+    except (httpx.ConnectError, httpx.ReadError):  # one that was not accepted any more is reset
         return True
     return False
 
@@ -37,11 +37,11 @@ async def test_a_gateway_told_to_stop_finishes_its_streams_and_deregisters(stage
         await eventually(lambda: stage.active_is(2))
         leaving.signal(signal.SIGTERM)
         async with httpx.AsyncClient() as newcomer:
-            await eventually(lambda: refuses(newcomer, leaving), within_s=5)
+            await eventually(lambda: refuses(newcomer, leaving))
         assert await is_registered(stage, leaving), "it still carries requests"
         assert (await stream.rest()).endswith("data: [DONE]\n\n")
         assert (await plain).json()["choices"][0]["finish_reason"] == "length"
-        await eventually(leaving.has_exited, within_s=5)
+        await eventually(leaving.has_exited)
         assert leaving.process.returncode == 0
         assert not await is_registered(stage, leaving)
         assert await stage.all_load_is_given_back()
@@ -60,7 +60,7 @@ async def test_what_outlasts_the_grace_period_is_told_so(stage: Stage) -> None:
         assert last_event(await stream.rest())["error"]["code"] == "shutting_down"
         refused = await plain
         assert (refused.status_code, orjson.loads(refused.content)["error"]["code"]) == (503, "shutting_down")
-        await eventually(leaving.has_exited, within_s=5)
+        await eventually(leaving.has_exited)
         assert leaving.process.returncode == 0
         assert not await is_registered(stage, leaving)
         assert await stage.all_load_is_given_back(), "given back by the gateway itself, not by the reaper"
@@ -79,14 +79,14 @@ async def test_a_request_that_had_begun_to_come_is_answered(stage: Stage) -> Non
         async with httpx.AsyncClient() as newcomer:
             assert not await refuses(newcomer, leaving), "which also says that it has read so far"
             leaving.signal(signal.SIGTERM)
-            await eventually(lambda: refuses(newcomer, leaving), within_s=5)
+            await eventually(lambda: refuses(newcomer, leaving))
         writer.write(head[20:] + body)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 "), answer
         assert b"connection: close" in answer
         writer.close()
         await writer.wait_closed()
-        await eventually(leaving.has_exited, within_s=5)
+        await eventually(leaving.has_exited)
         assert leaving.process.returncode == 0
 
 
@@ -94,7 +94,7 @@ async def test_a_request_that_had_begun_to_come_is_answered(stage: Stage) -> Non
 async def test_an_idle_gateway_stops_at_once_with_exit_code_0(stage: Stage, number: signal.Signals) -> None:
     async with another_gateway(stage.cluster, "idle") as idle:
         idle.signal(number)
-        await eventually(idle.has_exited, within_s=5)
+        await eventually(idle.has_exited)
         assert idle.process.returncode == 0
         assert not await is_registered(stage, idle)
 
@@ -103,6 +103,6 @@ async def test_a_gateway_stops_in_time_when_redis_hangs(stage: Stage) -> None:
     async with another_gateway(stage.cluster, "leaving") as leaving:
         stage.redis.pause()
         leaving.signal(signal.SIGTERM)
-        await eventually(leaving.has_exited, within_s=10)
+        await eventually(leaving.has_exited)
         assert leaving.process.returncode == 0
         stage.redis.resume()

@@ -50,11 +50,11 @@ def cluster(group: SentinelGroup) -> Iterator[TruthStage]:
 @pytest.fixture
 async def truth(cluster: TruthStage, group: SentinelGroup) -> AsyncIterator[TruthStage]:
     group.heal()
-    await eventually(group.is_whole, within_s=30)
+    await eventually(group.is_whole)
     async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_keepalive_connections=None)) as http:
         cluster.http = http
         async with looking_at_the_master(cluster, group):
-            await eventually(cluster.is_exact_everywhere, within_s=30)
+            await eventually(cluster.is_exact_everywhere)
         yield cluster
         async with looking_at_the_master(cluster, group):
             await eventually(cluster.all_load_is_given_back)

@@ -59,7 +59,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 async def served(load: Load, state: str, requests: int = 20) -> None:
     """Wait until the load has had so many more answers that were placed in this state."""
     before = load.states[state]
-    await eventually(lambda: load.states[state] >= before + requests, within_s=15)
+    await eventually(lambda: load.states[state] >= before + requests)
 
 
 async def test_a_slot_moves_under_load_and_no_request_fails(

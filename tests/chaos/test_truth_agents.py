@@ -30,7 +30,7 @@ async def test_an_agent_that_was_killed_learns_what_went_meanwhile_and_drops_not
         agent.kill()
         await truth.crowd_out(r0)
         agent.start()
-        await eventually(lambda: is_followed_by_another(truth, r0, ""), within_s=20)
+        await eventually(lambda: is_followed_by_another(truth, r0, ""))
         await truth.settle([old, *kept])
     assert await truth.owners(old) == set()
 
@@ -44,12 +44,12 @@ async def test_an_agent_that_is_killed_again_before_it_knows_all_loses_nothing_e
         first = (await truth.agent_record(r0)).agent
         agent.kill()
         agent.start()
-        await eventually(lambda: is_followed_by_another(truth, r0, first), within_s=20)
+        await eventually(lambda: is_followed_by_another(truth, r0, first))
         agent.kill()
         second = (await truth.agent_record(r0)).agent
         await truth.crowd_out(r0)
         agent.start()
-        await eventually(lambda: is_followed_by_another(truth, r0, second), within_s=20)
+        await eventually(lambda: is_followed_by_another(truth, r0, second))
         await truth.settle([old, *kept])
     assert await truth.owners(old) == set()
 
@@ -65,7 +65,7 @@ async def test_an_agent_that_hung_is_fenced_when_it_comes_back(truth: TruthStage
         try:
             second.start()
             await truth.crowd_out(r0)
-            await eventually(lambda: is_followed_by_another(truth, r0, first), within_s=20)
+            await eventually(lambda: is_followed_by_another(truth, r0, first))
             await truth.settle([old, *kept])
             for text in kept:
                 await truth.ask(text)  # so that these are not the next to go

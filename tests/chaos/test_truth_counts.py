@@ -51,7 +51,7 @@ async def test_reports_of_what_is_known_already_keep_no_key_alive(truth: TruthSt
             for text in [*texts, *random.Random(1).choices(texts, k=24)]:
                 await truth.ask(text, url=third.url)
                 await asyncio.sleep(0.03)  # some are reported at first, others only later: at most one in 100 ms
-    await eventually(truth.is_exact_everywhere, within_s=20)
+    await eventually(truth.is_exact_everywhere)
     assert len(await reports_of(truth, r0)) > 1
     await truth.settle(texts)
     await truth.fill(r0)

@@ -18,9 +18,9 @@ async def test_an_engine_that_restarts_is_a_stranger_from_its_first_request_on(t
         r0.kill()
         await eventually(lambda: any(answer.replica != "r0" for answer in askers.answers))
         r0.start()
-        await eventually(lambda: truth.listens(r0), within_s=20)
+        await eventually(lambda: truth.listens(r0))
         first = await asyncio.gather(*(truth.ask(text, number % 2) for number, text in enumerate(unasked)))
-        await eventually(truth.is_exact_everywhere, within_s=20)
+        await eventually(truth.is_exact_everywhere)
         later = [await truth.ask_on(r0, text) for text in unasked]
         assert (await truth.ledger.replicas())["r0"].incarnation != before.incarnation
     assert not [answer for answer in (*first, *later) if answer.is_overpredicted]

@@ -113,7 +113,7 @@ async def test_a_ring_too_short_for_what_an_agent_missed_voids_all(truth: TruthS
     await truth.fill(r0, blocks=150)
     await asyncio.gather(*(truth.fill(r0, blocks=2) for _ in range(4)))
     agent.start()
-    await eventually(lambda: truth.is_relearning(r0), within_s=20)
+    await eventually(lambda: truth.is_relearning(r0))
     await truth.settle(texts, complete=False)
     for text in texts:
         await truth.ask_on(r0, text)
@@ -130,7 +130,7 @@ async def test_a_short_ring_voids_nothing_where_an_agent_missed_nothing(truth: T
         first = (await truth.agent_record(r0)).agent
         agent.kill()
         agent.start()
-        await eventually(lambda: is_another(truth, r0, first), within_s=20)
+        await eventually(lambda: is_another(truth, r0, first))
         await eventually(lambda: truth.is_relearning(r0))
         await truth.settle(texts)
     await truth.fill(r0)
@@ -148,7 +148,7 @@ async def with_short_ring(truth: TruthStage) -> SimReplica:
     async def is_new() -> bool:
         return (await truth.ledger.replicas())["r0"].incarnation != before and await truth.is_exact_everywhere()
 
-    await eventually(is_new, within_s=20)
+    await eventually(is_new)
     for _ in range(2):  # an agent that has just connected hears late, and so short a ring forgives nothing
         seq = (await truth.agent_record(r0)).seq
         await truth.fill(r0, blocks=2)

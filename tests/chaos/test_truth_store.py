@@ -29,7 +29,7 @@ async def test_a_store_that_hung_is_told_what_changed_meanwhile(truth: TruthStag
             await while_it_is_away(truth, r0, askers)
         finally:
             truth.redis.resume()
-        await eventually(truth.is_exact_everywhere, within_s=20)
+        await eventually(truth.is_exact_everywhere)
         await truth.settle([old, *kept])
     assert await truth.owners(old) == set()
 
@@ -43,7 +43,7 @@ async def test_a_store_that_comes_back_empty_is_told_everything(truth: TruthStag
             await while_it_is_away(truth, r0, askers)
         finally:
             truth.redis.start()
-        await eventually(truth.is_exact_everywhere, within_s=20)
+        await eventually(truth.is_exact_everywhere)
         await truth.settle([old, *kept])
     assert await truth.owners(old) == set()
     assert [await truth.owners(text) for text in kept] == [{"r0"}] * len(kept)
@@ -61,8 +61,8 @@ async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_si
             before = (await truth.ledger.replicas())["r2"].incarnation
             r2.kill()
             r2.start()
-            await eventually(lambda: lives_again(truth, r2, before), within_s=30)
-            await eventually(truth.is_exact_everywhere, within_s=30)
+            await eventually(lambda: lives_again(truth, r2, before))
+            await eventually(truth.is_exact_everywhere)
             later = [truth.new_prompt() for _ in range(2)]
             for text in later:
                 await truth.ask_on(r2, text)
@@ -72,7 +72,7 @@ async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_si
             await eventually(lambda: "state=fallback" in askers.answers[-1].decision)
             truth.redis.start()
         assert (await truth.client.hgetall(truth.keys.entries)) != told
-        await eventually(truth.is_exact_everywhere, within_s=20)
+        await eventually(truth.is_exact_everywhere)
         await truth.settle([old, *kept, *gone, *new])
         await truth.settle(later, complete=False)  # how long they are was told to nobody, or has been lost
     assert await truth.owners(old) == set()
@@ -101,14 +101,14 @@ async def test_a_stream_cut_off_at_its_cap_is_noticed_and_all_is_said_again(trut
     options = agent.command[agent.command.index("agent") :]
     agent.stop()
     agent.start(sys.executable, "-P", "-c", AGENT_WITH_SMALL_CAP, str(CAP), *options)
-    await eventually(truth.is_exact_everywhere, within_s=20)
+    await eventually(truth.is_exact_everywhere)
     await truth.settle([old, *kept])
     async with another_gateway(truth.cluster, "third", coordinator={"apply_events": False}) as third:
         with frozen_gateways(truth):
             await truth.crowd_out(r0)
             async with Askers(truth, [truth.new_prompt(words=200) for _ in range(40)], 1, urls=[third.url]) as askers:
                 await eventually(lambda: is_cut_off(truth, r0), within_s=60)
-        await eventually(truth.is_exact_everywhere, within_s=20)
+        await eventually(truth.is_exact_everywhere)
         await truth.settle([old, *kept])
     assert askers.answers
     agent.stop()

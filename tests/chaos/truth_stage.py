@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tests.chaos import glass_replica
 from tests.chaos.truth_check import BLOCK_TOKENS, Told, fitted, path_of, untold, untrue
 from tests.cluster.clients import CHAT, chat, is_complete, prose
 from tests.cluster.ledger import Ledger
-from tests.polling import eventually
+from tests.polling import Patience, eventually
 from tests.redis_server import RedisServer
 
 BLOCKS = 256
@@ -105,8 +104,8 @@ class TruthStage:
                 replica.arguments = REPLICA_ARGUMENTS
             if replica.process is None or replica.process.poll() is not None:
                 replica.start()
-        await eventually(self._all_listen, within_s=30)
-        await eventually(self.is_exact_everywhere, within_s=30)
+        await eventually(self._all_listen)
+        await eventually(self.is_exact_everywhere)
         await asyncio.gather(*(self.fail(replica, "none") for replica in self.cluster.replicas))
         await self.ledger.forget_breakers()
         for replica in self.cluster.replicas:
@@ -267,12 +266,12 @@ class TruthStage:
         self, texts: Sequence[str], *, complete: bool = True, claims: bool = True, within_s: float = SETTLES_WITHIN_S
     ) -> None:
         """Wait until there are no `problems`, and the map's sums are right."""
-        deadline = time.monotonic() + within_s
+        patience = Patience(within_s)
         while problems := [
             *await self.problems(texts, complete=complete, claims=claims),
             *await self.ledger.ownership_problems(),
         ]:
-            assert time.monotonic() < deadline, problems
+            assert not patience.is_over(), problems
             await asyncio.sleep(_WATCH_S)
 
     @asynccontextmanager

@@ -49,7 +49,7 @@ async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> A
     """One more gateway of the cluster, serving; `overrides` are sections of its configuration. Killed in the end."""
     async with started_gateway(cluster.state_dir, configured_like(cluster, gateway, **overrides)) as process:
         async with httpx.AsyncClient() as http:
-            await eventually(lambda: _is_ready(http, process), within_s=20)
+            await eventually(lambda: _is_ready(http, process))
         yield process
 
 

@@ -20,7 +20,7 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
-from gateway.doctor.endpoints import _outward_address
+from gateway.doctor.endpoints import outward_address
 from gateway.local.ports import free_ports
 from tests.cluster.clients import Load, ask, prose, running_load
 from tests.cluster.gateways import another_gateway
@@ -159,10 +159,10 @@ async def test_an_agent_that_was_killed_is_found_until_it_is_back(healthy: Clust
         async def is_found() -> bool:
             return ("agent-gone", "replica r0") in doctor(*of(healthy)).found()
 
-        await eventually(is_found, within_s=20)
+        await eventually(is_found)
     finally:
         agent.start()
-    await eventually(lambda: all_exact(healthy), within_s=20)
+    await eventually(lambda: all_exact(healthy))
     assert doctor(*of(healthy)).findings == []
 
 
@@ -257,7 +257,7 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
                 is_told = {("events-missing", "replica deaf"), ("watch-warns", "Redis")} <= said
                 return said if is_told else None  # agents read counters, and who watches samples, now and then
 
-            said = await eventually(found, within_s=20)
+            said = await eventually(found)
     wanted = {
         ("watch-warns", "Redis"),
         ("redis-without-limit", "Redis"),
@@ -270,6 +270,6 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
         ("name-in-two-pools", "model sim"),
         ("events-missing", "replica deaf"),
         *(("events-not-applied", f"replica {name}") for name in ODD if name not in ("silent", "old")),
-        *([("events-exposed", "replica open")] if _outward_address() else []),
+        *([("events-exposed", "replica open")] if outward_address() else []),
     }
     assert said == wanted

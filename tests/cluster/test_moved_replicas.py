@@ -76,7 +76,7 @@ async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_brea
             server.kill()
             server.start()
             assert last_event(await stream.rest())["error"]["code"] == "stream_broken"
-        await eventually(lambda: is_another_life(ledger, before), within_s=5)
+        await eventually(lambda: is_another_life(ledger, before))
 
 
 async def is_another_life(ledger: Ledger, incarnation: str) -> bool:
@@ -103,7 +103,7 @@ async def test_a_replica_that_is_gone_for_good_is_forgotten(
             another_gateway(cluster, "narrow", replicas=kept, health=soon) as one,
             another_gateway(cluster, "narrow2", replicas=kept, health=soon) as two,
         ):
-            await eventually(lambda: is_forgotten(ledger, client, "shrunk"), within_s=20)
+            await eventually(lambda: is_forgotten(ledger, client, "shrunk"))
             for n in range(4):
                 for gateway in (one, two):
                     assert (await ask(http, gateway.url, f"{n}")).headers["x-kvgate-replica"] == "kept"
@@ -134,7 +134,7 @@ async def test_the_life_of_a_replica_is_not_renamed_by_a_worker_that_is_not_conf
             another_gateway(cluster, "newer", replicas=replicas),
         ):
             before = (await ledger.replicas())["joins"]
-            await eventually(lambda: '"replica": "joins", "alive": true' in worker.log.read_text(), within_s=10)
+            await eventually(lambda: '"replica": "joins", "alive": true' in worker.log.read_text())
             after = (await ledger.replicas())["joins"]
             assert (after.incarnation, after.capacity_tokens) == (before.incarnation, before.capacity_tokens)
             assert not after.incarnation.startswith("life-")
@@ -161,7 +161,7 @@ async def test_a_gateway_that_left_a_pool_and_has_its_chores_finds_newcomers_dea
                 await eventually(lambda: is_registered(ledger, "dies"))
                 assert (await client.hget(keys.leases, "worker")).startswith("left.")
                 dies.kill()
-                await eventually(lambda: is_dead(ledger, "dies"), within_s=10)
+                await eventually(lambda: is_dead(ledger, "dies"))
 
 
 async def serves(http: httpx.AsyncClient, gateway: GatewayProcess, model: str) -> bool:

@@ -1,4 +1,4 @@
-"""Every coordinator test runs on each Redis server at hand, and leaves no key that the data model does not know."""
+"""Every coordinator test runs on each version of Redis, and leaves no key that the data model does not know."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import coordinator
 from coordinator.pool import Pool
 from tests.coordinator.stage import joined, register
 from tests.coordinator.stream import Stream, attend, lead, linked
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 README = Path(coordinator.__file__).with_name("README.md")
 MORTAL = (":response:", ":measured:", ":chunk:")
 """Keys that must have a TTL."""
 
 
-@pytest.fixture(scope="session", params=sorted(available_servers()))
+@pytest.fixture(scope="session", params=EACH_REDIS)
 def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    with running_redis(available_servers()[request.param]) as server:
+    with running_redis(server_named(request.param)) as server:
         yield server
 
 

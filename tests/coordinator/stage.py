@@ -48,16 +48,6 @@ async def running(store: Store) -> AsyncIterator[Store]:
             task.cancel()
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Wait until a condition (plain or async) holds."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            holds = condition()
-            if await holds if asyncio.iscoroutine(holds) else holds:
-                return
-            await asyncio.sleep(0.005)
-
-
 async def chain_of(client: redis.Redis, tip: str) -> str | None:
     """What a placement wrote down of its chain."""
     found = [await client.hget(KEYS.bound_slot(slot), tip) for slot in (0, 1)]

@@ -13,9 +13,7 @@ from coordinator.address import check_url, connect
 from coordinator.errors import StoreDown
 from gateway.local.ports import free_ports
 from tests.redis_groups import client_of, end, sentinel_config
-from tests.redis_server import RedisServer, available_servers, running_redis
-
-BINARIES = sorted(available_servers())
+from tests.redis_server import EACH_REDIS, RedisServer, default_server, running_redis, server_named
 
 
 @pytest.mark.parametrize(
@@ -103,10 +101,10 @@ async def port_at(url: str) -> int:
         await wire.close()
 
 
-@pytest.mark.parametrize("name", BINARIES)
+@pytest.mark.parametrize("name", EACH_REDIS)
 async def test_of_sentinels_that_contradict_each_other_the_newest_word_counts(name: str, tmp_path: Path) -> None:
     """One that was away for a while still names the old master, which takes itself for one as well."""
-    binary = available_servers()[name]
+    binary = server_named(name)
     with running_redis(binary) as old, running_redis(binary) as new:
         newer = (new.port, "sentinel config-epoch the-master 7\n")
         with sentinels(binary, tmp_path, (old.port, ""), newer, (old.port, "")) as asked:
@@ -115,9 +113,9 @@ async def test_of_sentinels_that_contradict_each_other_the_newest_word_counts(na
             assert await port_at(url_of(asked, "the-master")) == old.port
 
 
-@pytest.mark.parametrize("name", BINARIES)
+@pytest.mark.parametrize("name", EACH_REDIS)
 async def test_sentinels_and_the_master_have_passwords_of_their_own(name: str, tmp_path: Path) -> None:
-    binary = available_servers()[name]
+    binary = server_named(name)
     with running_redis(binary, ("--requirepass", "of-the-master")) as master:
         known = "requirepass of-the-sentinel\nsentinel auth-pass the-master of-the-master\n"
         with sentinels(binary, tmp_path, (master.port, known)) as asked:
@@ -128,9 +126,9 @@ async def test_sentinels_and_the_master_have_passwords_of_their_own(name: str, t
             assert "guessed" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", BINARIES)
+@pytest.mark.parametrize("name", EACH_REDIS)
 async def test_who_the_sentinels_name_must_be_a_master(name: str, tmp_path: Path) -> None:
-    binary = available_servers()[name]
+    binary = server_named(name)
     with running_redis(binary) as master, running_redis(binary) as replica:
         with client_of(replica) as client:
             client.replicaof("127.0.0.1", master.port)
@@ -142,7 +140,7 @@ async def test_who_the_sentinels_name_must_be_a_master(name: str, tmp_path: Path
 
 
 async def test_when_nobody_answers_or_knows_the_master_each_says_why(tmp_path: Path) -> None:
-    binary = available_servers()[BINARIES[0]]
+    binary = default_server()
     with running_redis(binary) as master, sentinels(binary, tmp_path, (master.port, ""), (master.port, "")) as asked:
         asked[1].pause()
         with pytest.raises(StoreDown) as caught:

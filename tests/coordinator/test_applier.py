@@ -14,9 +14,10 @@ from coordinator import applier as applier_module
 from coordinator.agent.link import Link
 from coordinator.applier import Applied, Applier
 from coordinator.wire import Wire
-from tests.coordinator.stage import KEYS, chain, dump, eventually, hash_of, now_ms, numbers, owners
+from tests.coordinator.stage import KEYS, chain, dump, hash_of, now_ms, numbers, owners
 from tests.coordinator.stream import attend, gains, linked, losses
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.polling import eventually
+from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 REPLICAS = ("r0", "r1", "r2")
 SENT = 30
@@ -32,10 +33,10 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "_ENTRIES", 4)
 
 
-@pytest.fixture(params=sorted(available_servers()))
+@pytest.fixture(params=EACH_REDIS)
 def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server that a test may empty."""
-    with running_redis(available_servers()[request.param]) as server:
+    with running_redis(server_named(request.param)) as server:
         yield server
 
 
@@ -103,7 +104,7 @@ async def is_applied(links: Sequence[Link], entries: int) -> bool:
 
 
 async def caught_up(links: Sequence[Link], entries: int) -> None:
-    await eventually(lambda: is_applied(links, entries), timeout_s=30)
+    await eventually(lambda: is_applied(links, entries))
 
 
 def sizes_said(first: int = 1, count: int = SENT) -> list[int]:

@@ -19,7 +19,6 @@ from tests.coordinator.stage import (
     chain_of,
     drained,
     dump,
-    eventually,
     hash_of,
     joined,
     numbers,
@@ -27,6 +26,7 @@ from tests.coordinator.stage import (
     register,
     request,
 )
+from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 BUDGET_S = 0.02

@@ -18,16 +18,17 @@ from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreSettings
 from coordinator.survey import Survey
 from coordinator.wire import Wire
-from tests.coordinator.stage import chain, drained, eventually, place, replica, running
+from tests.coordinator.stage import chain, drained, place, replica, running
 from tests.coordinator.test_acl import live_a_little, tell_and_apply
 from tests.coordinator.watch.stage import watching
+from tests.polling import eventually
 from tests.redis_groups import RedisCluster, client_of, running_redis_cluster
-from tests.redis_server import available_servers
+from tests.redis_server import EACH_REDIS, server_named
 
 
-@pytest.fixture(scope="module", params=sorted(available_servers()))
+@pytest.fixture(scope="module", params=EACH_REDIS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    with running_redis_cluster(available_servers()[request.param]) as cluster:
+    with running_redis_cluster(server_named(request.param)) as cluster:
         yield cluster
 
 

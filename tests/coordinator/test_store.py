@@ -12,16 +12,17 @@ import redis.asyncio as redis
 from coordinator.errors import StoreDown, StoreError, StoreLate
 from coordinator.pool import Pool, Reservation
 from coordinator.store import Store, StoreSettings
-from tests.coordinator.stage import KEYS, chain, drained, eventually, hash_of, numbers, place, replica, request, running
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.coordinator.stage import KEYS, chain, drained, hash_of, numbers, place, replica, request, running
+from tests.polling import eventually
+from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 MISSES = 3
 
 
-@pytest.fixture(params=sorted(available_servers()))
+@pytest.fixture(params=EACH_REDIS)
 def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server that a test may kill."""
-    with running_redis(available_servers()[request.param]) as server:
+    with running_redis(server_named(request.param)) as server:
         yield server
 
 

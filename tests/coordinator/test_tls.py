@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,20 +13,18 @@ from coordinator.errors import StoreError
 from coordinator.store import Store, StoreSettings
 from coordinator.wire import Wire
 from gateway.local.ports import free_ports
-from tests.redis_server import available_servers, running_redis
+from tests.certificates import self_signed
+from tests.programs import needs
+from tests.redis_server import running_redis
 
-pytestmark = pytest.mark.skipif("system" not in available_servers(), reason="the wheel's Redis is built without TLS")
+pytestmark = needs("redis-server", "openssl")  # the wheel's Redis is built without TLS
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for 127.0.0.1, with its key beside it."""
     folder = tmp_path_factory.mktemp("tls")
-    names = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.pem"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "ca.pem"
+    return self_signed(folder, "redis", "127.0.0.1")[0]
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +32,10 @@ def tls_port(certificate: Path) -> Iterator[int]:
     port = free_ports(1)[0]
     options = (
         *("--tls-port", str(port), "--tls-auth-clients", "no", "--requirepass", "open sesame"),
-        *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))),
+        *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_suffix(".key"))),
         *("--tls-ca-cert-file", str(certificate)),
     )
-    with running_redis(available_servers()["system"], options):
+    with running_redis(shutil.which("redis-server"), options):
         yield port
 
 

@@ -18,8 +18,8 @@ from redis.asyncio import Connection
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
 from coordinator.wire import Wire
-from tests.coordinator.stage import eventually
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.polling import eventually
+from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 ECHO = "for i = 1, tonumber(ARGV[2]) do math.sqrt(i) end return ARGV[1]"
 """Returns its first argument, after as much work as the second says."""
@@ -189,9 +189,9 @@ async def test_when_the_server_goes_every_pending_call_fails(client: redis.Redis
                 await wire.send("PING")
 
 
-@pytest.mark.parametrize("name", sorted(available_servers()))
+@pytest.mark.parametrize("name", EACH_REDIS)
 async def test_a_server_that_has_become_a_replica_has_lost_the_connection(name: str) -> None:
-    with running_redis(available_servers()[name]) as server:
+    with running_redis(server_named(name)) as server:
         async with wired(server.url) as (wire, broken):
             assert await wire.run(script("return redis.call('INCR', KEYS[1])"), ("kvgate:n",), ()) == 1
             await wire.send("REPLICAOF", "127.0.0.1", "1")

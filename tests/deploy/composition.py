@@ -10,7 +10,6 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.deploy.manifests import ROOT
@@ -79,23 +78,13 @@ def as_read(profile: str | None) -> Composition:
 
 
 def docker_compose(*arguments: str) -> str:
-    """What it prints. Skips the test where there is none."""
-    if not _is_there():
-        pytest.skip("no docker compose here: what it makes of docker-compose.yml was not seen")
+    """What it prints."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "HF_"))}
     done = subprocess.run(
         ["docker", "compose", *arguments], cwd=ROOT, env=inherited, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@functools.cache
-def _is_there() -> bool:
-    try:
-        return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 def _unescaped(words: list[str] | None) -> list[str]:

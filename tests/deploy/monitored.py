@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,16 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.cluster import running_cluster
 from bench.processes import running
 from gateway.local.ports import free_ports
-from tests.api.stage import Stage, answers, chat_body, text, wait_until
+from tests.api.stage import Stage, answers, chat_body, text
 from tests.deploy.queries import RULES, Labels
+from tests.polling import wait_until
 
 # Replicas are looked for in vain as well: nobody answers there.
 NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
 CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000}, "discovery": NOWHERE}
-NO_PROMETHEUS = (
-    "no prometheus and promtool on the PATH: rules and queries were not run; on Debian: apt-get download prometheus, "
-    "then dpkg-deb -x"
-)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,3 @@ def running_prometheus(folder: Path, targets: dict[str, list[str]]) -> Iterator[
     with (folder / "prometheus.log").open("wb") as log, running(command, log):
         wait_until(lambda: answers(f"http://{address}/-/ready"))
         yield Prometheus(f"http://{address}")
-
-
-def has_prometheus() -> bool:
-    return shutil.which("prometheus") is not None and shutil.which("promtool") is not None

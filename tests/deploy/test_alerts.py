@@ -13,12 +13,10 @@ import yaml
 from coordinator.watch.conditions import CONDITIONS
 from deploy.prometheus.__main__ import FILE, text
 from tests.deploy.manifests import OVERLAYS, WITH_VLLM, of_kind
-from tests.deploy.monitored import NO_PROMETHEUS, has_prometheus
 from tests.deploy.queries import ROOT, RULES, alerts
+from tests.programs import needs
 
 CASES = Path(__file__).parent / "alerts.yml"
-
-needs_promtool = pytest.mark.skipif(not has_prometheus(), reason=NO_PROMETHEUS)
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -29,26 +27,26 @@ def kebab(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 
 
-@needs_promtool
+@needs("prometheus")
 def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
     done = promtool("check", "rules", RULES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_promtool
+@needs("prometheus")
 def test_the_configuration_of_prometheus_loads_the_rules() -> None:
     done = promtool("check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 rule files found" in done.stdout
 
 
-@needs_promtool
+@needs("prometheus")
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     done = promtool("test", "rules", CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_promtool
+@needs("prometheus")
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: str(rule["alert"]))
 def test_a_case_notices_when_an_alert_does_not_fire_any_more(rule: Any, tmp_path: Path) -> None:
     groups = yaml.safe_load(RULES.read_text())

@@ -18,6 +18,7 @@ from gateway.replica.settings import load_replica
 from gateway.settings import GatewaySettings, load_settings
 from tests.deploy.composition import Composition, as_read, as_written, docker_compose
 from tests.deploy.manifests import ROOT
+from tests.programs import needs
 
 REPLICA_FILE = ROOT / "deploy" / "compose" / "replica-vllm.yaml"
 REPLICAS = {"r0": "vllm-0", "r1": "vllm-1"}
@@ -31,7 +32,9 @@ each_process = pytest.mark.parametrize("name", CONTAINERS)
 each_mode = pytest.mark.parametrize("mode", GATEWAYS)
 
 
-@pytest.fixture(params=[as_written, as_read], ids=["as written", "as read"])
+@pytest.fixture(
+    params=[as_written, pytest.param(as_read, marks=needs("docker compose"))], ids=["as written", "as read"]
+)
 def view(request: pytest.FixtureRequest) -> Any:
     return request.param
 
@@ -59,11 +62,13 @@ def gateway_settings(composition: Composition, mode: str) -> GatewaySettings:
     return load_settings(ROOT / composition.mounted(GATEWAYS[mode], "/etc/kvgate/gateway.yaml"), {})
 
 
+@needs("docker compose")
 def test_without_a_profile_the_replicas_are_simulated() -> None:
     assert as_read(None).services == as_read("sim").services
     assert set(as_read(None).services) == set(as_written("sim").services)
 
 
+@needs("docker compose")
 def test_every_combination_of_profiles_can_be_read() -> None:
     profiles = docker_compose("config", "--profiles").split()
     assert {"sim", "vllm"} <= set(profiles)

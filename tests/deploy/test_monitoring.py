@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.stage import wait_until
 from tests.deploy.monitored import (
-    NO_PROMETHEUS,
     Monitored,
     Prometheus,
-    has_prometheus,
     let_it_all_happen,
     running_monitored,
     running_prometheus,
@@ -27,6 +24,8 @@ from tests.deploy.queries import (
     templated_labels,
     variable_queries,
 )
+from tests.polling import wait_until
+from tests.programs import needs
 
 # The first test of those that share a cluster waits until it is up and has been used.
 pytestmark = pytest.mark.timeout(300)
@@ -49,8 +48,6 @@ def known(monitored: Monitored) -> Mapping[str, Labels]:
 
 @pytest.fixture(scope="module")
 def prometheus(monitored: Monitored, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    if not has_prometheus():
-        pytest.skip(NO_PROMETHEUS)
     with running_prometheus(tmp_path_factory.mktemp("prometheus"), monitored.targets) as found:
         targets = sum(len(urls) for urls in monitored.targets.values())
         wait_until(lambda: len(found.series("up == 1")) == targets)
@@ -94,6 +91,7 @@ def test_a_query_that_is_wrong_is_found(known: Mapping[str, Labels], expr: str, 
     assert any(each in str(found.value) for each in wrong.split("|")), found.value
 
 
+@needs("prometheus")
 def test_prometheus_answers_every_panel_with_data(prometheus: Prometheus) -> None:
     def without_data() -> list[str]:
         return [f"{panel}: {expr}" for panel, expr, _ in panel_queries() if not prometheus.series(expr)]
@@ -104,12 +102,14 @@ def test_prometheus_answers_every_panel_with_data(prometheus: Prometheus) -> Non
     wait_until(all_but_alerts, 30)
 
 
+@needs("prometheus")
 def test_prometheus_has_values_for_every_variable(prometheus: Prometheus) -> None:
     for variable, selector, label in variable_queries():
         parameters: Any = {"match[]": selector}
         assert prometheus.ask(f"label/{label}/values", **parameters), variable
 
 
+@needs("prometheus")
 def test_prometheus_evaluates_every_rule_and_no_alert_fires_on_a_cluster_that_is_well(prometheus: Prometheus) -> None:
     def evaluated() -> list[Any]:
         found = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]

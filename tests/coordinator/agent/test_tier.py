@@ -16,7 +16,7 @@ from coordinator.chunks import START, ChunkNames
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.stage import KEYS, chain
 from tests.coordinator.stream import linked
-from tests.redis_server import RedisServer, available_servers, running_redis
+from tests.redis_server import RedisServer, running_redis
 
 CHUNKED = ChunkTier(prefix="kv", model="model", chunk_tokens=SIZE, world_size=1, ttl_s=60)
 TOKENS = list(range(SIZE))
@@ -27,7 +27,7 @@ COMPUTED = {"prefills": 1.0, "prefill_computed_tokens": 1000.0, "prefill_s": 1.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    with running_redis(next(iter(available_servers().values()))) as running:
+    with running_redis() as running:
         yield running
 
 

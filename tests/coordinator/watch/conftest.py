@@ -1,4 +1,4 @@
-"""Every test of the watch runs on each Redis server at hand."""
+"""Every test of the watch runs on each version of Redis."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.coordinator.watch.stage import EVENTS, Shared, shared_redis
-from tests.redis_server import available_servers
+from tests.redis_server import EACH_REDIS, server_named
 
 
-@pytest.fixture(params=sorted(available_servers()))
+@pytest.fixture(params=EACH_REDIS)
 def binary(request: pytest.FixtureRequest) -> str:
-    return available_servers()[request.param]
+    return server_named(request.param)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,9 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from gateway.cli import main
 from gateway.local.ports import free_ports
 from gateway.local.state import read_processes
 
@@ -34,7 +38,7 @@ class Kvgate:
     @property
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
-        return {**kept, "TMPDIR": str(self.folder), "COLUMNS": "100"}
+        return {**kept, "COLUMNS": "100"}
 
     def run(
         self, *arguments: str, stdin: str = "", env: dict[str, str] | None = None
@@ -49,6 +53,25 @@ class Kvgate:
             timeout=90,
             check=False,
         )
+
+    def call(
+        self, *arguments: str, stdin: str = "", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Like `run`, within this process: a tenth of a second less, for what starts nothing."""
+        typed, shown, complained = io.TextIOWrapper(io.BytesIO(stdin.encode())), io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, {**self.environment, **(env or {})}, clear=True),
+            mock.patch.object(sys, "argv", ["kvgate", *arguments]),
+            mock.patch.object(sys, "stdin", typed),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(shown),
+            contextlib.redirect_stderr(complained),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+        code = ended.value.code
+        status = code if isinstance(code, int) else int(code is not None)
+        return subprocess.CompletedProcess(arguments, status, shown.getvalue(), complained.getvalue())
 
     def up(self, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return self.run(*self.up_command(*options), env=env)

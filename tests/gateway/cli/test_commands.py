@@ -31,20 +31,20 @@ def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_help_lists_every_command(kvgate: Kvgate) -> None:
-    result = kvgate.run("--help")
+    result = kvgate.call("--help")
     assert result.returncode == 0
     assert all(command in result.stdout for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_examples(kvgate: Kvgate, command: str) -> None:
-    text = kvgate.run(command, "--help").stdout
+    text = kvgate.call(command, "--help").stdout
     assert f"kvgate {command}" in text.partition("Examples:")[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_whole_on_a_terminal_of_80_columns(kvgate: Kvgate, command: str) -> None:
-    text = kvgate.run(command, "--help", env={"COLUMNS": "80"}).stdout
+    text = kvgate.call(command, "--help", env={"COLUMNS": "80"}).stdout
     parameters = typer.main.get_group(app).commands[command].params  # type: ignore[attr-defined]
     options = {name for each in parameters for name in each.opts if name.startswith("--")}
     assert options <= set(re.findall(r"(?<![\w-])--[a-z-]+", text.partition("Options:")[2]))
@@ -53,7 +53,7 @@ def test_help_is_whole_on_a_terminal_of_80_columns(kvgate: Kvgate, command: str)
 
 
 def test_the_list_of_commands_says_of_each_what_it_does_in_full(kvgate: Kvgate) -> None:
-    listed = " ".join(kvgate.run("--help", env={"COLUMNS": "80"}).stdout.split())
+    listed = " ".join(kvgate.call("--help", env={"COLUMNS": "80"}).stdout.split())
     assert "up Start a cluster on this machine: Redis, replicas and gateways behind one shared address. down" in listed
     assert "..." not in listed.partition("Commands:")[2]
 
@@ -69,11 +69,11 @@ def test_help_loads_nothing_that_is_slow_to_import() -> None:
 
 
 def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> None:
-    assert kvgate.run("version").stdout == kvgate.run("--version").stdout == "0.1.0\n"
+    assert kvgate.run("version").stdout == kvgate.call("--version").stdout == "0.1.0\n"
 
 
 def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
-    result = kvgate.run("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
+    result = kvgate.call("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
     said = "OK, but no replicas and no discovery: every request will be answered 503"
     assert result.stdout.endswith(f"gateway.yaml: {said}\n")
@@ -92,14 +92,14 @@ def test_check_config_says_what_replicas_there_will_be(
 ) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(text)
-    result = kvgate.run("check-config", str(file), env={"KVGATE_ID": "gw7"})
+    result = kvgate.call("check-config", str(file), env={"KVGATE_ID": "gw7"})
     assert result.stdout == f"{file}: OK (gateway gw7, {replicas}, policy prefix_kv_aware)\n"
 
 
 def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
     path = kvgate.folder / "bad.yaml"
     path.write_text("port: 0\nprot: 1\n")
-    result = kvgate.run("check-config", str(path))
+    result = kvgate.call("check-config", str(path))
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
         f"kvgate: {path}: 2 problems",
@@ -110,14 +110,14 @@ def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
 
 def test_a_replicas_file_is_told_from_a_gateways(kvgate: Kvgate) -> None:
     file = ROOT / "configs" / "replica-lmcache-redis.yaml"
-    lines = kvgate.run("check-config", str(file)).stderr.splitlines()
+    lines = kvgate.call("check-config", str(file)).stderr.splitlines()
     assert lines[-1] == f"this looks like a replica's file: kvgate replica-command --config {file} checks it"
 
 
 def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
     path = kvgate.folder / "bad.yaml"
     path.write_text("prot: 1\n")
-    result = kvgate.run("gateway", "--config", str(path))
+    result = kvgate.call("gateway", "--config", str(path))
     assert result.returncode == 1
     assert "prot: is not a known key; did you mean port?" in result.stderr
 
@@ -125,42 +125,42 @@ def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> No
 @pytest.mark.parametrize("stdin", ["my-key", "my-key\n"])
 def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: str) -> None:
     digest = hashlib.sha256(b"my-key").hexdigest()
-    assert kvgate.run("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
+    assert kvgate.call("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
 
 
 def test_hash_key_warns_of_a_key_that_can_be_guessed(kvgate: Kvgate) -> None:
-    assert "a key of 15 characters can be guessed" in kvgate.run("hash-key", stdin="k" * 15).stderr
-    assert kvgate.run("hash-key", stdin="k" * 16).stderr == ""
+    assert "a key of 15 characters can be guessed" in kvgate.call("hash-key", stdin="k" * 15).stderr
+    assert kvgate.call("hash-key", stdin="k" * 16).stderr == ""
 
 
 @pytest.mark.parametrize("stdin", ["", "\n", "two keys"])
 def test_hash_key_refuses_what_is_no_key(kvgate: Kvgate, stdin: str) -> None:
-    one_line_error(kvgate.run("hash-key", stdin=stdin))
+    one_line_error(kvgate.call("hash-key", stdin=stdin))
 
 
 def test_owners_needs_one_prompt(kvgate: Kvgate) -> None:
-    assert "give the prompt once" in one_line_error(kvgate.run("owners", "--model", "sim"))
-    assert "give the prompt once" in one_line_error(kvgate.run("owners", "-", "--text", "Hello"))
+    assert "give the prompt once" in one_line_error(kvgate.call("owners", "--model", "sim"))
+    assert "give the prompt once" in one_line_error(kvgate.call("owners", "-", "--text", "Hello"))
 
 
 def test_owners_needs_a_model_for_a_text(kvgate: Kvgate) -> None:
-    result = kvgate.run("owners", "--text", "Hello", "--gateway", "http://127.0.0.1:9")
+    result = kvgate.call("owners", "--text", "Hello", "--gateway", "http://127.0.0.1:9")
     assert "--model is needed" in one_line_error(result)
 
 
 def test_owners_without_a_cluster_says_how_to_start_one(kvgate: Kvgate) -> None:
-    result = kvgate.run("owners", "--text", "Hello", "--model", "sim")
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim")
     assert "start one with `kvgate up" in one_line_error(result)
 
 
 def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
     url = f"http://127.0.0.1:{kvgate.port}"
-    result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
     assert f"no answer from {url}" in one_line_error(result)
 
 
 def test_owners_says_how_a_gateways_url_is_written(kvgate: Kvgate) -> None:
-    result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", "localhost:8396")
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", "localhost:8396")
     assert "--gateway: is 'localhost:8396'; must be a URL, like http://" in one_line_error(result)
 
 
@@ -187,7 +187,7 @@ def test_owners_that_may_not_ask_names_where_a_key_is_given(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        result = kvgate.run("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
+        result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
         server.shutdown()
         thread.join()
     said = f"the gateway refused ({status}): Not you. Give an admin key by --api-key or KVGATE_API_KEY."
@@ -195,7 +195,7 @@ def test_owners_that_may_not_ask_names_where_a_key_is_given(
 
 
 def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
-    assert "no cluster is up" in one_line_error(kvgate.run("status", "--state-dir", str(kvgate.state_dir)))
+    assert "no cluster is up" in one_line_error(kvgate.call("status", "--state-dir", str(kvgate.state_dir)))
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
 def test_a_doctor_that_cannot_look_says_why_and_exits_with_2(
     kvgate: Kvgate, options: tuple[str, ...], problem: str
 ) -> None:
-    result = kvgate.run("doctor", *options)
+    result = kvgate.call("doctor", *options)
     assert (result.returncode, result.stdout) == (2, "")
     assert problem in result.stderr
 
 
 def test_the_doctor_prints_what_it_found_with_reason_and_fix_and_what_it_could_not_check(kvgate: Kvgate) -> None:
-    result = kvgate.run("doctor", "--redis-url", f"redis://:secret@127.0.0.1:{kvgate.port}")
+    result = kvgate.call("doctor", "--redis-url", f"redis://:secret@127.0.0.1:{kvgate.port}")
     assert result.returncode == 1
     lines = result.stdout.splitlines()
     assert lines[0] == "Redis"
@@ -232,7 +232,7 @@ def test_the_doctor_prints_what_it_found_with_reason_and_fix_and_what_it_could_n
 
 
 def test_down_without_a_cluster_does_nothing(kvgate: Kvgate) -> None:
-    result = kvgate.run("down", "--state-dir", str(kvgate.state_dir))
+    result = kvgate.call("down", "--state-dir", str(kvgate.state_dir))
     assert (result.returncode, result.stdout) == (0, f"nothing runs in {kvgate.state_dir}\n")
 
 
@@ -256,7 +256,7 @@ def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", kvgate.port))
         other.listen()
-        error = one_line_error(kvgate.run("replica-sim", "--port", str(kvgate.port)))
+        error = one_line_error(kvgate.call("replica-sim", "--port", str(kvgate.port)))
     assert f"cannot listen on 127.0.0.1:{kvgate.port}" in error
 
 
@@ -269,11 +269,11 @@ def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
     ],
 )
 def test_an_lmcache_that_a_simulated_replica_cannot_have_is_refused(kvgate: Kvgate, told: str, answer: str) -> None:
-    assert answer in one_line_error(kvgate.run("replica-sim", "--lmcache", told))
+    assert answer in one_line_error(kvgate.call("replica-sim", "--lmcache", told))
 
 
 def test_replica_command_prints_a_paragraph_for_each_process(kvgate: Kvgate) -> None:
-    result = kvgate.run("replica-command", "--config", str(ROOT / "configs" / "replica-lmcache-cpu-redis.yaml"))
+    result = kvgate.call("replica-command", "--config", str(ROOT / "configs" / "replica-lmcache-cpu-redis.yaml"))
     assert result.returncode == 0
     heads = [paragraph.split(":")[0] for paragraph in result.stdout.split("\n\n")]
     assert heads == ["# lmcache", "# agent", "# vllm"]
@@ -281,7 +281,7 @@ def test_replica_command_prints_a_paragraph_for_each_process(kvgate: Kvgate) -> 
 
 def test_replica_command_prints_json_for_programs(kvgate: Kvgate) -> None:
     config = str(ROOT / "configs" / "replica-vllm.yaml")
-    result = kvgate.run("replica-command", "--config", config, "--json", env={"KVGATE_REPLICA_ID": "r7"})
+    result = kvgate.call("replica-command", "--config", config, "--json", env={"KVGATE_REPLICA_ID": "r7"})
     agent, engine = json.loads(result.stdout)
     assert (engine["name"], engine["argv"][:2], engine["env"]) == ("vllm", ["vllm", "serve"], {"PYTHONHASHSEED": "0"})
     assert "r7" in agent["argv"]
@@ -290,7 +290,7 @@ def test_replica_command_prints_json_for_programs(kvgate: Kvgate) -> None:
 def test_replica_command_lists_every_problem(kvgate: Kvgate) -> None:
     path = kvgate.folder / "bad.yaml"
     path.write_text("vllm: {model: m, max_model_len: 0}\nlmcash: {}\n")
-    result = kvgate.run("replica-command", "--config", str(path))
+    result = kvgate.call("replica-command", "--config", str(path))
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
         f"kvgate: {path}: 2 problems",

@@ -20,9 +20,9 @@ from bench.cluster import SimReplica
 from coordinator.keys import PoolKeys, pool_slug
 from gateway.discovery.source import replica_at
 from gateway.local.ports import free_ports
-from tests.api.stage import wait_until
 from tests.gateway.cli.conftest import COMMAND, Kvgate
 from tests.gateway.cli.test_commands import one_line_error
+from tests.polling import wait_until
 from tests.redis_server import running_redis
 
 KEYS = PoolKeys(pool_slug("kvgate/sim-vlm"))
@@ -33,13 +33,13 @@ AGENT = ("agent", "--replica", "r0", "--url", "http://127.0.0.1:9")
 
 
 def test_the_agents_help_says_what_the_engine_needs(kvgate: Kvgate) -> None:
-    text = kvgate.run("agent", "--help").stdout
+    text = kvgate.call("agent", "--help").stdout
     for taught in ("--kv-events-config", "replay_endpoint", "KVGATE_REPLICA_API_KEY", "KVGATE_REDIS_URL", "degraded"):
         assert taught in text
 
 
 def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
-    text = kvgate.run("coordinator", "--help").stdout
+    text = kvgate.call("coordinator", "--help").stdout
     for taught in ("coordinator.apply_events", "--metrics-port", "KVGATE_REDIS_URL"):
         assert taught in text
 
@@ -68,11 +68,11 @@ def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
     ],
 )
 def test_a_bad_argument_gives_one_line_that_names_it(kvgate: Kvgate, arguments: tuple[str, ...], wrong: str) -> None:
-    assert one_line_error(kvgate.run(*arguments)).startswith(f"kvgate: {wrong}")
+    assert one_line_error(kvgate.call(*arguments)).startswith(f"kvgate: {wrong}")
 
 
 def test_a_redis_password_is_not_quoted_back(kvgate: Kvgate) -> None:
-    error = one_line_error(kvgate.run(*AGENT, "--redis-url", "redis://:a-secret@h:6379?socket_timout=1"))
+    error = one_line_error(kvgate.call(*AGENT, "--redis-url", "redis://:a-secret@h:6379?socket_timout=1"))
     assert "--redis-url: " in error
     assert "a-secret" not in error
 
@@ -81,7 +81,7 @@ def test_a_metrics_port_that_is_taken_is_named(kvgate: Kvgate) -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", kvgate.port))
         other.listen()
-        error = one_line_error(kvgate.run("coordinator", "--metrics-port", str(kvgate.port)))
+        error = one_line_error(kvgate.call("coordinator", "--metrics-port", str(kvgate.port)))
     assert f"--metrics-port {kvgate.port}: " in error
 
 
@@ -165,9 +165,9 @@ def get(url: str) -> httpx.Response | None:
 
 
 def ends_cleanly(process: subprocess.Popen[bytes]) -> bool:
-    """Whether SIGTERM ends it within a second, with 0."""
+    """Whether SIGTERM ends it, with 0."""
     process.send_signal(signal.SIGTERM)
-    return process.wait(1) == 0
+    return process.wait(60) == 0
 
 
 def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Follower) -> None:

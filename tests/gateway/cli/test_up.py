@@ -188,7 +188,7 @@ async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) 
 
 
 async def test_nothing_outlives_a_foreground_that_is_killed(kvgate: Kvgate) -> None:
-    with kvgate.up_in_foreground("--no-demo") as up:
+    with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
         output_until(up, "Ctrl-C stops everything")
         up.kill()
         assert await wait_until(lambda: kvgate.alive() == [], 20)

@@ -65,7 +65,7 @@ def test_a_process_that_does_not_start_is_shown_with_its_log_and_the_rest_is_sto
     broken = kvgate.folder / "bin" / "redis-server"
     broken.parent.mkdir()
     broken.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && { echo "Redis server v=7.2.0"; exit; }\necho out of luck\nexit 3\n'
+        '#!/bin/sh\n[ "$1" = --version ] && { echo "Redis server v=99.0.0"; exit; }\necho out of luck\nexit 3\n'
     )
     broken.chmod(0o755)
     result = kvgate.up("--detach", env={"PATH": f"{broken.parent}:/usr/bin:/bin"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gateway.discovery.kubernetes import EndpointSlices
 from gateway.discovery.settings import KubernetesSettings
 from gateway.discovery.source import SourceDown
 from gateway.settings import ReplicaSettings
+from tests.certificates import self_signed
 from tests.gateway.discovery.kubernetes_api import (
     KubernetesApi,
     endpoint,
@@ -22,6 +22,7 @@ from tests.gateway.discovery.kubernetes_api import (
     running_kubernetes,
     service_account,
 )
+from tests.programs import needs
 
 Answers = AsyncGenerator[list[ReplicaSettings], None]
 
@@ -188,14 +189,12 @@ async def test_what_is_no_list_of_slices_is_not_taken_for_an_empty_one(api: Kube
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two self-signed certificates for 127.0.0.1, with their keys beside them."""
     folder = tmp_path_factory.mktemp("tls")
-    names = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
     for name in ("server", "another"):
-        files = ("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"))
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, *files]
-        subprocess.run(command, check=True, capture_output=True)
+        self_signed(folder, name, "127.0.0.1")
     return folder
 
 
+@needs("openssl")
 async def test_only_the_certificate_in_the_pod_is_trusted(certificates: Path, tmp_path: Path) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificates / "server.crt", certificates / "server.key")

@@ -12,10 +12,11 @@ import zmq
 from gateway.doctor import endpoints
 from gateway.doctor.endpoints import open_ones, target_of
 from gateway.doctor.facts import Unknown
+from tests.programs import needs
 
 THIS_MACHINE = "http://127.0.0.1:8000"
-HERE = endpoints._outward_address()
-on_a_network = pytest.mark.skipif(HERE is None, reason="this machine has no address but 127.0.0.1")
+HERE = endpoints.outward_address()
+on_a_network = needs("a network")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,23 @@ def test_a_port_that_something_listens_on_is_refused_even_if_it_shares() -> None
         other.listen()
         with pytest.raises(ClusterError, match="cannot be listened on"):
             require_free("127.0.0.1", other.getsockname()[1])
+
+
+def test_what_one_was_given_and_does_not_use_yet_nobody_else_is_given() -> None:
+    code = "from gateway.local.ports import free_ports; print(*free_ports(40))"
+    environment = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    begun = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(3)
+    ]
+    given = [port for each in begun for port in each.communicate()[0].split()]
+    assert len(set(given)) == len(given) == 3 * 40
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "99999", "31999"])
+def test_whatever_the_file_of_the_last_port_holds_ports_are_handed_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kvgate-last-port").write_text(text)
+    assert len(set(free_ports(3))) == 3
 
 
 def test_free_ports_are_distinct_and_can_be_bound() -> None:

@@ -1,0 +1,20 @@
+"""Certificates for servers of the tests' own."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+from pathlib import Path
+
+
+def self_signed(folder: Path, name: str, host: str) -> tuple[Path, Path]:
+    """A certificate for a host's name or address, that signs itself, and its key: `<name>.crt` and `<name>.key`."""
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    try:
+        kind = f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        kind = f"DNS:{host}"
+    who = ("-subj", f"/CN={host}", "-addext", f"subjectAltName={kind}", "-days", "2")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *who, "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key

