@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.stage import FIRST_BYTE_S, Stage
+from tests.chaos.stage import BREAKER_FAILURES, FIRST_BYTE_S, Stage
 from tests.cluster.clients import ask, is_complete
 
 BEFORE_THE_FIRST_BYTE: list[tuple[dict[str, Any], str]] = [
@@ -95,6 +95,14 @@ async def test_a_refusal_of_the_request_itself_is_passed_on_and_never_retried(st
     answer = await ask(stage.http, stage.urls[0], text)
     assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (400, owner.id)
     assert await stage.metric_of_all("kvgate_retries_total") == retries
+    assert await stage.ledger.breakers() == {}
+
+
+async def test_replicas_that_are_merely_too_busy_open_no_breaker(stage: Stage) -> None:
+    for _ in range(BREAKER_FAILURES):
+        await stage.fail_everywhere("error", status=429)
+        assert (await ask(stage.http, stage.urls[0], stage.new_prompt())).status_code == 429
+    assert is_complete(await ask(stage.http, stage.urls[0], stage.new_prompt()))
     assert await stage.ledger.breakers() == {}
 
 

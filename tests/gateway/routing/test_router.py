@@ -10,17 +10,17 @@ from gateway.job import Job
 from gateway.metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.routing.router import Router, Ticket
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
 
 
-def lonely_router() -> Router:
+def lonely_router(**policy: int) -> Router:
     """A router whose store was never connected; its pool `m` has three replicas."""
     store = Store(StoreSettings("redis://127.0.0.1:1"), "g0")
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
-    return Router(GatewaySettings(), store, Metrics(), lambda _replica: 16)
+    return Router(GatewaySettings(policy=PolicySettings(**policy)), store, Metrics(), lambda _replica: 16)
 
 
 def job(affinity: bytes) -> Job:
@@ -56,3 +56,10 @@ async def test_a_replica_that_failed_is_avoided_until_it_answers_again() -> None
         assert (await place(router, affinity)).replica != first.replica
         router.succeeded(first)
         assert (await place(router, affinity)).replica == first.replica
+
+
+async def test_no_replica_is_given_more_than_it_may_have_while_another_has_room() -> None:
+    router = lonely_router(max_active_requests=2)
+    placed = [(await place(router, b"a" * 16)).replica for _ in range(7)]
+    assert sorted(placed[:6]) == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert placed[6] == placed[0]  # none has room: the prompt's own replica, rather than none
