@@ -10,11 +10,12 @@ from aiohttp import web
 from bench.load import run
 from bench.workloads import Session, one_turn, user, words
 from gateway.local.ports import free_ports
+from tests.web_server import serving
 
 CLIENTS = 3
 
 
-async def answering(delay_s: float) -> web.AppRunner:
+def answering(delay_s: float) -> web.Application:
     async def answer(_request: web.Request) -> web.Response:
         await asyncio.sleep(delay_s)
         chunk = {"choices": [{"delta": {"content": "x"}}], "usage": {"prompt_tokens": 1}}
@@ -22,24 +23,18 @@ async def answering(delay_s: float) -> web.AppRunner:
 
     application = web.Application()
     application.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    return runner
+    return application
 
 
 async def test_what_fails_some_at_once_and_answers_others_later_is_not_given_up() -> None:
-    dead, port = free_ports(2)
-    runner = await answering(0.3)
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    (dead,) = free_ports(1)
+    async with serving(answering(0.3)) as url:
 
-    async def one_in_three_answers(session: Session, _body: object) -> str:
-        return f"http://127.0.0.1:{port if session.group % CLIENTS == 0 else dead}"
+        async def one_in_three_answers(session: Session, _body: object) -> str:
+            return url if session.group % CLIENTS == 0 else f"http://127.0.0.1:{dead}"
 
-    try:
         sessions = [one_turn(number, user(words("x"))) for number in range(30)]
         result = await run(sessions, one_in_three_answers, CLIENTS)
-    finally:
-        await runner.cleanup()
     assert (result.requests, result.failed) == (10, 20)
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gateway.local.ports import free_ports
 from tests.cluster.clients import ask, is_complete, prose
+from tests.web_server import serving
 
 Server = TypeVar("Server", bound="ForeignServer")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,7 +50,7 @@ class ForeignServer:
 
 
 @asynccontextmanager
-async def serving(server: Server, health: Handler | None = None) -> AsyncIterator[Server]:
+async def listening(server: Server, health: Handler | None = None) -> AsyncIterator[Server]:
     """It listens; with `health` it has a /health as well."""
     app = web.Application()
     if health is not None:
@@ -57,14 +58,8 @@ async def serving(server: Server, health: Handler | None = None) -> AsyncIterato
     app.router.add_get("/v1/models", server.models)
     app.router.add_get("/metrics", server.metrics)
     app.router.add_post("/v1/chat/completions", server.chat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with serving(app) as server.url:
         yield server
-    finally:
-        await runner.cleanup()
 
 
 async def kvgate(*arguments: str) -> None:
@@ -79,7 +74,7 @@ async def test_servers_that_are_not_vllm_are_fronted_with_prefix_routing(
     http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     state_dir = ("--state-dir", str(tmp_path))
-    async with serving(ForeignServer("one")) as one, serving(ForeignServer("two")) as two:
+    async with listening(ForeignServer("one")) as one, listening(ForeignServer("two")) as two:
         fronted = [option for each in (one, two) for option in ("--replica", f"id={each.name},url={each.url}")]
         try:
             await kvgate("up", "--detach", *state_dir, "--gateways", "2", "--port", str(free_ports(1)[0]), *fronted)

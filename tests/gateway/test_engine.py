@@ -14,6 +14,7 @@ from coordinator.keys import pool_slug
 from gateway.engine import HttpEngine, event_endpoints
 from gateway.settings import TimeoutSettings
 from gateway.upstream import Upstream
+from tests.web_server import serving
 
 METRICS = """\
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
@@ -62,13 +63,8 @@ async def server() -> AsyncIterator[Server]:
     server = Server()
     app = web.Application()
     app.router.add_get("/{path:.*}", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield server
-    await runner.cleanup()
+    async with serving(app) as server.url:
+        yield server
 
 
 @pytest.fixture

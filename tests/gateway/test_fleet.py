@@ -6,21 +6,20 @@ from aiohttp import web
 
 from coordinator.store import Store, StoreSettings
 from gateway.fleet import Fleet
-from gateway.local.ports import free_ports
 from gateway.settings import HealthSettings, ReplicaSettings, TimeoutSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 from tests.polling import eventually
+from tests.web_server import serving
 
 FAILURES = 3
 
 
 async def test_a_replica_is_dead_with_the_last_of_so_many_failed_checks_and_not_before() -> None:
-    (port,) = free_ports(1)
     store = Store(StoreSettings("redis://127.0.0.1:1"), "g0")
     upstream = Upstream(TimeoutSettings(), None)
     health = HealthSettings(interval_s=0.01, failures=FAILURES)
-    fleet = Fleet([ReplicaSettings(id="r0", url=f"http://127.0.0.1:{port}")], health, store, upstream)
+    fleet = Fleet([], health, store, upstream)
     is_well, seen_at_failures = True, list[str]()
 
     async def answer_health(_request: web.Request) -> web.Response:
@@ -34,19 +33,18 @@ async def test_a_replica_is_dead_with_the_last_of_so_many_failed_checks_and_not_
 
     application = web.Application()
     application.add_routes([web.get("/health", answer_health), web.get("/v1/models", list_models)])
-    runner, tasks = web.AppRunner(application), Tasks()
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    tasks.spawn(fleet.run(), "fleet")
-    try:
-        await eventually(lambda: fleet.describe() == {"r0": "alive"})
-        is_well = False
-        await eventually(lambda: len(seen_at_failures) > FAILURES + 1)
-        assert seen_at_failures[:FAILURES] == ["alive"] * FAILURES
-        assert seen_at_failures[FAILURES] == "unhealthy: /health answered 503"
-        is_well = True
-        await eventually(lambda: fleet.describe() == {"r0": "alive"})
-    finally:
-        await tasks.close()
-        await upstream.close()
-        await runner.cleanup()
+    tasks = Tasks()
+    async with serving(application) as url:
+        fleet.use([ReplicaSettings(id="r0", url=url)])
+        tasks.spawn(fleet.run(), "fleet")
+        try:
+            await eventually(lambda: fleet.describe() == {"r0": "alive"})
+            is_well = False
+            await eventually(lambda: len(seen_at_failures) > FAILURES + 1)
+            assert seen_at_failures[:FAILURES] == ["alive"] * FAILURES
+            assert seen_at_failures[FAILURES] == "unhealthy: /health answered 503"
+            is_well = True
+            await eventually(lambda: fleet.describe() == {"r0": "alive"})
+        finally:
+            await tasks.close()
+            await upstream.close()

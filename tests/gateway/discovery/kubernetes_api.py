@@ -16,6 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.web_server import serving
+
 TOKEN = "a token"
 
 
@@ -169,17 +171,11 @@ def _line(event: str, found: dict[str, Any]) -> bytes:
 async def running_kubernetes(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[KubernetesApi]:
     api, app = KubernetesApi(), web.Application()
     app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices", api.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
-    await site.start()
-    port = runner.addresses[0][1]
-    api.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
-    try:
-        yield api
-    finally:
-        await api.cut()
-        await runner.cleanup()
+    async with serving(app, port, tls) as api.url:
+        try:
+            yield api
+        finally:
+            await api.cut()
 
 
 def service_account(folder: Path, namespace: str = "models", token: str = TOKEN) -> Path:

@@ -21,6 +21,7 @@ from gateway.doctor.replicas import ask_replica
 from gateway.doctor.servers import ask_gateway, ask_lmcache
 from gateway.settings import ReplicaSettings, TimeoutSettings
 from gateway.upstream import Upstream
+from tests import web_server
 
 NOWHERE = "redis://127.0.0.1:1"
 
@@ -41,13 +42,8 @@ async def answering(answers: dict[str, Any], seen: list[web.Request] | None = No
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as url:
+        yield url
 
 
 async def asked(url: str, with_key: bool = False, timeout_s: float = 2.0) -> Replica:
