@@ -6,9 +6,16 @@ from collections import Counter
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.programs import missing
+
+# No clock decides whether an example passes: a busy machine takes longer for each, and to make them up. Fixtures that
+# all examples share are meant so: clusters.
+NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
+settings.load_profile("patient")
 
 FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/cli/")
 """What takes longest, so that no worker is left alone with it in the end."""

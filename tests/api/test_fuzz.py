@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.api.stage import Stage, chat_body
@@ -76,7 +76,7 @@ def check(stage: Stage, path: str, body: bytes) -> None:
         assert answer.json()["error"]["code"], answer.text
 
 
-@settings(max_examples=700, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=700, database=None)
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(fields, anything, max_size=5))
 def test_any_fields_of_any_type_are_answered(stage: Stage, path: str, body: dict[str, Any]) -> None:
     content = json.dumps({"model": "sim", **body}, ensure_ascii=False)

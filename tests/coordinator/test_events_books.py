@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import redis.asyncio as redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
@@ -124,7 +124,7 @@ class Books:
         await self._pool.drop(name, await now_ms(self._client) + 10_000, keys)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(steps=steps)
 async def test_owned_tokens_are_the_sum_of_what_the_records_hold(
     redis_server: RedisServer,

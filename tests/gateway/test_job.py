@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import orjson
@@ -11,6 +12,29 @@ from gateway.errors import ApiError
 from gateway.job import model_of_form, parse_document, upstream_body, upstream_headers, usage_request
 
 REMOVED = ("session_id", "priority")
+NO_OBJECT = {
+    "empty": b"",
+    "a number": b"3",
+    "blank": b"  \n",
+    "not JSON": b"hello",
+    "cut off": b'{"model":"sim","messages":[',
+    "an array": b"[]",
+    "a string": b'"sim"',
+    "null": b"null",
+    "NaN": b'{"model":"sim","temperature":NaN,"messages":[]}',
+    "infinity": b'{"model":"sim","temperature":1e999,"messages":[]}',
+    "invalid UTF-8": b'{"model":"sim","messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "a lone surrogate": b'{"model":"sim","messages":[{"role":"user","content":"\\ud800"}]}',
+    "UTF-16": '{"model":"sim"}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"model":"sim"}',
+    "deep arrays": b"[" * 100_000,
+    "deep objects": b'{"a":' * 100_000,
+    "deep and closed": b'{"model":"sim","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "something behind it": b'{"model":"sim"} x',
+    "single quotes": b"{'model':'sim'}",
+    "a comment": b'{"model":"sim"/**/}',
+    "compressed": zlib.compress(b'{"model":"sim"}'),
+}
 
 
 def sent(body: bytes, added: dict[str, Any] | None = None, changed: bool = False) -> tuple[bytes, dict[str, Any]]:
@@ -50,7 +74,7 @@ def test_an_edited_body_is_serialised_again() -> None:
     assert upstream_body(b"old", {"model": "new"}, REMOVED, {}, True) == b'{"model":"new"}'
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"3", b"{", b'{"a":NaN}', b'{"a":"\xff"}', b"[" * 100_000])
+@pytest.mark.parametrize("body", NO_OBJECT.values(), ids=NO_OBJECT)
 def test_a_body_that_is_no_json_object_is_a_400_that_says_so(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         parse_document(body)

@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from tests.bench.simulator.conftest import RunningReplica, StartReplica
 
@@ -232,7 +232,7 @@ _PATHS = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(path=st.sampled_from(_PATHS), body=st.dictionaries(st.sampled_from(_FIELDS), _json))
 async def test_whatever_the_body_holds_the_answer_is_never_a_500(
     replica: RunningReplica, path: str, body: dict[str, Any]

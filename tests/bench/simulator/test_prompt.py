@@ -21,7 +21,7 @@ def hashes(prompt: Prompt) -> list[int]:
     return hasher.hashes
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(turns=st.lists(_turn, min_size=1, max_size=3), answer=st.text(max_size=20))
 def test_the_next_turn_of_a_conversation_starts_with_the_tokens_and_blocks_of_this_one(
     turns: list[list[object]], answer: str
