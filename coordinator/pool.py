@@ -298,3 +298,8 @@ class Pool:
     def read(self, *command: Any) -> asyncio.Future[Any]:
         """A plain command off the hot path (see responses.py)."""
         return _down() if self._wire is None else self._wire.send(*command)
+
+    def flush(self) -> None:
+        """What was sent so far leaves before anything else is written in this turn of the loop."""
+        if self._wire is not None:
+            self._wire.flush()

@@ -179,6 +179,10 @@ class Wire(asyncio.Protocol):
         self._enqueue_script(call, script, keys, args)
         self._schedule(is_urgent)
 
+    def flush(self) -> None:
+        """Everything sent so far leaves now, before this turn of the loop ends."""
+        self._write()
+
     def _schedule(self, is_urgent: bool) -> None:
         if is_urgent:
             if not self._writes_soon:

@@ -1,0 +1,22 @@
+"""Which replica keeps a stored response."""
+
+from __future__ import annotations
+
+import redis
+
+from coordinator import responses
+from coordinator.pool import Pool
+from tests.redis_server import RedisServer
+
+
+async def test_a_response_is_on_its_way_to_redis_before_its_client_can_hear_of_it(
+    redis_server: RedisServer, pool: Pool
+) -> None:
+    """The client's next request may come by another gateway, while this one has not had another turn."""
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as another_gateway:
+        another_gateway.ping()
+        written = responses.remember(pool, "resp_1", "r0", "life1", "a-tenant")
+        assert another_gateway.get(pool.keys.response("resp_1")) == "r0 life1 a-tenant"
+        await written
+        assert await responses.find(pool, "resp_1", "a-tenant") == ("r0", "life1")
+        assert await responses.find(pool, "resp_1", "another-tenant") is None
