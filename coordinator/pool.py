@@ -295,11 +295,6 @@ class Pool:
             elif chain:
                 self.hold(replica, chain)
 
-    def read(self, *command: Any) -> asyncio.Future[Any]:
-        """A plain command off the hot path (see responses.py)."""
-        return _down() if self._wire is None else self._wire.send(*command)
-
-    def flush(self) -> None:
-        """What was sent so far leaves before anything else is written in this turn of the loop."""
-        if self._wire is not None:
-            self._wire.flush()
+    def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
+        """A plain command off the hot path; `at_once`: it leaves before the next line of the caller's runs."""
+        return _down() if self._wire is None else self._wire.send(*command, at_once=at_once)

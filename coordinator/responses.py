@@ -14,9 +14,7 @@ _EVERYBODY = "-"
 def remember(pool: Pool, response_id: str, replica: str, incarnation: str, tenant: str | None) -> asyncio.Future[Any]:
     """Write it down. The command leaves at once: the client that hears the id may go on by another gateway."""
     place = f"{replica} {incarnation} {tenant or _EVERYBODY}"
-    written = pool.read("SET", pool.keys.response(response_id), place, "EX", RESPONSE_TTL_S)
-    pool.flush()
-    return written
+    return pool.read("SET", pool.keys.response(response_id), place, "EX", RESPONSE_TTL_S, at_once=True)
 
 
 async def find(pool: Pool, response_id: str, tenant: str | None) -> tuple[str, str] | None:

@@ -135,12 +135,14 @@ class Wire(asyncio.Protocol):
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def send(self, *command: Any, budget_s: float | None = None) -> asyncio.Future[Any]:
+    def send(self, *command: Any, budget_s: float | None = None, at_once: bool = False) -> asyncio.Future[Any]:
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
-        `budget_s`)."""
+        `budget_s`). `at_once`: it does not wait for this turn of the loop to end."""
         call = _Call(self._loop.time())
         future = call.future = self._future()
         self._enqueue(call, command)
+        if at_once:
+            self._write()
         self._limit(call, budget_s)
         return future
 
@@ -178,10 +180,6 @@ class Wire(asyncio.Protocol):
         call.on_reply = on_reply
         self._enqueue_script(call, script, keys, args)
         self._schedule(is_urgent)
-
-    def flush(self) -> None:
-        """Everything sent so far leaves now, before this turn of the loop ends."""
-        self._write()
 
     def _schedule(self, is_urgent: bool) -> None:
         if is_urgent:

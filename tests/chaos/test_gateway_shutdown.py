@@ -19,7 +19,7 @@ from tests.polling import eventually
 async def refuses(http: httpx.AsyncClient, gateway: GatewayProcess) -> bool:
     try:
         await http.get(f"{gateway.url}/health")
-    except (httpx.ConnectError, httpx.ReadError):  # one that was not accepted any more is reset
+    except (httpx.NetworkError, httpx.RemoteProtocolError):  # refused, or closed without an answer
         return True
     return False
 
