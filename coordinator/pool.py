@@ -296,5 +296,5 @@ class Pool:
                 self.hold(replica, chain)
 
     def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
-        """A plain command off the hot path; `at_once`: it leaves before the next line of the caller's runs."""
+        """A plain command off the hot path; `at_once`: it is on its way before this returns."""
         return _down() if self._wire is None else self._wire.send(*command, at_once=at_once)

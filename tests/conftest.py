@@ -18,9 +18,9 @@ settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CH
 settings.load_profile("patient")
 
 FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/cli/")
-"""What takes longest, so that no worker is left alone with it in the end."""
+"""These files run first, because they take longest."""
 SHARED = FIRST[:3]
-"""Files that begin so use the same clusters, which take seconds to start."""
+"""Files with the same beginning share clusters, which take seconds to start."""
 
 
 def file_of(nodeid: str) -> str:
@@ -39,6 +39,7 @@ class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
         return SHARED[place] if place < len(SHARED) else file_of(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster:
     return ByCluster(config, log)
 

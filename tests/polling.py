@@ -1,6 +1,7 @@
 """Waiting for what must come true, by asking until it does.
 
-No deadline here is a claim about speed: it only ends a test whose condition never comes true.
+A deadline ends a test whose condition never comes true. Where a test names one that is promised, it is counted in
+seconds in which the processes had cores to run on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.005, 0.05
 
 
 class Patience:
-    """A deadline that moves away while the machine is too busy to let anything come true."""
+    """A deadline that counts time more slowly while the machine is busy."""
 
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
@@ -39,7 +40,7 @@ def _share_of_a_core() -> float:
         running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):
         return 1.0
-    return min(1.0, (os.cpu_count() or 1) / max(1, running))
+    return min(1.0, len(os.sched_getaffinity(0)) / max(1, running))
 
 
 async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:

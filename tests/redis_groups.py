@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from gateway.local.ports import free_ports
+from gateway.local.ports import _PORTS, free_ports
 from tests.polling import wait_until
 from tests.redis_server import RedisServer, default_server, server_command
 
@@ -20,7 +20,6 @@ DOWN_AFTER_MS = 500
 """A master that says nothing for so long is down; its replica is the master about a second later."""
 _SLOTS = 16384
 _BUS = 10_000
-_LOWEST_HANDED_OUT = 20_000
 
 
 def client_of(server: RedisServer) -> redis.Redis:
@@ -180,7 +179,7 @@ def _ports_with_a_bus(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         (bus,) = free_ports(1)
-        if bus - _BUS < _LOWEST_HANDED_OUT and _is_free(bus - _BUS):
+        if bus - _BUS < _PORTS.start and _is_free(bus - _BUS):
             found.append(bus - _BUS)
     return found
 

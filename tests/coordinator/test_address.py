@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.address import check_url, connect
+from coordinator.address import check_url, connect, is_cluster
 from coordinator.errors import StoreDown
 from gateway.local.ports import free_ports
 from tests.redis_groups import client_of, end, sentinel_config
@@ -169,3 +169,9 @@ async def test_whenever_opening_is_cancelled_it_is_cancelled(redis_server: Redis
         turns += 1
     await opening.result().close()
     assert turns > 5
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://h,[::1]:1", "REDISS+CLUSTER://user:p%40ss@[::1]:1,h2/0"])
+def test_a_cluster_is_told_by_its_scheme(url: str) -> None:
+    assert is_cluster(url)
+    assert not is_cluster(url.lower().replace("cluster", "sentinel"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from coordinator.errors import StoreError
 from coordinator.store import Store, StoreSettings
 from coordinator.wire import Wire
 from gateway.local.ports import free_ports
+from gateway.local.redis import system_redis
 from tests.certificates import self_signed
 from tests.programs import needs
 from tests.redis_server import running_redis
@@ -35,7 +35,7 @@ def tls_port(certificate: Path) -> Iterator[int]:
         *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_suffix(".key"))),
         *("--tls-ca-cert-file", str(certificate)),
     )
-    with running_redis(shutil.which("redis-server"), options):
+    with running_redis(str(system_redis()), options):
         yield port
 
 

@@ -38,7 +38,7 @@ class Recorder(Wire):
     def tell(self, script: Script, keys: Any, args: Any, *_: Any) -> None:
         self.calls[script.name] = (list(keys), list(args))
 
-    def send(self, *command: Any) -> asyncio.Future[Any]:
+    def send(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
         names = {load(name, allow_oom=True).text: name for name in NAMES}
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if command[0] == "EVAL":

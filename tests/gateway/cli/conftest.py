@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def _kvgate(folder: Path) -> Iterator[Kvgate]:
     if kvgate.state_dir.exists():
         kvgate.run("down", "--state-dir", str(kvgate.state_dir))
         assert kvgate.alive() == []
+    Path(tempfile.gettempdir(), f"kvgate-port-{kvgate.port}.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -134,6 +134,9 @@ class Follower:
         wait_until(lambda: get(f"{url}/ready"))
         return url
 
+    def agent_holds_until_ms(self) -> int:
+        return int(str(self.store.hget(KEYS.agents, "r0")).split(" ")[2])
+
     def agent_lease_ms(self) -> int | None:
         """For how long the replica's agent holds it (0: it let go); None while none has."""
         record: Any = self.store.hget(KEYS.agents, "r0")
@@ -173,7 +176,9 @@ def ends_cleanly(process: subprocess.Popen[bytes]) -> bool:
 def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Follower) -> None:
     agent = running.agent(running.replica())
     wait_until(running.agent_lease_ms)
+    held_until_ms = running.agent_holds_until_ms()
     assert ends_cleanly(agent)
+    assert running.agent_holds_until_ms() < held_until_ms  # it took its lease back: those that end later only grow
     assert running.agent_lease_ms() == 0
     assert "Traceback" not in (running.folder / "agent.log").read_text()
 

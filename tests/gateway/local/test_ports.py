@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,10 +91,30 @@ def test_what_one_was_given_and_does_not_use_yet_nobody_else_is_given() -> None:
     assert len(set(given)) == len(given) == 3 * 40
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "99999", "31999"])
+@pytest.mark.parametrize("text", ["", "garbage and more of it", "99999", "31999"])
 def test_whatever_the_file_of_the_last_port_holds_ports_are_handed_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "kvgate-last-port").write_text(text)
+    first, second = free_ports(3), free_ports(3)
+    assert len({*first, *second}) == 6
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/dev/full")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, a_link], ids=["a folder", "a pipe", "a link"])
+def test_ports_are_handed_out_where_the_last_one_cannot_be_kept(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "kvgate-last-port")
     assert len(set(free_ports(3))) == 3
+
+
+def test_nobody_who_keeps_the_last_port_to_himself_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.local.ports._TURN_POLLS", 2)
+    with (tmp_path / "kvgate-last-port").open("w") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        assert len(set(free_ports(3))) == 3
 
 
 def test_free_ports_are_distinct_and_can_be_bound() -> None:
