@@ -1,7 +1,7 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
 # make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api names some of them
 # make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
-# make test-slow  more of them, in a quarter of an hour: soaks, benches, sentinels that fail over, a full Redis, discovery
+# make test-slow  more of them, in five minutes: soaks, benches, sentinels that fail over, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
 # make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
