@@ -17,8 +17,9 @@ PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
 # Tests wait more than they compute.
 CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) + 2)
+SLOWEST := --durations=10 --durations-min=1
 # In ARGS, a path names a few tests, which one process runs in seconds.
-SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder) $(ARGS)
+SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(SLOWEST)) $(ARGS)
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
 QUICK := bench/results/quick
@@ -40,7 +41,8 @@ $(INSTALLED): pyproject.toml
 		{ echo "cannot create .venv; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv (about a minute, once)"
 	@$(PIP_INSTALL) --editable '.[dev]' || \
-		{ echo "KVGate was not installed: pip names the problem above. Mend it, then run make again." >&2; exit 1; }
+		{ echo "KVGate was not installed: pip says why, above. Most often the package index cannot be reached (network," \
+			"proxy, PIP_INDEX_URL). Then run make again." >&2; exit 1; }
 	@touch $@
 
 $(OLDEST_REDIS): $(INSTALLED)

@@ -23,6 +23,16 @@ SHARED = FIRST[:3]
 """Files with the same beginning share clusters, which take seconds to start."""
 
 
+ELSEWHERE = {
+    "slow": "make test-slow",
+    "older_redis": "make test-programs",
+    "vllm": "make test-vllm",
+    "lmcache": "make test-lmcache",
+    "compose": "make compose-test",
+}
+"""Markers of tests that a plain `pytest` leaves out, and who runs them."""
+
+
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
@@ -57,7 +67,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """One line for each reason to skip tests."""
+    """One line for each reason to skip tests, or to leave them out."""
+    left_out = terminalreporter.stats.get("deselected", ())
+    for name, command in ELSEWHERE.items():
+        if count := sum(item.get_closest_marker(name) is not None for item in left_out):
+            terminalreporter.write_line(f"{count} not run, {name}: {command}")
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
