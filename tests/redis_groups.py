@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import redis
 
-from gateway.local.ports import _PORTS, free_ports
+from gateway.local.ports import _PORTS, free_ports, is_free
 from tests.polling import wait_until
 from tests.redis_server import RedisServer, default_server, server_command
 
@@ -179,18 +178,9 @@ def _ports_with_a_bus(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         (bus,) = free_ports(1)
-        if bus - _BUS < _PORTS.start and _is_free(bus - _BUS):
+        if bus - _BUS < _PORTS.start and is_free("127.0.0.1", bus - _BUS):
             found.append(bus - _BUS)
     return found
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

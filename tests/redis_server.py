@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from tests.polling import Patience
 from tests.programs import needs
 
 
+@functools.cache
 def default_server() -> str:
     """What `kvgate up` embeds: tests run on what users try first."""
     return str(find_redis_server().path)

@@ -114,7 +114,7 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
             if len(ports) == count:
                 return ports
             port = turn.next()
-            if port != excluded and _is_free(host, port):
+            if port != excluded and is_free(host, port):
                 ports.append(port)
     raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
 
@@ -162,7 +162,8 @@ def _locked_text(fd: int) -> bytes:
         return b""
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing is bound there."""
     with socket.socket() as probe:
         try:
             probe.bind((host, port))
