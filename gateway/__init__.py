@@ -11,7 +11,8 @@ A request's way through this package, in order (each word is a file, or a folder
     prompt/      the prompt as a byte stream, and its chain of prefix keys
     routing/     where it goes: `router` asks the store for a placement, or falls back to `rendezvous`
     upstream/    the only module that speaks to replicas: a connection each, an answer as it arrives
-    proxy        the request path: place, forward, retry, relay, settle
+    proxy        the request path, from the body to the answer; `attempt` places, sends and retries
+    relay        an answer on its way back, and what it teaches
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted
     discovery/   where replicas are that are not listed: DNS names, a Kubernetes service

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
-from gateway.settings import LimitSettings, SecuritySettings
+from gateway.limit_settings import LimitSettings
+from gateway.settings import SecuritySettings
 
 _RETRY_AFTER = {"retry-after": "1"}
 _CHALLENGE = {"www-authenticate": "Bearer"}

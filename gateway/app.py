@@ -27,6 +27,7 @@ from gateway.job import PROMPT_PATHS
 from gateway.metrics import Metrics
 from gateway.proxy import Proxy
 from gateway.reader import Reader
+from gateway.relay import Relay
 from gateway.reply import request_id
 from gateway.responses import Responses
 from gateway.routing.router import Router
@@ -61,9 +62,8 @@ class Gateway:
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        attempts = Attempts(
-            settings, self.router, self.fleet, self.upstream, self.reader, responses, audit, self.metrics
-        )
+        relay = Relay(self.reader, responses, audit)
+        attempts = Attempts(settings, self.router, self.fleet, self.upstream, relay, self.metrics)
         self.appliers = Appliers(settings.redis.url, self.id, self.store.pool_names, self.metrics.events.applied)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)

@@ -22,8 +22,9 @@ from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from coordinator.worker import forget
 from gateway.facts import base_card, parse_metrics, parse_models
+from gateway.limit_settings import HealthSettings
 from gateway.member import Member
-from gateway.settings import HealthSettings, ReplicaSettings
+from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream, UpstreamError
 
 _log = structlog.get_logger("kvgate.fleet")

@@ -29,7 +29,8 @@ from coordinator.address import check_url
 from coordinator.errors import StoreDown
 from gateway.config_file import build, read_file
 from gateway.discovery.settings import DiscoverySettings
-from gateway.section import Count, HostName, Milliseconds, Port, Seconds, Section, Slug
+from gateway.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
+from gateway.section import Count, HostName, Milliseconds, Port, Section, Slug
 
 # Which field each variable of the environment overrides.
 OVERRIDES = {
@@ -99,42 +100,6 @@ class PolicySettings(Section):
     max_active_requests: Count | None = None
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
     store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
-
-
-class LimitSettings(Section):
-    max_in_flight: Count = 1024
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
-    max_buffered_bytes: Annotated[int, Field(ge=1024)] = 2**30
-    max_image_pixels: Count = 64_000_000
-
-
-class TimeoutSettings(Section):
-    connect_s: Seconds = 2
-    body_s: Seconds = 60
-    first_byte_s: Seconds = 300
-    request_s: Seconds = 900
-    grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30
-    # vLLM closes an idle connection after 5 s; one reused later would be reset under the request.
-    upstream_keep_alive_s: Annotated[float, Field(gt=0, lt=5, allow_inf_nan=False)] = 4
-
-    @model_validator(mode="after")
-    def _nested(self) -> Self:
-        if not self.connect_s <= self.first_byte_s <= self.request_s:
-            raise ValueError("each must fit in the next: connect_s <= first_byte_s <= request_s")
-        return self
-
-
-class RetrySettings(Section):
-    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
-
-
-class HealthSettings(Section):
-    interval_s: Seconds = 2
-    timeout_s: Seconds = 2
-    failures: Count = 2
-    forget_s: Seconds = 3600
-    breaker_failures: Count = 3
-    breaker_open_s: Seconds = 5
 
 
 class ApiKey(Section):

@@ -15,7 +15,8 @@ from coordinator.survey import Look, Server, Survey
 from gateway.doctor.facts import Facts, Gateway, Pool, Replica, Unknown
 from gateway.doctor.replicas import ask_replica
 from gateway.doctor.servers import ask_gateway, ask_lmcache, with_keys
-from gateway.settings import ReplicaSettings, TimeoutSettings
+from gateway.limit_settings import TimeoutSettings
+from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream
 
 _MORE_LOOKS = 4

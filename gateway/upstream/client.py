@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.settings import TimeoutSettings
+from gateway.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Origin

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.admission import Admission, Caller, Keyring
 from gateway.errors import ApiError
-from gateway.settings import ApiKey, LimitSettings, SecuritySettings
+from gateway.limit_settings import LimitSettings
+from gateway.settings import ApiKey, SecuritySettings
 
 
 def digest(key: str) -> str:

@@ -6,7 +6,8 @@ from aiohttp import web
 
 from coordinator.store import Store, StoreSettings
 from gateway.fleet import Fleet
-from gateway.settings import HealthSettings, ReplicaSettings, TimeoutSettings
+from gateway.limit_settings import HealthSettings, TimeoutSettings
+from gateway.settings import ReplicaSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 from tests.polling import eventually

@@ -19,7 +19,8 @@ from gateway.doctor.facts import Facts, Replica, Unknown
 from gateway.doctor.gather import Targets, gather
 from gateway.doctor.replicas import ask_replica
 from gateway.doctor.servers import ask_gateway, ask_lmcache
-from gateway.settings import ReplicaSettings, TimeoutSettings
+from gateway.limit_settings import TimeoutSettings
+from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream
 from tests import web_server
 
