@@ -163,7 +163,7 @@ def test_media_are_told_apart_by_kind_and_content() -> None:
     assert all(prompt.images == [None] for prompt in prompts)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "QOI"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_the_size_is_read_from_the_header(kind: str) -> None:
     assert read(chat(image(data_url(encoded(40, 24, kind))))).images == [ImageSize(40, 24)]
 
