@@ -1,118 +1,139 @@
-"""Who is calling, and is there room: API keys and tenants, requests in flight, bytes held in memory."""
+"""Is there room: bodies that are still coming, requests in flight, bytes held in memory; and how much one client takes.
+
+A client is an API key; where no keys are configured, an address. While there is room for all, nobody is bounded; see
+`shares` for what holds when there is not.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass
+import ipaddress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from gateway.errors import ApiError
+from gateway.keyring import Caller
 from gateway.limit_settings import LimitSettings
-from gateway.settings import SecuritySettings
+from gateway.shares import Shares
 
 _RETRY_AFTER = {"retry-after": "1"}
-_CHALLENGE = {"www-authenticate": "Bearer"}
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request, and what it may see."""
-
-    tenant: str | None
-    """None where no keys are configured: everybody is the same caller."""
-    sees_decisions: bool
-    """Whether x-kvgate-* headers and explain are for it: they tell one tenant what another sent."""
-
-
-class Keyring:
-    """The configured API keys; only their SHA-256 is known here."""
-
-    def __init__(self, security: SecuritySettings) -> None:
-        self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
-        self._open = Caller(None, True)
-        self._expose = security.expose_decisions
-        secret = security.cache_salt_secret
-        self._secret = secret.get_secret_value().encode() if secret is not None else b""
-        self._share_cache = security.share_cache
-
-    def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller by `Authorization: Bearer` or `x-api-key`. Raises a 401 for a missing or unknown key."""
-        if not self._keys:
-            return self._open
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not presented:
-            message = "Send your API key as `Authorization: Bearer <key>`."
-            raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
-        digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
-        found = None
-        for known, key in self._keys:  # every key is compared, in constant time
-            if hmac.compare_digest(known, digest):
-                found = key
-        if found is None:
-            raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
-        return Caller(found.tenant, found.admin or self._expose)
-
-    def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
-        """The salt the engine gets: one of the tenant's own, so that no tenant can probe another's cache.
-
-        The HMAC's input frames the two names by length; a client's salt still separates within its tenant.
-        """
-        if caller.tenant is None or self._share_cache:
-            return client_salt
-        tenant, salt = caller.tenant.encode(), (client_salt or "").encode("utf-8", "surrogatepass")
-        message = len(tenant).to_bytes(4, "big") + tenant + salt
-        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+_ANSWERS = "answers"
+"""Who holds what replicas have answered."""
 
 
 class Admission:
-    """Counts requests in flight and bytes of bodies held, and refuses what exceeds the limits."""
+    """What a gateway has room for."""
 
-    def __init__(self, limits: LimitSettings) -> None:
-        self._limits = limits
-        self.in_flight = 0
-        self.held_bytes = 0
+    def __init__(self, limits: LimitSettings, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.uploads = Shares(limits.max_uploads, now_s)
+        self.requests = Shares(limits.max_in_flight, now_s)
+        self.held_bytes = Shares(limits.max_buffered_bytes, now_s)
 
     def __repr__(self) -> str:
-        return f"<Admission {self.in_flight} in flight, {self.held_bytes} bytes held>"
+        uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken
+        return f"<Admission {uploads} uploads, {requests} in flight, {held} bytes held>"
 
-    def __enter__(self) -> None:
-        """Count a request for as long as it runs. Raises a 429 when the gateway is full."""
-        if self.in_flight >= self._limits.max_in_flight:
-            raise ApiError(
-                429,
-                "gateway_overloaded",
-                f"This gateway has {self.in_flight} requests in flight, its limit. Retry shortly.",
-                headers=_RETRY_AFTER,
-            )
-        self.in_flight += 1
+    def place(self, holder: str) -> Place:
+        """What one request will take, nothing yet."""
+        return Place(self, holder)
 
-    def __exit__(self, *_: object) -> None:
-        self.in_flight -= 1
+    def try_hold(self, count: int) -> bool:
+        """Account for bytes of an answer, if there is room for them."""
+        return self.held_bytes.try_take(_ANSWERS, count)
 
-    def hold(self, count: int, held_so_far: int) -> None:
-        """Account for `count` more bytes of one body. Raises a 413 for a body too large, a 429 when all are."""
-        self.refuse_larger(held_so_far + count)
-        if self.held_bytes + count > self._limits.max_buffered_bytes:
-            raise ApiError(
-                429,
-                "gateway_overloaded",
-                "This gateway holds as many bytes of request bodies as it may. Retry shortly.",
-                headers={**_RETRY_AFTER, "connection": "close"},
-            )
-        self.held_bytes += count
+    def let_go(self, count: int) -> None:
+        """Give back what `try_hold` took."""
+        self.held_bytes.give_back(_ANSWERS, count)
+
+
+class Place:
+    """What one request takes: `release` gives all of it back, at every ending."""
+
+    __slots__ = ("_admission", "_held_bytes", "_is_in_flight", "_is_upload", "holder")
+
+    def __init__(self, admission: Admission, holder: str) -> None:
+        self.holder = holder
+        self._admission = admission
+        self._held_bytes = 0
+        self._is_upload = self._is_in_flight = False
+
+    def upload(self) -> None:
+        """Its body is still coming. Raises a 429 where too many are."""
+        self._is_upload = self._admission.uploads.try_take(self.holder, 1)
+        if not self._is_upload:
+            raise _overloaded("receives as many bodies as it may", "limits.max_uploads")
+
+    def begin(self) -> None:
+        """Its body is here: from now on it is in flight. Raises a 429 where too many are."""
+        if self._is_upload:
+            self._is_upload = False
+            self._admission.uploads.give_back(self.holder, 1)
+        self._is_in_flight = self._admission.requests.try_take(self.holder, 1)
+        if not self._is_in_flight:
+            raise _overloaded("has as many requests in flight as it may", "limits.max_in_flight", closes=False)
 
     def refuse_larger(self, size_bytes: int) -> None:
         """Raises a 413 for a body of this size, received or only announced, if it is too large."""
-        if size_bytes > self._limits.max_body_bytes:
+        limit = self._admission.limits.max_body_bytes
+        if size_bytes > limit:
             raise ApiError(
                 413,
                 "request_too_large",
-                f"body: larger than this gateway's limit of {self._limits.max_body_bytes} bytes "
-                "(limits.max_body_bytes).",
+                f"body: larger than this gateway's limit of {limit} bytes (limits.max_body_bytes).",
                 headers={"connection": "close"},
             )
 
-    def let_go(self, count: int) -> None:
-        self.held_bytes -= count
+    def hold(self, count: int) -> None:
+        """Account for `count` more bytes. Raises a 429 where that is too much."""
+        if not self._admission.held_bytes.try_take(self.holder, count):
+            raise _overloaded("holds as many bytes of requests as it may", "limits.max_buffered_bytes")
+        self._held_bytes += count
+
+    @contextmanager
+    def holding(self, count: int) -> Iterator[None]:
+        """Account for `count` more bytes for as long as the block runs. Raises a 429 where that is too much."""
+        self.hold(count)
+        try:
+            yield
+        finally:
+            self._let_go(count)
+
+    def hold_only(self, count: int) -> None:
+        """So many bytes is what is left of it, or what it has become."""
+        if count > self._held_bytes:
+            self.hold(count - self._held_bytes)
+        else:
+            self._let_go(self._held_bytes - count)
+
+    def _let_go(self, count: int) -> None:
+        if count:
+            self._admission.held_bytes.give_back(self.holder, count)
+            self._held_bytes -= count
+
+    def release(self) -> None:
+        """All of it is free again. Twice is harmless."""
+        self._let_go(self._held_bytes)
+        if self._is_upload:
+            self._is_upload = False
+            self._admission.uploads.give_back(self.holder, 1)
+        if self._is_in_flight:
+            self._is_in_flight = False
+            self._admission.requests.give_back(self.holder, 1)
+
+
+def holder_of(caller: Caller, peer: str) -> str:
+    """Whose share a request is of: the API key's, else the address'. IPv6 hosts have a /64 network each."""
+    if caller.key:
+        return f"key {caller.key}"
+    if ":" not in peer:
+        return peer
+    address = ipaddress.IPv6Address(peer.partition("%")[0])
+    return str(address.ipv4_mapped or int(address) >> 64)
+
+
+def _overloaded(what: str, setting: str, *, closes: bool = True) -> ApiError:
+    """`closes`: the rest of the body is not wanted."""
+    message = f"This gateway {what} ({setting}), or as many of one client's while others wait. Retry shortly."
+    headers = {**_RETRY_AFTER, "connection": "close"} if closes else _RETRY_AFTER
+    return ApiError(429, "gateway_overloaded", message, headers=dict(headers))

@@ -14,7 +14,7 @@ from coordinator.applier import Appliers
 from coordinator.store import Store, StoreSettings
 from coordinator.watch.tenure import WatchSettings
 from coordinator.watch.watcher import Watcher
-from gateway.admission import Admission, Keyring
+from gateway.admission import Admission
 from gateway.attempt import Attempts
 from gateway.audit import Audit
 from gateway.control import Status, build_control
@@ -23,8 +23,10 @@ from gateway.explain import Explainer
 from gateway.fleet import Fleet
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
-from gateway.job import PROMPT_PATHS
+from gateway.keyring import Keyring
+from gateway.loop_lag import watch_loop
 from gateway.metrics import Metrics
+from gateway.paths import PROMPT_PATHS
 from gateway.proxy import Proxy
 from gateway.reader import Reader
 from gateway.relay import Relay
@@ -77,7 +79,7 @@ class Gateway:
             attempts,
             responses.pin,
             self.metrics,
-            settings.timeouts.body_s,
+            settings.timeouts,
             settings.log.level == "debug",
         )
         self.control: ASGIApp = build_control(
@@ -96,6 +98,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Connect, look for replicas once, and start the background loops."""
+        self.tasks.spawn(watch_loop(self.metrics.loop_lag_s.observe), "loop lag")
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
         self.tasks.spawn(self.discovery.run(), "discovery")
@@ -114,6 +117,7 @@ class Gateway:
         """Deregister: what is left in this gateway's name is given back at once."""
         await self.store.leave()
         await self.tasks.close()
+        await self.reader.close()
         await self.upstream.close()
         _log.info("gateway stopped", id=self.id)
 

@@ -8,8 +8,9 @@ from typing import Any
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
-from gateway.job import Job, no_replica, with_fields
+from gateway.job import Job, no_replica
 from gateway.metrics import Metrics
+from gateway.reading.document import Body, with_fields
 from gateway.relay import Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
 from gateway.routing.router import Router, Ticket
@@ -156,7 +157,7 @@ class Attempts:
         return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
 
-def _body(job: Job, ticket: Ticket) -> bytes:
+def _body(job: Job, ticket: Ticket) -> Body:
     """The body for this replica: where its agent has to learn what an answer was computed from, asked to tell."""
     if ticket.placement is None or job.is_batch:
         return job.body

@@ -5,48 +5,71 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from gateway.admission import Admission
+from gateway.admission import Place
 from gateway.errors import ApiError
 
 More = Callable[[], Awaitable[bytes]]
 """The next piece of a body; empty at its end."""
 
+GRACE_S = 5.0
+"""A body may begin as slowly as this before its rate counts."""
 
-class Body:
-    """A request's body, its bytes accounted for until `release`."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._held_bytes = 0
+async def read_body(place: Place, headers: Mapping[str, str], more: More) -> bytes | bytearray:
+    """Read it whole. Raises ApiError as soon as it is too large, and what `more` raises."""
+    _check_head(place, headers)
+    first = await more()
+    if not first:
+        return b""
+    place.refuse_larger(len(first))
+    place.hold(len(first))
+    second = await more()
+    if not second:
+        return first
+    # A bytearray grows where it lies: the body is in memory once.
+    body = bytearray(first)
+    del first
+    while second:
+        place.refuse_larger(len(body) + len(second))
+        place.hold(len(second))
+        body += second
+        second = await more()
+    return body
 
-    async def read(self, headers: Mapping[str, str], more: More) -> bytes:
-        """Read it whole. Raises ApiError as soon as it is too large, and what `more` raises."""
-        if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
-            raise ApiError(
-                415, "unsupported_encoding", "content-encoding: compressed bodies are not accepted.", "content-encoding"
-            )
-        declared = headers.get("content-length", "")
-        if declared.isdigit():
-            self._admission.refuse_larger(int(declared))
-        chunks: list[bytes] = []
-        while chunk := await more():
-            self._hold(len(chunk))
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def read_within(self, limit_s: float, headers: Mapping[str, str], more: More) -> bytes:
-        """The same; a client that is slow to send it must not hold a place for ever."""
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self.read(headers, more)
-        except TimeoutError:
-            message = f"body: not complete after {limit_s:g} s (timeouts.body_s)."
-            raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
+async def upload_body(
+    place: Place, headers: Mapping[str, str], more: More, limit_s: float, min_bytes_per_s: int
+) -> bytes | bytearray:
+    """The same of a body that is still coming, counted as an upload meanwhile. Raises a 408 when it is not complete
+    after `limit_s`, or slower than `min_bytes_per_s`."""
+    _check_head(place, headers)
+    place.upload()
+    loop = asyncio.get_running_loop()
+    started_s, received = loop.time(), 0
 
-    def _hold(self, count: int) -> None:
-        self._admission.hold(count, self._held_bytes)
-        self._held_bytes += count
+    async def timed() -> bytes:
+        nonlocal received
+        piece = await more()
+        received += len(piece)
+        limit.reschedule(started_s + min(limit_s, GRACE_S + received / min_bytes_per_s))
+        return piece
 
-    def release(self) -> None:
-        self._admission.let_go(self._held_bytes)
-        self._held_bytes = 0
+    try:
+        async with asyncio.timeout(min(limit_s, GRACE_S)) as limit:
+            return await read_body(place, headers, timed)
+    except TimeoutError:
+        message = (
+            f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {min_bytes_per_s} bytes per "
+            "second (limits.min_body_bytes_per_s)."
+        )
+        raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
+
+
+def _check_head(place: Place, headers: Mapping[str, str]) -> None:
+    if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        raise ApiError(
+            415, "unsupported_encoding", "content-encoding: compressed bodies are not accepted.", "content-encoding"
+        )
+    declared = headers.get("content-length", "")
+    if declared.isdigit():
+        place.refuse_larger(int(declared))

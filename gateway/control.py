@@ -15,12 +15,13 @@ from starlette.requests import ClientDisconnect
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__
-from gateway.admission import Admission, Keyring
-from gateway.body import Body
+from gateway.admission import Admission, holder_of
+from gateway.body import upload_body
 from gateway.discovery.discovery import Discovery
 from gateway.errors import ApiError
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
+from gateway.keyring import Keyring
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 
@@ -84,7 +85,9 @@ class Status:
         """Gauges that are read from elsewhere, set when they are scraped."""
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
-        metrics.in_flight.set(self._admission.in_flight)
+        metrics.in_flight.set(self._admission.requests.taken)
+        metrics.uploads.set(self._admission.uploads.taken)
+        metrics.held_bytes.set(self._admission.held_bytes.taken)
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.of_replicas:
@@ -166,15 +169,16 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
         caller = keyring.identify(headers)
         if not caller.sees_decisions:
             raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
-        body = Body(admission)
+        place = admission.place(holder_of(caller, request.client.host if request.client else ""))
+        more = partial(anext, request.stream(), b"")
         try:
-            with admission:
-                data = await body.read_within(body_s, headers, partial(anext, request.stream(), b""))
-                return _json(200, await explainer.explain(data, headers, caller, path))
+            body = await upload_body(place, headers, more, body_s, admission.limits.min_body_bytes_per_s)
+            place.begin()
+            return _json(200, await explainer.explain(body, headers, caller, place, path))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
-            body.release()
+            place.release()
 
 
 async def _api_error(_: Request, error: ApiError) -> Response:

@@ -9,36 +9,17 @@ import orjson
 
 from coordinator.errors import StoreError
 from coordinator.inspect import read_owners
-from gateway.admission import Caller
+from gateway.admission import Place
+from gateway.errors import ApiError
 from gateway.fleet import Fleet
-from gateway.job import Job, parse_document, resolve_model
+from gateway.job import Job
+from gateway.keyring import Caller
 from gateway.prompt import Prompt
 from gateway.reader import Reader
+from gateway.reading import Ask, Body
 from gateway.routing.router import Router
 
-_SCORE_FIELDS = ("queries", "data_1", "text_1")
-
 Pin = Callable[[Job], Awaitable[None]]
-
-
-def api_path(document: Mapping[str, Any], path: str | None) -> str:
-    """The API a bare request body belongs to: as said, else by its fields."""
-    if path:
-        return path
-    if "messages" in document:
-        return "/v1/messages" if "system" in document else "/v1/chat/completions"
-    if "query" in document:
-        return "/v1/rerank"
-    if not document.keys().isdisjoint(_SCORE_FIELDS):
-        return "/v1/score"
-    if "input" in document:
-        return "/v1/embeddings" if _is_plain_input(document["input"]) else "/v1/responses"
-    return "/v1/completions"
-
-
-def _is_plain_input(value: Any) -> bool:
-    """A list of texts or token ids: items of a response's input are objects."""
-    return isinstance(value, list) and not any(isinstance(item, dict) for item in value)
 
 
 class Explainer:
@@ -51,29 +32,19 @@ class Explainer:
         self._fleet = fleet
 
     async def explain(
-        self, body: bytes, headers: Mapping[str, str], caller: Caller, path: str | None
+        self, body: Body, headers: Mapping[str, str], caller: Caller, place: Place, path: str | None
     ) -> dict[str, Any]:
         """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
-        document = parse_document(body)
-        path = api_path(document, path)
-        job = Job(
-            id="explain",
-            method="POST",
-            path=path,
-            target=path,
-            caller=caller,
-            body=body,
-            served=resolve_model(self._fleet, document, path),
-            policy=self._reader.policy(headers),
-        )
-        self._reader.fill(job, document)
+        job = Job("explain", "POST", path or "", "", caller, self._reader.policy(headers), {})
+        await self._reader.fill(job, Ask(path or ""), place, body)
         await self._pin(job)
-        assert job.prompt is not None
+        if job.prompt is None:
+            raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
         pool = self._router.pool(job)
         answer: dict[str, Any] = {
             "pool": pool.name,
-            "model": document.get("model"),
-            "path": path,
+            "model": job.model,
+            "path": job.path,
             "prompt_tokens": job.prompt_tokens,
         }
         request = self._router.request(job, pool, (), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.applier import Applied
-from gateway.job import PROMPT_PATHS
+from gateway.paths import PROMPT_PATHS
 from gateway.tallies import Distribution, Tally
 
 # Each at most twice the one before, and mostly less: a quantile is interpolated between two of them.
@@ -22,6 +22,7 @@ _ENGINE = {
     "prefix_hits_tokens": ("prefix_cache_hits_tokens", "Tokens that it found there."),
 }
 _LAG_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+_LOOP_LAG_S = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 
@@ -57,6 +58,10 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Tally("kvgate_requests", "Requests answered, by path and status.", ("path", "status"), registry)
         self.in_flight = Gauge("kvgate_requests_in_flight", "Requests being served.", registry=registry)
+        self.uploads = Gauge("kvgate_uploads", "Requests whose body is still coming.", registry=registry)
+        self.held_bytes = Gauge(
+            "kvgate_held_bytes", "Bytes accounted for: bodies, reading them, answers not sent yet.", registry=registry
+        )
         self.time_to_first_token_s = Distribution(
             "kvgate_time_to_first_token_seconds",
             "From the request's arrival to the first bytes of a streamed answer.",
@@ -76,6 +81,13 @@ class Metrics:
         )
         self.decisions = Tally(
             "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry
+        )
+        self.loop_lag_s = Distribution(
+            "kvgate_event_loop_lag_seconds",
+            "How late the event loop runs a timer: for so long something held it.",
+            (),
+            _LOOP_LAG_S,
+            registry,
         )
         self.events = EventMetrics(registry)
         self._add_tokens(registry)

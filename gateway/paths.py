@@ -11,6 +11,21 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
+USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PROMPT_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/tokenize",
+        "/v1/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+    }
+)
 _AMBIGUOUS = re.compile(r"//|/\.{1,2}(?:/|\Z)|/\Z|[\x00-\x1f\x7f\\%]")
 _BY_RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/.*)?")
 _SAFE_IN_PATH = "/:@!$&'()*+,;=~"

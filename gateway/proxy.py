@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 
-from gateway.admission import Admission, Caller, Keyring
+from gateway.admission import Admission, Place, holder_of
 from gateway.attempt import Attempts
-from gateway.body import Body
+from gateway.body import read_body, upload_body
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.job import Job
+from gateway.keyring import Keyring
+from gateway.limit_settings import TimeoutSettings
 from gateway.metrics import Metrics
 from gateway.reader import Reader
+from gateway.reading import Body
 from gateway.reply import Reply
 
 _log = structlog.get_logger("kvgate.proxy")
 
 CLIENT_GONE = 499
 """What a request whose client hung up counts as (nginx's convention)."""
-
-_LARGE_BYTES = 2**20
 
 Pin = Callable[[Job], Awaitable[None]]
 
@@ -45,7 +47,7 @@ class Proxy:
         attempts: Attempts,
         pin: Pin,
         metrics: Metrics,
-        body_s: float,
+        timeouts: TimeoutSettings,
         logs_requests: bool,
     ) -> None:
         self._keyring = keyring
@@ -54,21 +56,25 @@ class Proxy:
         self._attempts = attempts
         self._pin = pin
         self._metrics = metrics
-        self._body_s = body_s
+        self._body_s = timeouts.body_s
         self._logs_requests = logs_requests
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request; every ending is counted and logged here."""
         started = time.perf_counter()
         reply = Reply(exchange, started)
-        body = Body(self._admission)
+        place: Place | None = None
         try:
-            with self._admission:
-                caller = self._keyring.identify(exchange.headers)
-                self._reader.refuse_denied(exchange.path)
-                data = await self._receive(body, exchange)
-                job = await self._read(exchange, reply.request_id, caller, data)
-                await self._serve(job, exchange, reply)
+            caller = self._keyring.identify(exchange.headers)
+            self._reader.refuse_denied(exchange.path)
+            place = self._admission.place(holder_of(caller, exchange.peer))
+            body = await self._receive(place, exchange)
+            place.begin()
+            with self._while_client_is_there(exchange):
+                job = await self._reader.read(exchange, reply.request_id, caller, place, body)
+                del body  # the job has what the replica gets
+                await self._pin(job)
+                await self._attempts.run(job, reply)
         except ApiError as error:
             reply.refuse(error)
         except ClientGone:
@@ -79,38 +85,34 @@ class Proxy:
             reply.refuse(ApiError(503, "shutting_down", "This gateway stopped before it could finish."))
         except Exception as error:
             # Where, not what: an exception's text may hold a piece of the prompt.
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            raised = traceback.extract_tb(error.__traceback__)[-1]
             _log.error(
                 "unexpected failure",
                 request_id=reply.request_id,
                 error=type(error).__name__,
-                at=f"{place.filename}:{place.lineno}",
+                at=f"{raised.filename}:{raised.lineno}",
             )
             reply.refuse(ApiError(500, "internal_error", "This gateway failed; its log says where."))
         finally:
-            body.release()
+            if place is not None:
+                place.release()
             self._count(exchange.path, reply, time.perf_counter() - started)
 
-    async def _receive(self, body: Body, exchange: Exchange) -> bytes:
+    async def _receive(self, place: Place, exchange: Exchange) -> Body:
         """The whole body, which is mostly here already."""
         if exchange.has_body:
-            return await body.read(exchange.headers, exchange.receive)
-        return await body.read_within(self._body_s, exchange.headers, exchange.receive)
+            return await read_body(place, exchange.headers, exchange.receive)
+        rate = self._admission.limits.min_body_bytes_per_s
+        return await upload_body(place, exchange.headers, exchange.receive, self._body_s, rate)
 
-    async def _read(self, exchange: Exchange, request_id: str, caller: Caller, data: bytes) -> Job:
-        """Read the request; a large one beside the event loop, so that nobody else's tokens wait for it."""
-        if len(data) < _LARGE_BYTES:
-            return self._reader.read(exchange, request_id, caller, data)
-        return await asyncio.to_thread(self._reader.read, exchange, request_id, caller, data)
-
-    async def _serve(self, job: Job, exchange: Exchange, reply: Reply) -> None:
-        """Run the attempts, but stop at once when the client hangs up: the replica then aborts."""
+    @contextmanager
+    def _while_client_is_there(self, exchange: Exchange) -> Iterator[None]:
+        """Stop at once when the client hangs up: what has been sent to a replica is then aborted there."""
         if exchange.is_gone:
             raise ClientGone
         exchange.stops_when_gone = True
         try:
-            await self._pin(job)
-            await self._attempts.run(job, reply)
+            yield
         except asyncio.CancelledError:
             if exchange.is_gone:
                 exchange.task.uncancel()

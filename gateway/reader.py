@@ -3,120 +3,118 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Final
 
-from gateway.admission import Caller, Keyring
+from gateway.admission import Place
 from gateway.errors import ApiError, bad_field
-from gateway.fleet import Fleet, Served
-from gateway.form import is_form, without_fields
+from gateway.fleet import Fleet
 from gateway.http.exchange import Exchange
-from gateway.job import (
-    PROMPT_PATHS,
-    TRUSTED_FIELDS,
-    Job,
-    model_of_form,
-    parse_document,
-    resolve_model,
-    upstream_body,
-    upstream_headers,
-    usage_request,
-)
-from gateway.media import guard_media
-from gateway.paths import folded, is_denied, is_plain, upstream_target
-from gateway.prompt import Prompt, PromptLimits, TokenEstimator, read_prompt
+from gateway.job import TRUSTED_FIELDS, Job, resolve_model, upstream_headers
+from gateway.keyring import Caller, Keyring
+from gateway.paths import PROMPT_PATHS, folded, is_denied, is_plain, upstream_target
+from gateway.prompt import Engine, PromptLimits, Steps, TokenEstimator, TooManySteps
+from gateway.reading import Ask, Body, Reading, Resolve, Rules, Workers, read_body
+from gateway.reading.structure import StructureLimits, is_sparse
 from gateway.settings import GatewaySettings
 
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
 
-
-_MAX_ID_CHARS = 256
-# Of a batch of conversations to embed, only the first is read.
-_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings"}
+# What is larger, or takes more steps, another process reads: with these the event loop is held for 20 ms at the most.
+# A sparse body (an image) is copied, not taken to pieces: it may be larger.
+_INLINE_BYTES: Final = 2**19
+_INLINE_SPARSE_BYTES: Final = 2**22
+_INLINE_STEPS: Final = 3000
+# What a worker takes to read a body, at the most, its answer included: see docs/adr/0011-reading.md.
+_COPIES: Final = 3
+_PARSED_BYTES_PER_BYTE: Final = 10
+_MAX_PARSED_BYTES: Final = 200 * 2**20
 
 
 class Reader:
     """Reads requests; keeps, per pool, what was learned of its tokenizer."""
 
     def __init__(self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet) -> None:
-        security = settings.security
+        security, limits = settings.security, settings.limits
         self._keyring = keyring
         self._fleet = fleet
         self._policy = settings.policy
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self._denied = tuple(folded(path) for path in security.denied_paths)
-        self._removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
-        # A form gets no salt of its tenant's; then it shall have none at all.
-        self._removed_from_forms = (*self._removed, "cache_salt") if security.api_keys else self._removed
-        self._limits = PromptLimits(settings.limits.max_image_pixels, tuple(security.image_hosts))
+        removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
+        self._rules = Rules(
+            removed,
+            # A form gets no salt of its tenant's; then it shall have none at all.
+            (*removed, "cache_salt") if security.api_keys else removed,
+            PromptLimits(
+                limits.max_image_pixels, tuple(security.image_hosts), limits.max_messages, limits.max_content_parts
+            ),
+            StructureLimits(limits.max_fields, limits.max_elements, limits.max_nesting),
+            limits.max_form_parts,
+        )
+        self._workers = Workers(self._rules)
         self._estimators: dict[str, TokenEstimator] = {}
 
     def estimator(self, pool: str) -> TokenEstimator:
         return self._estimators.setdefault(pool, TokenEstimator())
+
+    async def close(self) -> None:
+        await self._workers.close()
 
     def refuse_denied(self, path: str) -> None:
         """Raises a 404 for the paths that must never reach a replica."""
         if is_denied(path, self._denied) or not is_plain(path):
             raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
 
-    def read(self, exchange: Exchange, request_id: str, caller: Caller, body: bytes) -> Job:
-        """Read one request. Raises ApiError naming the field that is wrong."""
-        method, path, headers = exchange.method, exchange.path, exchange.headers
-        document = self._document(method, path, headers, body)
-        as_form = _is_form(path, headers)
-        job = Job(
-            id=request_id,
-            method=method,
-            path=path,
-            target=upstream_target(path, exchange.query),
-            caller=caller,
-            body=without_fields(headers["content-type"], body, self._removed_from_forms) if as_form else body,
-            served=resolve_model(self._fleet, document, path),
-            policy=self.policy(headers),
-            headers=upstream_headers(headers, request_id, pass_authorization=self._pass_authorization),
-        )
-        if document and not as_form:
-            self.fill(job, document)
+    async def read(self, exchange: Exchange, request_id: str, caller: Caller, place: Place, body: Body) -> Job:
+        """Read one request; a large one in another process, so that nobody else's tokens wait for it. Raises ApiError
+        naming the field that is wrong."""
+        headers = exchange.headers
+        ask = Ask(exchange.path, headers.get("content-type", ""))
+        _check_kind(exchange.method, ask, has_body=bool(body))
+        policy = self.policy(headers)
+        passed = upstream_headers(headers, request_id, pass_authorization=self._pass_authorization)
+        target = upstream_target(exchange.path, exchange.query)
+        job = Job(request_id, exchange.method, exchange.path, target, caller, policy, passed)
+        await self.fill(job, ask, place, body)
         return job
 
-    def fill(self, job: Job, document: dict[str, Any]) -> None:
-        """Read the prompt and prepare the body that the replica gets."""
-        salt = self.salt(job.caller, document)
-        added, job.strip_usage = usage_request(job.path, document)
-        if salt is not None and salt != document.get("cache_salt"):
-            added["cache_salt"] = salt
-        job.stream = document.get("stream") is True
-        job.wants_token_ids = bool(document.get("return_token_ids"))
-        tells_logprobs = document.get("echo") and document.get("logprobs") is not None
-        job.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
-        if job.path == "/v1/responses":
-            job.previous_response_id = _previous_response(document)
-        had_media_ids = job.path not in _READ_IN_FULL and guard_media(document, self._limits)
-        job.prompt = self.prompt(job.path, document, job.served, salt)
-        if job.prompt.keys:
+    async def fill(self, job: Job, ask: Ask, place: Place, body: Body) -> None:
+        """Read the body, and what the replica gets of it, into `job`."""
+
+        def resolve(path: str, model: str | None, cache_salt: str | None) -> Engine:
+            job.served = resolve_model(self._fleet, model, path)
+            return Engine(job.served.root_model, job.served.adapter, self._keyring.cache_salt(job.caller, cache_salt))
+
+        reading = self._read_here(ask, body, resolve)
+        if reading is None:
+            async with self._workers.turns.of(place.holder):
+                parsed_bytes = min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
+                with place.holding(_COPIES * len(body) + parsed_bytes):
+                    reading = await self._workers.read(ask, body, resolve)
+        job.body = body if reading.body is None else reading.body
+        place.hold_only(len(job.body))
+        self._take(job, reading)
+
+    def _read_here(self, ask: Ask, body: Body, resolve: Resolve) -> Reading | None:
+        """Read a body at once; None where that would hold the event loop for too long."""
+        if len(body) > _INLINE_BYTES and (len(body) > _INLINE_SPARSE_BYTES or ask.is_form or not is_sparse(body)):
+            return None
+        try:
+            return read_body(ask, body, self._rules, resolve, Steps(_INLINE_STEPS))
+        except TooManySteps:
+            return None
+
+    def _take(self, job: Job, reading: Reading) -> None:
+        job.path, job.model = reading.path, reading.model
+        job.stream, job.strip_usage = reading.stream, reading.strip_usage
+        job.wants_token_ids, job.reads_cache = reading.wants_token_ids, reading.reads_cache
+        job.previous_response_id = reading.previous_response_id
+        job.prompt, job.is_batch = reading.prompt, reading.is_batch
+        if job.prompt is not None and job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
-            job.is_batch = _is_batch(job.path, document)
             if not job.is_batch:  # the engine's events name it, which tells this prompt's blocks
                 job.headers["x-session-id"] = job.prompt.keys[-1]
-        job.body = upstream_body(job.body, document, self._removed, added, job.prompt.body_changed or had_media_ids)
-
-    def prompt(self, path: str, document: dict[str, Any], served: Served, salt: str | None) -> Prompt:
-        """The prompt's chain; empty on paths that carry none."""
-        return read_prompt(
-            path,
-            document if document.get("model") is not None else {**document, "model": served.root_model},
-            root_model=served.root_model,
-            adapter=served.adapter,
-            cache_salt=salt,
-            limits=self._limits,
-        )
-
-    def salt(self, caller: Caller, document: Mapping[str, Any]) -> str | None:
-        """The cache salt that the engine will see."""
-        given = document.get("cache_salt")
-        if given is not None and (not isinstance(given, str) or not given):
-            raise bad_field("cache_salt", "must be a non-empty string.", "invalid_type")
-        return self._keyring.cache_salt(caller, given)
 
     def policy(self, headers: Mapping[str, str]) -> str:
         """The policy by configuration, or by header where that is allowed."""
@@ -131,28 +129,18 @@ class Reader:
             raise bad_field("x-kvgate-policy", f"must be one of {', '.join(POLICIES)}.")
         return wanted
 
-    def _document(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> dict[str, Any] | None:
-        if _is_form(path, headers):
-            return model_of_form(body)
-        if path in PROMPT_PATHS and method != "POST":
-            raise ApiError(405, "method_not_allowed", f"{path} takes POST.", headers={"allow": "POST"})
-        return parse_document(body) if body or path in PROMPT_PATHS else None
 
-
-def _previous_response(document: Mapping[str, Any]) -> str:
-    given = document.get("previous_response_id")
-    if given is not None and not isinstance(given, str):
-        raise bad_field("previous_response_id", "must be a string.", "invalid_type")
-    if given and len(given) > _MAX_ID_CHARS:
-        raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
-    return given or ""
-
-
-def _is_batch(path: str, document: Mapping[str, Any]) -> bool:
-    prompt = document.get("prompt")
-    return path == "/v1/completions" and isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
-
-
-def _is_form(path: str, headers: Mapping[str, str]) -> bool:
-    """A form, where there can be one: a prompt's JSON is read as such whatever it is called."""
-    return path not in PROMPT_PATHS and is_form(headers.get("content-type", ""))
+def _check_kind(method: str, ask: Ask, has_body: bool) -> None:
+    """Raises a 405 where a prompt comes by another method than POST, a 415 for a body that is neither JSON nor a form:
+    a web page of another origin may send such a one without asking."""
+    if ask.path in PROMPT_PATHS and method != "POST":
+        raise ApiError(405, "method_not_allowed", f"{ask.path} takes POST.", headers={"allow": "POST"})
+    media_type = ask.content_type.partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or (media_type[:12] == "application/" and media_type[-5:] == "+json")
+    if has_body and not is_json and not ask.is_form:
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            "content-type: must be application/json (or multipart/form-data where a form is uploaded).",
+            "content-type",
+        )

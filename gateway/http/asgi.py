@@ -45,6 +45,6 @@ def _scope(exchange: Exchange) -> dict[str, Any]:
         "query_string": exchange.query,
         "root_path": "",
         "headers": exchange.raw_headers,
-        "client": None,
+        "client": (exchange.peer, 0) if exchange.peer else None,
         "server": None,
     }

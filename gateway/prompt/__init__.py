@@ -10,6 +10,8 @@ and `anthropic.py`); readers write through a `PromptWriter` to a `PromptStream`.
 
 from gateway.prompt.prompt import ImageSize, Prompt, PromptLimits
 from gateway.prompt.read import read_prompt
+from gateway.prompt.root import Engine
+from gateway.prompt.steps import Steps, TooManySteps
 from gateway.prompt.tokens import TokenEstimator
 
-__all__ = ["ImageSize", "Prompt", "PromptLimits", "TokenEstimator", "read_prompt"]
+__all__ = ["Engine", "ImageSize", "Prompt", "PromptLimits", "Steps", "TokenEstimator", "TooManySteps", "read_prompt"]

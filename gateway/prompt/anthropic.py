@@ -18,6 +18,7 @@ def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: Engine) 
     write_root(writer, engine, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
     tools, choice = body.get("tools"), body.get("tool_choice")
     if isinstance(tools, list):
+        writer.steps.take(len(tools))
         tools = [_chat_tool(tool) for tool in tools]
     write_tools(writer, tools, hidden=isinstance(choice, dict) and choice.get("type") == "none")
     writer.end_root()
@@ -25,7 +26,9 @@ def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: Engine) 
     turns = []
     if (system := body.get("system")) is not None:
         turns += _system_turn(writer, Named("system", "system"), Named(system, "system"))
-    for index, message in enumerate(list_at(body.get("messages"), "messages")):
+    messages = list_at(body.get("messages"), "messages")
+    writer.expect_messages(len(messages), "messages")
+    for index, message in enumerate(messages):
         turns += _message_turns(writer, message, f"messages[{index}]")
     write_turns(writer, turns)
 
@@ -51,6 +54,7 @@ def _system_turn(writer: PromptWriter, role: Named, content: Named) -> list[Turn
     """A system prompt: its text blocks are one text to the engine. No text, no message."""
     value, param = content
     if isinstance(value, list):
+        writer.expect_parts(len(value), param)
         texts = []
         for index, block in enumerate(value):
             block_param = f"{param}[{index}]"
@@ -75,6 +79,7 @@ def _message_turns(writer: PromptWriter, message: Json, param: str) -> list[Turn
         return [Turn(role, parts=[partial(writer.text, *content)])]
     if not isinstance(content.value, list):
         raise bad_field(content.param, "must be a string or a list of blocks")
+    writer.expect_parts(len(content.value), content.param)
     turn = Turn(role)
     results: list[Turn] = []
     for index, block in enumerate(content.value):
@@ -95,7 +100,8 @@ def _read_block(writer: PromptWriter, named: Named, turn: Turn, results: list[Tu
         case "image":
             turn.parts.append(partial(_write_image, writer, block.get("source"), f"{param}.source"))
         case "thinking":
-            turn.reasoning = (turn.reasoning or b"") + utf8(block.get("thinking"), f"{param}.thinking")
+            turn.reasoning = turn.reasoning or bytearray()
+            turn.reasoning += utf8(block.get("thinking"), f"{param}.thinking")
         case "redacted_thinking":  # sealed, and never rendered
             pass
         case "tool_use":
@@ -121,7 +127,8 @@ def _tool_result_turns(writer: PromptWriter, block: dict[str, Json], param: str)
     if isinstance(content, str):
         texts = [content]
     elif content is not None:
-        for index, item in enumerate(list_at(content, at)):
+        writer.expect_parts(len(list_at(content, at)), at)
+        for index, item in enumerate(content):
             item_param = f"{at}[{index}]"
             writer.drop_uuid(object_at(item, item_param))
             if item.get("type") == "text":

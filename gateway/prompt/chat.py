@@ -47,7 +47,9 @@ def _write_conversation(writer: PromptWriter, body: dict[str, Json], messages: J
     writer.pins_images = not body.get("media_io_kwargs")
     write_tools(writer, body.get("tools"), hidden=body.get("tool_choice") == "none")
     writer.end_root()
-    first_keyed = len(list_at(messages, param)) - KEYED_MESSAGES
+    count = len(list_at(messages, param))
+    writer.expect_messages(count, param)
+    first_keyed = count - KEYED_MESSAGES
     for index, message in enumerate(messages):
         _write_message(writer, message, f"{param}[{index}]")
         writer.close_message(keyed=index >= first_keyed)
@@ -81,7 +83,8 @@ def _write_fields_before_content(writer: PromptWriter, message: dict[str, Json],
 
 
 def _write_tool_calls(writer: PromptWriter, calls: Json, param: str) -> None:
-    for index, call in enumerate(list_at(calls, param)):
+    writer.steps.take(len(list_at(calls, param)))
+    for index, call in enumerate(calls):
         at = f"{param}[{index}]"
         function = object_at(object_at(call, at).get("function"), f"{at}.function")
         writer.stream.field(tags.CALL, utf8(function.get("name"), f"{at}.function.name"))

@@ -45,6 +45,7 @@ BILLING_HEADER: Final = "x-anthropic-billing-header"
 
 def write_parts(writer: PromptWriter, parts: list[Json], param: str, *, role: str) -> None:
     """The content of a message; `param` names it in errors."""
+    writer.expect_parts(len(parts), param)
     for index, part in enumerate(parts):
         write_part(writer, part, f"{param}[{index}]", role=role)
 
@@ -87,6 +88,7 @@ def drop_uuids(writer: PromptWriter, messages: Json) -> None:
     """Drop the clients' uuids from messages that are sent along but make no key."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
+        writer.steps.take(1 + (len(content) if isinstance(content, list) else 0))
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict):
                 writer.drop_uuid(part)

@@ -99,8 +99,8 @@ def _read_pair(
         if (value := body.get(name)) is not None:
             write_option(writer, name, value)
     writer.end_root()
-    items = [("query", *item) for item in _items(body, first_names)]
-    items += [("document", *item) for item in _items(body, second_names)]
+    items = [("query", *item) for item in _items(writer, body, first_names)]
+    items += [("document", *item) for item in _items(writer, body, second_names)]
     for index, (role, value, param) in enumerate(items):
         writer.open_message(role, param)
         if isinstance(value, str):
@@ -112,10 +112,11 @@ def _read_pair(
         writer.close_message(keyed=index == 0 or index >= len(items) - KEYED_MESSAGES)
 
 
-def _items(body: dict[str, Json], names: tuple[str, ...]) -> list[tuple[Json, str]]:
+def _items(writer: PromptWriter, body: dict[str, Json], names: tuple[str, ...]) -> list[tuple[Json, str]]:
     """The values of the first of `names` that the body has, each with its name in errors."""
     name = next((name for name in names if body.get(name) is not None), names[0])
     value = body.get(name)
     if isinstance(value, list):
+        writer.expect_messages(len(value), name)
         return [(item, f"{name}[{index}]") for index, item in enumerate(value)]
     return [(value, name)]

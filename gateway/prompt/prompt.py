@@ -20,10 +20,14 @@ class PromptLimits:
     """What the gateway refuses in a prompt.
 
     `image_hosts`: the only hosts that media may be fetched from, by exact name; empty means any.
+    `max_messages`: messages of a conversation, items of a response's input, documents to rank.
+    `max_content_parts`: content parts of all messages together.
     """
 
     max_image_pixels: int = 100_000_000
     image_hosts: tuple[str, ...] = ()
+    max_messages: int = 16_384
+    max_content_parts: int = 16_384
 
 
 @dataclass(frozen=True, slots=True)

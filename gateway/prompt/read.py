@@ -15,6 +15,7 @@ from gateway.prompt.plain import read_completion, read_embedding, read_rerank, r
 from gateway.prompt.prompt import Prompt, PromptLimits
 from gateway.prompt.responses import read_responses
 from gateway.prompt.root import Engine
+from gateway.prompt.steps import UNBOUNDED, Steps
 from gateway.prompt.writer import PromptWriter
 
 _READERS: Final[dict[str, Callable[[PromptWriter, dict[str, Any], Engine], None]]] = {
@@ -39,6 +40,7 @@ def read_prompt(
     adapter: str | None,
     cache_salt: str | None,
     limits: PromptLimits,
+    steps: Steps | None = None,
 ) -> Prompt:
     """Read the prompt of a request to `path`; a path without one gives a prompt without keys.
 
@@ -46,7 +48,8 @@ def read_prompt(
     shares, the LoRA adapter, and the salt that will be sent (`body["cache_salt"]` is not read).
 
     `body` is edited in place: media uuids of the client are dropped, and data: images in chat messages
-    get the gateway's own (`body_changed`). Raises ApiError 400, naming the field, for bad input.
+    get the gateway's own (`body_changed`). Raises ApiError 400, naming the field, for bad input, and TooManySteps
+    where reading it takes more than `steps`.
     """
     reader = _READERS.get(path)
     model = body.get("model")
@@ -55,6 +58,6 @@ def read_prompt(
         return Prompt(model if isinstance(model, str) else "", [], [], [], [], affinity, body_changed=False)
     if not utf8(model, "model"):
         raise bad_field("model", "must name a model")
-    writer = PromptWriter(limits)
+    writer = PromptWriter(limits, steps or Steps(UNBOUNDED))
     reader(writer, body, Engine(root_model, adapter, cache_salt))
     return writer.prompt(str(model))

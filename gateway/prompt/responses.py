@@ -30,6 +30,7 @@ def read_responses(writer: PromptWriter, body: dict[str, Json], engine: Engine) 
             write_option(writer, name, value)
     tools = body.get("tools")
     if isinstance(tools, list):
+        writer.steps.take(len(tools))
         tools = [_chat_tool(tool) for tool in tools]
     write_tools(writer, tools, hidden=body.get("tool_choice") == "none")
     writer.end_root()
@@ -55,6 +56,7 @@ def _turns(writer: PromptWriter, body: dict[str, Json]) -> list[Turn]:
         return turns
     if not isinstance(items, list):
         raise bad_field("input", "must be a string or a list of items")
+    writer.expect_messages(len(items), "input")
     for index, item in enumerate(items):
         _read_item(writer, turns, object_at(item, f"input[{index}]"), f"input[{index}]")
     return turns
@@ -74,7 +76,7 @@ def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], p
             )
             _assistant_turn(turns, param, joins=True).calls.append(call)
         case "reasoning":
-            reasoning = _reasoning_text(item, param)
+            reasoning = _reasoning_text(writer, item, param)
             joins = bool(turns) and turns[-1].reasoning is None
             _assistant_turn(turns, param, joins=joins).reasoning = reasoning
         case "function_call_output" | "custom_tool_call_output":
@@ -105,17 +107,16 @@ def _content(writer: PromptWriter, content: Named, role: str) -> list[WritePart]
     value, param = content
     if isinstance(value, str):
         return [partial(write_content_text, writer, role, value, param)]
-    return [
-        partial(write_part, writer, part, f"{param}[{index}]", role=role)
-        for index, part in enumerate(list_at(value, param))
-    ]
+    writer.expect_parts(len(list_at(value, param)), param)
+    return [partial(write_part, writer, part, f"{param}[{index}]", role=role) for index, part in enumerate(value)]
 
 
-def _reasoning_text(item: dict[str, Json], param: str) -> bytes:
+def _reasoning_text(writer: PromptWriter, item: dict[str, Json], param: str) -> bytearray:
     """The reasoning itself where the item has it, else its summary."""
     name = "content" if item.get("content") else "summary"
     texts = list_at(item.get(name) or [], f"{param}.{name}")
-    read = b""
+    writer.expect_parts(len(texts), f"{param}.{name}")
+    read = bytearray()
     for index, text in enumerate(texts):
         at = f"{param}.{name}[{index}]"
         read += utf8(object_at(text, at).get("text"), f"{at}.text")

@@ -81,7 +81,8 @@ def write_tools(writer: PromptWriter, tools: Json, *, hidden: bool) -> None:
         return
     if hidden:
         write_option(writer, "tool_choice", "none")
-    for index, tool in enumerate(list_at(tools, "tools")):
+    writer.steps.take(len(list_at(tools, "tools")))
+    for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         rendered = _in_order(_TOOL_FIELDS, object_at(tool, param))
         if isinstance(function := rendered.get("function"), dict):

@@ -40,7 +40,7 @@ class Turn:
 
     role: Named
     call_id: Named | None = None
-    reasoning: bytes | None = None
+    reasoning: bytearray | None = None
     parts: list[WritePart] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ def write_turns(writer: PromptWriter, turns: list[Turn]) -> None:
         if turn.call_id is not None:
             writer.optional_field(tags.CALL_ID, *turn.call_id)
         if turn.reasoning is not None:
-            writer.stream.text(turn.reasoning, tags.REASONING)
+            writer.stream.text(bytes(turn.reasoning), tags.REASONING)
         for write_part in turn.parts:
             write_part()
         for call in turn.calls:

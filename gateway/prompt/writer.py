@@ -20,6 +20,7 @@ from gateway.prompt.fields import (
 )
 from gateway.prompt.images import ImageIdentity, identify_image, media_url_digest
 from gateway.prompt.prompt import Prompt, PromptLimits
+from gateway.prompt.steps import Steps
 from gateway.prompt.stream import PromptStream, frame
 
 _SAMPLE_BYTES: Final = 2048
@@ -38,18 +39,22 @@ class PromptWriter:
     __slots__ = (
         "_first_media",
         "_image_ids",
+        "_parts",
         "_sample",
         "_samples",
         "_seed",
         "body_changed",
         "limits",
         "pins_images",
+        "steps",
         "stream",
     )
 
-    def __init__(self, limits: PromptLimits) -> None:
+    def __init__(self, limits: PromptLimits, steps: Steps) -> None:
         self.stream = PromptStream()
         self.limits = limits
+        self.steps = steps
+        self._parts = 0
         self.pins_images = False
         self._image_ids: list[str] = []
         self.body_changed = False
@@ -62,6 +67,24 @@ class PromptWriter:
         """All that applies to the whole prompt is written; messages, or the prompt's text, follow."""
         self._seed = self.stream.digest()
         self._samples = True
+
+    def expect_messages(self, count: int, param: str) -> None:
+        """So many messages follow. Raises a 400 where they are too many, and TooManySteps."""
+        if count > self.limits.max_messages:
+            allowed = self.limits.max_messages
+            message = f"has {count} entries; at most {allowed} are allowed (limits.max_messages)"
+            raise bad_field(param, message, "limit_exceeded")
+        self.steps.take(count)
+
+    def expect_parts(self, count: int, param: str) -> None:
+        """A list of so many content parts follows. Raises a 400 where all lists together have too many, and
+        TooManySteps."""
+        self._parts += count
+        if self._parts > self.limits.max_content_parts:
+            allowed = self.limits.max_content_parts
+            message = f"brings the request to {self._parts} content parts; at most {allowed} are allowed"
+            raise bad_field(param, f"{message} (limits.max_content_parts)", "limit_exceeded")
+        self.steps.take(count)
 
     def open_message(self, role: Json, param: str) -> str:
         """Start a message of `role`, which `param` names in errors and which is returned."""
@@ -129,6 +152,7 @@ class PromptWriter:
         """The non-null fields that are neither `known` nor ignored, sorted by key."""
         if fields.keys() <= known:
             return
+        self.steps.take(len(fields))
         for key in sorted(fields.keys() - known - IGNORED_FIELDS):
             if (value := fields[key]) is not None:
                 self.stream.field(tag, utf8(key, param), sorted_json(value, f"{param}.{key}"))

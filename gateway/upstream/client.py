@@ -39,7 +39,9 @@ class Upstream:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
-    async def send(self, method: str, url: str, target: str, headers: Headers, body: bytes | None) -> Answer:
+    async def send(
+        self, method: str, url: str, target: str, headers: Headers, body: bytes | bytearray | None
+    ) -> Answer:
         """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
         as it stands. Raises UpstreamError."""
         origin = self._origins.get(url)

@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._body: list[bytes] = []
 
-    def send(self, head: bytes, body: bytes | None, is_head: bool) -> Answer:
+    def send(self, head: bytes, body: bytes | bytearray | None, is_head: bool) -> Answer:
         """Send a request; its answer is still to come."""
         self._answer = answer = Answer(self, self._loop)
         self._is_head = is_head

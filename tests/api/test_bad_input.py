@@ -62,9 +62,9 @@ CHAT: dict[str, tuple[Any, str]] = {
     "no model": ({"messages": user("x")}, "model"),
     "null for a model": ({"model": None, "messages": user("x")}, "model"),
     "a list for a model": ({"model": ["sim"], "messages": user("x")}, "model"),
-    "nesting that no serialiser takes": (
+    "nesting that no engine takes": (
         {"model": "sim", "messages": user("x"), "chat_template_kwargs": json.loads("[" * 600 + "]" * 600)},
-        "chat_template_kwargs",
+        "body",
     ),
     "broken base64": (
         {"model": "sim", "messages": picture("data:image/png;base64,!!!")},
@@ -133,7 +133,7 @@ def the_gateway_goes_on(stage: Stage) -> Any:
     assert stage.chat(text(50)).response.status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"[]", b"[" * 100_000, b'{"model":"sim","input":"\xff\xfe"}', b'{"model":"sim",'])
+@pytest.mark.parametrize("body", [b"[]", b"[" * 100, b'{"model":"sim","input":"\xff\xfe"}', b'{"model":"sim",'])
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/tokenize", "/v1/nonesuch"]
 )

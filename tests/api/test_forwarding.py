@@ -17,6 +17,7 @@ from tests.api.stage import Stage, bearer, error_of, fresh, running_gateway, use
 from tests.bench.simulator.pictures import data_url
 
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 AUDIO = "/v1/audio/transcriptions"
 SOUND = {"file": ("a \u00e9.wav", bytes(range(256)), "audio/wav")}
 OWN_HEADERS = {"host", "accept", "content-type", "content-length", "x-request-id", "x-session-id"}
@@ -45,12 +46,15 @@ def test_a_server_that_is_not_vllm_is_fronted_all_the_same(echo: Stage) -> None:
 
 def test_a_body_that_needs_no_change_travels_as_it_came(echo: Stage) -> None:
     body = b' {"model" : "echo",\r\n "temperature":1.50, "messages":[{"role":"user","content":"\\u00e9\xc3\xa9"}]}\n'
-    assert sent(echo.post(CHAT, content=body)).body == body
+    assert sent(echo.post(CHAT, content=body, headers=JSON)).body == body
 
 
 def test_usage_is_asked_for_at_the_end_of_a_streams_body(echo: Stage) -> None:
     body = json.dumps({"model": MODEL, "stream": True, "messages": user("x")}).encode()
-    assert sent(echo.post(CHAT, content=body)).body == body[:-1] + b',"stream_options":{"include_usage":true}}'
+    assert (
+        sent(echo.post(CHAT, content=body, headers=JSON)).body
+        == body[:-1] + b',"stream_options":{"include_usage":true}}'
+    )
 
 
 def test_headers_are_an_allow_list(echo: Stage) -> None:
@@ -161,17 +165,32 @@ def test_a_part_that_could_be_read_in_two_ways_is_refused(echo: Stage, head: byt
     assert error_of(answer)["code"] == "invalid_form"
 
 
-def test_a_part_hidden_in_a_files_middle_is_found(echo: Stage) -> None:
+def test_a_part_hidden_in_a_files_middle_is_refused(echo: Stage) -> None:
     body = (
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nRIFF--x\r\n'
         b'CONTENT-DISPOSITION: Form-Data; name="session_id"\r\n\r\nforged\r\n--x--\r\n'
     )
     answer = echo.post(AUDIO, content=body, headers={"content-type": 'Multipart/Form-Data; boundary="x"'})
-    assert b"forged" not in sent(answer).body
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_form")
 
 
-@pytest.mark.parametrize("content_type", ["multipart/form-data; boundary=x", "text/plain", ""])
-def test_a_prompt_is_read_as_json_whatever_it_is_called(echo: Stage, content_type: str) -> None:
+@pytest.mark.parametrize("path", [CHAT, "/v1/nonesuch", AUDIO])
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
+def test_a_body_that_a_web_page_of_another_origin_may_send_reaches_no_replica(
+    echo: Stage, path: str, content_type: str
+) -> None:
+    body = json.dumps({"model": MODEL, "messages": user("x")}).encode()
+    answer = echo.post(path, content=body, headers={"content-type": content_type} if content_type else {})
+    assert (answer.status_code, error_of(answer)["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_prompt_that_calls_itself_a_form_is_refused(echo: Stage) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\necho\r\n--x--\r\n'
+    answer = echo.post(CHAT, content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8", "application/x+json"])
+def test_json_by_any_of_its_names_is_read(echo: Stage, content_type: str) -> None:
     body = json.dumps({"model": MODEL, "messages": user("x"), "session_id": "forged"}).encode()
-    headers = {"content-type": content_type} if content_type else {}
-    assert b"forged" not in sent(echo.post(CHAT, content=body, headers=headers)).body
+    assert b"forged" not in sent(echo.post(CHAT, content=body, headers={"content-type": content_type})).body

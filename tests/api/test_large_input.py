@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -149,3 +150,86 @@ def exchange(url: str, data: bytes) -> bytes:
         except ConnectionResetError:
             return answer or b"reset"
     return answer
+
+
+def readers_of(url: str) -> list[int]:
+    """The processes in which the gateway at this URL reads bodies."""
+    port = str(urlsplit(url).port)
+    for task in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"gateway-{port}.yaml".encode() in (task / "cmdline").read_bytes():
+                return [int(pid) for pid in (task / "task" / task.name / "children").read_text().split()]
+    raise AssertionError(f"no gateway on port {port}")
+
+
+def form_of(size: int) -> bytes:
+    head = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return head % (b"model", b"sim") + head % (b"file", b"\r\n--" * (size // 4)) + b"--x--\r\n"
+
+
+def json_of(**fields: object) -> bytes:
+    return json.dumps(
+        {"model": "sim", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], **fields}
+    ).encode()
+
+
+JSON, FORM = "application/json", "multipart/form-data; boundary=x"
+CHAT, AUDIO = "/v1/chat/completions", "/v1/audio/transcriptions"
+QUICK = {
+    "a long prompt": (CHAT, JSON, json_of(messages=[{"role": "user", "content": "so, it goes on " * 20_000}])),
+    "a large image": (CHAT, JSON, json_of(user="A" * 3 * MIB)),
+    "a conversation": (CHAT, JSON, json_of(messages=[{"role": "user", "content": "x"}] * 300)),
+    "a short recording": (AUDIO, FORM, form_of(300_000)),
+}
+SLOW = {
+    "many small messages": (CHAT, JSON, json_of(messages=[{"role": "user", "content": ""}] * 8000)),
+    "many parts": (CHAT, JSON, json_of(messages=[{"role": "user", "content": [""] * 8000}])),
+    "many values": (CHAT, JSON, json_of(metadata=[[]] * 300_000)),
+    "a very large text": (CHAT, JSON, json_of(user="a, b " * MIB)),
+    "a long recording": (AUDIO, FORM, form_of(2 * MIB)),
+}
+
+
+def test_what_would_hold_the_event_loop_is_read_in_another_process(
+    stage: Stage, open_cluster: Cluster, tmp_path: Path
+) -> None:
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, {}) as url:
+        for path, content_type, body in QUICK.values():
+            answer = stage.http.post(url + path, content=body, headers={"content-type": content_type})
+            assert answer.status_code in (200, 400, 404), answer.text
+        assert not readers_of(url)
+    for what, (path, content_type, body) in SLOW.items():
+        with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, {}) as url:
+            answer = stage.http.post(url + path, content=body, headers={"content-type": content_type})
+            assert answer.status_code in (200, 400, 404), (what, answer.text)
+            assert readers_of(url), what
+
+
+@pytest.mark.parametrize(
+    ("limit", "fields"),
+    [
+        ("max_messages", {"messages": [{"role": "user", "content": ""}] * 20_000}),
+        ("max_content_parts", {"messages": [{"role": "user", "content": [""] * 10_000}] * 2}),
+        ("max_fields", {"metadata": [{"a": 1}] * 300_000}),
+        ("max_elements", {"metadata": [0] * 4_500_000}),
+        ("max_nesting", {"metadata": json.loads("[" * 300 + "]" * 300)}),
+    ],
+)
+def test_a_body_of_too_much_is_refused_by_the_name_of_the_limit(
+    stage: Stage, limit: str, fields: dict[str, object]
+) -> None:
+    answer = stage.post(CHAT, content=json_of(**fields), headers={"content-type": JSON})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "limit_exceeded")
+    assert f"limits.{limit}" in error_of(answer)["message"]
+
+
+def test_bodies_that_never_come_keep_nobody_out(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    config = {"limits": {"max_in_flight": 2}}
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url, ExitStack() as held:
+        address = urlsplit(url)
+        for _ in range(20):
+            idle = held.enter_context(socket.create_connection((address.hostname, address.port), timeout=10))
+            idle.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000\r\n\r\n{")
+        wait_until(lambda: "kvgate_uploads 20.0" in stage.http.get(url + "/metrics").text)
+        assert stage.http.post(url + CHAT, json=chat_body("x")).status_code == 200
+    assert stage.chat(text(50)).response.status_code == 200

@@ -115,13 +115,12 @@ def test_an_upload_reaches_a_replica_that_serves_its_model(stage: Stage, mixed: 
         ("multipart/form-data; boundary=x", b"--x\r\nno head at all\r\n--x--\r\n"),
         ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"),
         ("multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nnever ends'),
-        ("text/plain", b"hello"),
     ],
 )
 def test_an_upload_that_is_no_form_is_refused(stage: Stage, content_type: str, body: bytes) -> None:
     answer = stage.post("/v1/audio/transcriptions", content=body, headers={"content-type": content_type})
     assert answer.status_code == 400
-    assert error_of(answer)["code"] in ("invalid_form", "invalid_json")
+    assert error_of(answer)["code"] == "invalid_form"
     assert error_of(answer)["param"] in ("body", "content-type")
 
 

@@ -1,92 +1,83 @@
-"""Keys, tenants, and room."""
+"""Room: uploads, requests, bytes; what one request takes comes back at every ending."""
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
-from gateway.admission import Admission, Caller, Keyring
+from gateway.admission import Admission, holder_of
 from gateway.errors import ApiError
+from gateway.keyring import Caller
 from gateway.limit_settings import LimitSettings
-from gateway.settings import ApiKey, SecuritySettings
 
-
-def digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def keyring(**settings: object) -> Keyring:
-    keys = [
-        ApiKey(name="one", sha256=digest("key-a"), tenant="a"),
-        ApiKey(name="two", sha256=digest("key-b"), tenant="b", admin=True),
-    ]
-    values = {"api_keys": keys, "cache_salt_secret": "0123456789abcdef", **settings}
-    return Keyring(SecuritySettings.model_validate(values))
-
-
-def test_without_keys_everybody_is_the_same_caller() -> None:
-    assert Keyring(SecuritySettings()).identify({}) == Caller(None, True)
-
-
-def test_a_key_names_its_tenant_by_either_header() -> None:
-    assert keyring().identify({"authorization": "Bearer key-a"}) == Caller("a", False)
-    assert keyring().identify({"x-api-key": "key-b"}) == Caller("b", True)
-
-
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
-        ({}, "missing_api_key"),
-        ({"authorization": "Basic key-a"}, "missing_api_key"),
-        ({"authorization": "Bearer key-c"}, "invalid_api_key"),
-        ({"authorization": "Bearer \udcff"}, "invalid_api_key"),
-    ],
-)
-def test_a_missing_or_unknown_key_is_a_401(headers: dict[str, str], code: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        keyring().identify(headers)
-    assert (refused.value.status, refused.value.code) == (401, code)
-
-
-def test_tenants_never_share_a_salt_and_a_client_can_separate_further() -> None:
-    ring = keyring()
-    a, b = Caller("a", False), Caller("b", False)
-    salts = [ring.cache_salt(a, None), ring.cache_salt(b, None), ring.cache_salt(a, "x"), ring.cache_salt(a, "y")]
-    assert len(set(salts)) == 4
-    assert ring.cache_salt(a, "x") == salts[2]
-
-
-def test_no_choice_of_names_makes_two_tenants_salts_meet() -> None:
-    ring = keyring()
-    assert ring.cache_salt(Caller("ab", False), "c") != ring.cache_salt(Caller("a", False), "bc")
-
-
-def test_shared_caches_leave_the_clients_salt_alone() -> None:
-    ring = keyring(share_cache=True)
-    assert ring.cache_salt(Caller("a", False), "x") == "x"
-    assert ring.cache_salt(Caller("a", False), None) is None
+EMPTY = "<Admission 0 uploads, 0 in flight, 0 bytes held>"
 
 
 def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
     admission = Admission(LimitSettings(max_in_flight=1))
-    with admission:
-        with pytest.raises(ApiError) as refused, admission:
-            pass
-        assert refused.value.status == 429
-        assert refused.value.headers["retry-after"]
-    with admission:
-        assert admission.in_flight == 1
+    first, second = admission.place("a"), admission.place("b")
+    first.begin()
+    with pytest.raises(ApiError) as refused:
+        second.begin()
+    assert (refused.value.status, refused.value.headers) == (429, {"retry-after": "1"})
+    first.release()
+    second.begin()
+    second.release()
+    assert repr(admission) == EMPTY
+
+
+def test_bodies_that_are_still_coming_take_no_request_its_place() -> None:
+    admission = Admission(LimitSettings(max_in_flight=1, max_uploads=2))
+    slow = [admission.place("slow") for _ in range(2)]
+    for place in slow:
+        place.upload()
+    with pytest.raises(ApiError) as refused:
+        admission.place("slow").upload()
+    assert refused.value.headers["connection"] == "close"
+    admission.place("other").begin()
+    for place in slow:
+        place.release()
+        place.release()
+    assert repr(admission) == "<Admission 0 uploads, 1 in flight, 0 bytes held>"
 
 
 def test_bytes_are_limited_for_one_body_and_for_all() -> None:
     admission = Admission(LimitSettings(max_body_bytes=2048, max_buffered_bytes=3000))
-    admission.hold(2000, 0)
+    place = admission.place("a")
+    place.hold(2000)
     with pytest.raises(ApiError) as too_large:
-        admission.hold(100, 2000)
+        place.refuse_larger(2100)
     with pytest.raises(ApiError) as too_many:
-        admission.hold(2000, 0)
+        admission.place("b").hold(2000)
     assert (too_large.value.status, too_many.value.status) == (413, 429)
-    admission.let_go(2000)
-    admission.hold(2000, 0)
-    assert repr(admission) == "<Admission 0 in flight, 2000 bytes held>"
+    with place.holding(900):
+        assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2900 bytes held>"
+    place.hold_only(500)
+    assert not admission.try_hold(2501)
+    assert admission.try_hold(2500)
+    place.release()
+    admission.let_go(2500)
+    assert repr(admission) == EMPTY
+
+
+def test_what_is_refused_for_a_while_is_not_held() -> None:
+    admission = Admission(LimitSettings(max_buffered_bytes=1024))
+    place = admission.place("a")
+    with pytest.raises(ApiError), place.holding(2000):
+        pass
+    place.release()
+    assert repr(admission) == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("peer", "holder"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", str(0x2001_0DB8_0001_0002)),
+        ("fe80::1%eth0", str(0xFE80 << 48)),
+        ("", ""),
+    ],
+)
+def test_without_a_key_a_share_is_an_addresss_and_of_ipv6_a_networks(peer: str, holder: str) -> None:
+    assert holder_of(Caller(None, True), peer) == holder
+    assert holder_of(Caller("tenant", False, "team-a"), peer) == "key team-a"

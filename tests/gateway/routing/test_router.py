@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreSettings
-from gateway.admission import Caller
 from gateway.fleet import Served
 from gateway.job import Job
+from gateway.keyring import Caller
 from gateway.metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.routing.router import Router, Ticket
@@ -25,19 +25,20 @@ def lonely_router(**policy: int) -> Router:
 
 def job(affinity: bytes) -> Job:
     prompt = Prompt("m", ["0" * 32], [400], [0], [], affinity, False)
-    return Job(
+    placed = Job(
         id="job",
         method="POST",
         path="/v1/completions",
         target="/v1/completions",
         caller=Caller(None, True),
-        body=b"{}",
-        served=Served("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS}),
         policy="prefix_kv_aware",
+        headers={},
         prompt=prompt,
         tokens=[100],
         prompt_tokens=100,
     )
+    placed.served = Served("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS})
+    return placed
 
 
 async def place(router: Router, affinity: bytes) -> Ticket:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.prompt import PromptLimits
+from gateway.prompt import PromptLimits, Steps
 from gateway.prompt.images import media_url_digest
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
+_VALUES_PER_STEP: Final = 32
+"""Values that are neither lists nor objects are only passed over."""
 
 
-def guard_media(document: dict[str, Any], limits: PromptLimits) -> bool:
+def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> bool:
     """Drop the `uuid` of every part of `document`, wherever it is; true if there was one. Raises a 400 for a URL on
-    a host that is not allowed. Iterative: a body may be nested as deeply as its parser allows."""
+    a host that is not allowed, and TooManySteps. Iterative: a body may be nested as deeply as its parser allows."""
     changed = False
     waiting: list[dict[str, Any] | list[Any]] = [document]
     while waiting:
         value = waiting.pop()
+        steps.take(1 + len(value) // _VALUES_PER_STEP)
         if isinstance(value, dict):
             if "uuid" in value and ("type" in value or not _URL_FIELDS.isdisjoint(value)):
                 del value["uuid"]

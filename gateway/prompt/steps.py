@@ -1,0 +1,29 @@
+"""A bound on the work of reading one prompt.
+
+Messages, content parts and fields cost a few microseconds each, whatever their size. The event loop reads a prompt
+only while that sum is small; a worker process reads longer ones (gateway/reading/).
+"""
+
+from __future__ import annotations
+
+
+class TooManySteps(Exception):
+    """Reading this prompt takes longer than the caller allows."""
+
+
+class Steps:
+    """Counts what is read; one step is one message, part, field or other element."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def take(self, count: int) -> None:
+        """Account for `count` elements before they are read. Raises TooManySteps."""
+        self._left -= count
+        if self._left < 0:
+            raise TooManySteps
+
+
+UNBOUNDED = 2**62

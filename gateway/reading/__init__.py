@@ -1,0 +1,16 @@
+"""From a request's body to what the gateway has to know of it.
+
+    document     a JSON body: checked, its prompt read, made fit for a replica
+    structure    how many values a JSON body holds, counted before it is parsed
+    form         a multipart form, the same way
+    media        media in bodies whose prompt is not read
+    workers      processes that read what would hold the event loop for too long, and whose turn it is (`turns`)
+    process      what runs in such a process
+
+Nothing here does I/O but `workers` and `process`.
+"""
+
+from gateway.reading.document import Ask, Body, Reading, Resolve, Rules, read_body
+from gateway.reading.workers import Workers
+
+__all__ = ["Ask", "Body", "Reading", "Resolve", "Rules", "Workers", "read_body"]

@@ -1,0 +1,102 @@
+"""The structure of a JSON text, counted before it is parsed.
+
+A parser makes an object of every value: 64 MiB of `{},` become 1.5 GB, and the parser keeps Python's lock meanwhile.
+The counts here cost about 2 ns a byte and no memory: escapes are taken out, then all but structure and quotes, then
+what stands between quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from gateway.errors import ApiError
+
+_SLICE_BYTES: Final = 2**18
+_OTHER: Final = bytes(set(range(256)) - set(b'{}[]",:'))
+_STRING: Final = re.compile(rb'"[^"]*"')
+_NOT_BRACKETS: Final = b'",:'
+_DEPTH: Final = tuple({"{": 1, "[": 1, "}": -1, "]": -1}.get(chr(byte), 0) for byte in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class StructureLimits:
+    """What a JSON body may hold: `max_fields` in all objects together, `max_elements` of all kinds (values of lists and
+    objects), `max_nesting` of lists and objects in each other."""
+
+    max_fields: int = 262_144
+    max_elements: int = 4_194_304
+    max_nesting: int = 128
+
+
+def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
+    """Raise a 400 that names the limit which a JSON text exceeds. What is no JSON may pass: the parser will say so."""
+    if not _may_exceed(body, limits):
+        return
+    fields = elements = depth = 0
+    for structure in _structure(body):
+        fields += structure.count(b":")
+        elements += structure.count(b",") + structure.count(b"[") + structure.count(b"{")
+        if fields > limits.max_fields:
+            raise _too_many("fields", limits.max_fields, "max_fields")
+        if elements > limits.max_elements:
+            raise _too_many("values", limits.max_elements, "max_elements")
+        brackets = structure.translate(None, _NOT_BRACKETS)
+        if brackets:
+            depths = list(accumulate(map(_DEPTH.__getitem__, brackets), initial=depth))
+            depth = depths[-1]
+            if max(depths) > limits.max_nesting:
+                message = f"body: nested more than {limits.max_nesting} deep (limits.max_nesting)."
+                raise ApiError(400, "limit_exceeded", message, "body")
+
+
+def is_sparse(body: bytes | bytearray, marks: int = 1024) -> bool:
+    """Whether a JSON text has few values for its size: then parsing it costs little more than copying it."""
+    return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b","))
+
+
+def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
+    """Whether it is worth counting: a field takes 5 bytes and more, a value 2."""
+    return (
+        len(body) > 5 * limits.max_fields
+        or len(body) > 2 * limits.max_elements
+        or _has_more_than(body, b"{", limits.max_nesting // 2)
+        or _has_more_than(body, b"[", limits.max_nesting // 2)
+    )
+
+
+def _has_more_than(body: bytes | bytearray, mark: bytes, count: int) -> bool:
+    """Whether a mark occurs more than `count` times, inside of strings or not. Ends as soon as it does."""
+    place = -1
+    for _ in range(count + 1):
+        place = body.find(mark, place + 1)
+        if place < 0:
+            return False
+    return True
+
+
+def _structure(body: bytes | bytearray) -> Iterator[bytes]:
+    """The braces, brackets, commas and colons of a JSON text that are not in strings, a slice of the text at a time."""
+    view, start, in_string = memoryview(body), 0, False
+    while start < len(body):
+        end = min(start + _SLICE_BYTES, len(body))
+        while end < len(body) and body[end - 1] == 0x5C:  # an escape stays in one slice
+            end += 1
+        piece = bytes(view[start:end])
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        marks = piece.translate(None, _OTHER)
+        if in_string:
+            marks = b'"' + marks
+        in_string = marks.count(b'"') % 2 == 1
+        if in_string:
+            marks += b'"'
+        yield _STRING.sub(b"", marks)
+        start = end
+
+
+def _too_many(what: str, limit: int, setting: str) -> ApiError:
+    return ApiError(400, "limit_exceeded", f"body: has more than {limit} {what} (limits.{setting}).", "body")
