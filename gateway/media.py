@@ -8,6 +8,7 @@ from gateway.prompt import PromptLimits
 from gateway.prompt.images import media_url_digest
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
+_URL_LISTS: Final = frozenset({"images", "audio", "videos"})  # of /v1/systemone
 
 
 def guard_media(document: dict[str, Any], limits: PromptLimits) -> bool:
@@ -29,7 +30,9 @@ def guard_media(document: dict[str, Any], limits: PromptLimits) -> bool:
 
 
 def _check_hosts(part: dict[str, Any], limits: PromptLimits) -> None:
-    for name in _URL_FIELDS & part.keys():
-        url = part[name]
+    urls = [(name, part[name]) for name in _URL_FIELDS & part.keys()]
+    for name in _URL_LISTS & part.keys():
+        urls += [(name, url) for url in part[name]] if isinstance(part[name], list) else []
+    for name, url in urls:
         if isinstance(url, str) and url[:4].lower() == "http":
             media_url_digest(url, name, limits)

@@ -30,8 +30,9 @@ POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_o
 
 
 _MAX_ID_CHARS = 256
-# Of a batch of conversations to embed, only the first is read.
-_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings"}
+# Of a batch of conversations to embed, only the first is read. A score names its two sides in one of four ways, and
+# the engine may take another than the one that is read.
+_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings", "/v1/score", "/score"}
 
 
 class Reader:
