@@ -61,10 +61,10 @@ test-programs: install $(OLDEST_REDIS)
 test-slow: install $(OLDEST_REDIS)
 	$(BIN)/pytest -m 'slow or older_redis' $(SELECTED)
 
-# -s: they take minutes, and say how far they are.
+# -s: they take minutes, and say how far they are. A path in ARGS names a few of them.
 test-vllm: install
 	@$(BIN)/python -m bench.vllm.install
-	$(BIN)/pytest tests/vllm -m vllm -s $(ARGS)
+	$(BIN)/pytest $(if $(findstring tests/,$(ARGS)),,tests/vllm) -m vllm -s $(ARGS)
 
 test-lmcache: install
 	@$(BIN)/python -m bench.vllm.lmcache

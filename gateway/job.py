@@ -12,7 +12,7 @@ from gateway.paths import PROMPT_PATHS, stored_response
 from gateway.prompt import Prompt
 from gateway.reading import Body
 
-TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params")
+TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields by which a client could act on the engine past the gateway (facts: vLLM's request schema)."""
 
 _PASSED_HEADERS = ("accept", "traceparent", "tracestate", "anthropic-version", "anthropic-beta", "openai-beta")

@@ -83,7 +83,7 @@ def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], p
             turn = Turn(Named("tool", param), call_id=Named(item.get("call_id"), f"{param}.call_id"))
             turn.parts = _content(writer, Named(item.get("output"), f"{param}.output"), "tool")
             turns.append(turn)
-        case None | "message":
+        case kind if kind in (None, "message") or "role" in item:  # a message to vLLM, whatever its type says
             role = item.get("role")
             content = _content(writer, Named(item.get("content"), f"{param}.content"), str(role))
             if role == "assistant":

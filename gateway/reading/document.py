@@ -25,8 +25,9 @@ Body = bytes | bytearray
 _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
-# Of a batch of conversations to embed, only the first is read.
-_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings"}
+# Of a batch of conversations to embed, only the first is read. A score names its two sides in one of four ways, and
+# the engine may take another than the one that is read.
+_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings", "/v1/score", "/score"}
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 

@@ -8,6 +8,7 @@ from gateway.prompt import PromptLimits, Steps
 from gateway.prompt.images import media_url_digest
 
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
+_URL_LISTS: Final = frozenset({"images", "audio", "videos"})  # of /v1/systemone
 _VALUES_PER_STEP: Final = 32
 """Values that are neither lists nor objects are only passed over."""
 
@@ -25,14 +26,17 @@ def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) ->
                 del value["uuid"]
                 changed = True
             if limits.image_hosts:
-                _check_hosts(value, limits)
+                _check_hosts(value, limits, steps)
         inner = value.values() if isinstance(value, dict) else value
         waiting += [one for one in inner if isinstance(one, dict | list)]
     return changed
 
 
-def _check_hosts(part: dict[str, Any], limits: PromptLimits) -> None:
-    for name in _URL_FIELDS & part.keys():
-        url = part[name]
+def _check_hosts(part: dict[str, Any], limits: PromptLimits, steps: Steps) -> None:
+    urls = [(name, part[name]) for name in _URL_FIELDS & part.keys()]
+    for name in _URL_LISTS & part.keys():
+        urls += [(name, url) for url in part[name]] if isinstance(part[name], list) else []
+    steps.take(len(urls))
+    for name, url in urls:
         if isinstance(url, str) and url[:4].lower() == "http":
             media_url_digest(url, name, limits)

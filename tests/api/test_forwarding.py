@@ -49,6 +49,23 @@ def test_a_body_that_needs_no_change_travels_as_it_came(echo: Stage) -> None:
     assert sent(echo.post(CHAT, content=body, headers=JSON)).body == body
 
 
+@pytest.mark.parametrize(
+    ("path", "wrap"),
+    [
+        ("/v1/score", lambda part: {"queries": "a", "documents": "b", "data_1": "a", "data_2": {"content": [part]}}),
+        (
+            "/v1/responses",
+            lambda part: {"input": [{"type": "item_reference", "id": "item", "role": "user", "content": [part]}]},
+        ),
+    ],
+)
+def test_a_clients_image_id_is_dropped_where_only_vllm_sees_a_message(echo: Stage, path: str, wrap: Any) -> None:
+    part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "uuid": "forged"}
+    body = sent(echo.post(path, {"model": MODEL, **wrap(part)})).body
+    assert b"data:image/png;base64,AAAA" in body
+    assert b"forged" not in body
+
+
 def test_usage_is_asked_for_at_the_end_of_a_streams_body(echo: Stage) -> None:
     body = json.dumps({"model": MODEL, "stream": True, "messages": user("x")}).encode()
     assert (

@@ -137,6 +137,29 @@ def test_images_from_allowed_hosts_are_passed_on(guarded: Stage, url: str) -> No
             {"messages": user([{"type": "image", "source": {"type": "url", "url": "http://evil.example/a"}}])},
         ),
         ("/v1/responses", {"input": user([{"type": "input_image", "image_url": "http://evil.example/a"}])}),
+        (
+            "/v1/responses",  # vLLM takes whatever has a role for a message
+            {
+                "input": [
+                    {
+                        "type": "item_reference",
+                        "id": "item",
+                        "role": "user",
+                        "content": [{"type": "input_image", "image_url": "http://evil.example/a"}],
+                    }
+                ]
+            },
+        ),
+        (
+            "/v1/score",  # of these two pairs vLLM takes the one that it can read
+            {
+                "queries": "a",
+                "documents": "b",
+                "data_1": "a",
+                "data_2": {"content": [{"type": "video_url", "video_url": {"url": "http://evil.example/a"}}]},
+            },
+        ),
+        *(("/v1/systemone", {name: ["http://evil.example/a"]}) for name in ("images", "audio", "videos")),
         ("/v1/nonesuch", {"deep": [{"down": {"image_url": {"url": "http://evil.example/a"}}}]}),
         (
             "/v1/chat/completions",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.job import TRUSTED_FIELDS
 from tests.api.stage import Stage, bearer, chat_body, text, user
 from tests.bench.simulator.pictures import data_url, image_part
 
@@ -15,12 +16,17 @@ FORGED: dict[str, Any] = {
     "request_id": "forged",
     "vllm_xargs": {"kv_cache_report_mode": "full", "session_id": "forged"},
     "kv_transfer_params": {"do_remote_prefill": True},
+    "ec_transfer_params": {"do_remote_encode": True},
     "priority": -100,
 }
 
 
 def tip_of(stage: Stage, body: dict[str, Any]) -> str:
     return str(stage.explain(body)["chain"][-1]["key"])
+
+
+def test_every_field_that_is_taken_out_is_tried_here() -> None:
+    assert FORGED.keys() == {*TRUSTED_FIELDS, "priority"}
 
 
 @pytest.mark.parametrize("field", list(FORGED))
