@@ -224,14 +224,15 @@ def running_gateways(
     policy: str | None = None,
     redis_url: str | None = None,
     lmcache: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[Cluster]:
     """Gateways, and agents where there are events, before servers that run already: their urls by replica id, and those
-    of the LMCache servers beside them."""
+    of the LMCache servers beside them. `python` may be another checkout's: then its gateways run."""
     beside = {replica: f",lmcache={url}" for replica, url in (lmcache or {}).items()}
     urls = {replica: url + beside.get(replica, "") for replica, url in urls.items()}
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
-        _gateways(Path(folder), urls, [], gateways, config, policy, redis_url) as cluster,
+        _gateways(Path(folder), urls, [], gateways, config, policy, redis_url, python) as cluster,
     ):
         yield cluster
 
@@ -245,10 +246,11 @@ def _gateways(
     config: dict[str, Any] | None,
     policy: str | None,
     redis_url: str | None,
+    python: str = sys.executable,
 ) -> Iterator[Cluster]:
     daemons: list[Daemon] = []
     try:
-        _up(state_dir, gateways, urls, config, policy, redis_url)
+        _up(python, state_dir, gateways, urls, config, policy, redis_url)
         described = json.loads((state_dir / "cluster.json").read_text())
         cluster = Cluster(
             described["url"],
@@ -275,6 +277,7 @@ def _daemons(state_dir: Path, kind: Kind) -> list[Daemon]:
 
 
 def _up(
+    python: str,
     state_dir: Path,
     gateways: int,
     urls: Mapping[str, str],
@@ -291,6 +294,6 @@ def _up(
         options += ["--config", str(base)]
     options += ["--policy", policy] if policy else []
     options += ["--redis-url", redis_url] if redis_url else []
-    done = subprocess.run([*_KVGATE, "up", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, *_KVGATE[1:], "up", *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"kvgate up failed:\n{done.stdout}\n{done.stderr}")

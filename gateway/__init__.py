@@ -4,10 +4,12 @@ A request's way through this package, in order (each word is a file, or a folder
 
     http/        a client's connection (`protocol`), and one request with its answer (`exchange`)
     app          proxied paths go to `proxy`, the rest to `control` (FastAPI)
-    admission    who is calling, and is there room: keys and tenants, requests in flight, bytes held
+    keyring      who is calling: API keys and tenants
+    admission    is there room: uploads, requests in flight, bytes; and how much of it one client gets (`shares`)
+    body         the body, as it comes
     paths        which paths may reach a replica, and how they are spelled there
-    job          the request as read: body, model, prompt, what must not reach the engine
-    form, media  what must not reach the engine in forms, and in bodies whose prompt is not read
+    reader       from the body to a `job`, ready to be placed
+    reading/     what the body says, what must not reach the engine; in another process where that takes long
     prompt/      the prompt as a byte stream, and its chain of prefix keys
     routing/     where it goes: `router` asks the store for a placement, or falls back to `rendezvous`
     upstream/    the only module that speaks to replicas: a connection each, an answer as it arrives

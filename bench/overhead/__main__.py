@@ -2,6 +2,7 @@
 
     python -m bench.overhead [--quick] [--install] [--out FILE]
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
+    python -m bench.overhead --contenders kvgate --beside ../kvgate-before --rounds 5 --connections 8
 
 The proxies run side by side and take turns, so that a machine whose speed drifts does so for all of them. The full grid
 takes hours, --quick three minutes. CPU is what the proxy's processes used, whatever the client and the upstream
@@ -24,7 +25,7 @@ from rich.table import Table
 from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
 from bench.overhead.cell import Figures, Row, Shape, measure, median_of
-from bench.overhead.contenders import CONTENDERS
+from bench.overhead.contenders import CONTENDERS, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.peers import PEERS, DoesNotStart
 from gateway.local.ports import free_ports
@@ -80,17 +81,19 @@ def _table(rows: list[Row]) -> Table:
 def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
     """Every shape with every contender that can run here, side by side, so often."""
     shapes, proxies = _shapes(options), {}
+    contenders = [CONTENDERS[name] for name in options.contenders]
+    contenders += [of_checkout(options.beside)] if options.beside else []
     with ExitStack() as stack:
         urls = stack.enter_context(upstreams())
-        for name in options.contenders:
-            reason = CONTENDERS[name].missing()
+        for contender in contenders:
+            reason = contender.missing()
             try:
                 if not reason:
-                    proxies[name] = stack.enter_context(CONTENDERS[name].start(urls))
+                    proxies[contender.name] = stack.enter_context(contender.start(urls))
             except DoesNotStart as error:
                 reason = str(error)
             if reason:
-                found.leave_out(f"{name}: {reason}")
+                found.leave_out(f"{contender.name}: {reason}")
         found.versions = {name: proxy.version for name, proxy in proxies.items()}
         progress = stack.enter_context(record.progress(found.console))
         task = progress.add_task("", total=len(shapes) * len(proxies) * options.rounds)
@@ -123,6 +126,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--warm-up-s", type=positive, default=1.0, help="before each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the cells that README shows")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout of KVGate, as `kvgate beside`")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()

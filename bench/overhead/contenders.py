@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,11 +44,11 @@ def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
     return nullcontext(Running(list(upstreams), [], ""))
 
 
-def _kvgate(gateways: int) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
+def _kvgate(gateways: int, python: str = sys.executable) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
     @contextmanager
     def start(upstreams: Sequence[str]) -> Iterator[Running]:
         urls = {f"r{index}": url for index, url in enumerate(upstreams)}
-        with running_gateways(urls, gateways=gateways) as cluster:
+        with running_gateways(urls, gateways=gateways, python=python) as cluster:
             processes = read_processes(cluster.state_dir)
             yield Running(
                 cluster.gateway_urls,
@@ -57,6 +58,13 @@ def _kvgate(gateways: int) -> Callable[[Sequence[str]], AbstractContextManager[R
             )
 
     return start
+
+
+def of_checkout(checkout: Path) -> Contender:
+    """The gateways of another checkout of KVGate, with what is installed in its .venv: the code before a change."""
+    python = checkout / ".venv" / "bin" / "python"
+    missing = "" if python.exists() else f"run `make install` in {checkout}"
+    return Contender("kvgate beside", _kvgate(1, str(python)), lambda: missing)
 
 
 def _of_peer(peer: Peer) -> Contender:
