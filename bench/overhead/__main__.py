@@ -126,7 +126,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--warm-up-s", type=positive, default=1.0, help="before each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the cells that README shows")
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout of KVGate, as `kvgate beside`")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="of KVGate, measured as `kvgate beside`")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
