@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +17,7 @@ from bench.machine import IdleShare
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
+from bench.trees import rss_bytes, tree
 
 _CPU_CLOCK = 2
 """CPUCLOCK_SCHED: with a process' number in the bits above, its CPU clock (man clock_getcpuclockid)."""
@@ -99,7 +98,7 @@ def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, 
         first_byte_p99_ms=_percentile_ms(measured.first_byte_s, 0.99),
         total_p50_ms=_percentile_ms(measured.total_s, 0.5),
         total_p99_ms=_percentile_ms(measured.total_s, 0.99),
-        rss_mb=round(sum(_rss_bytes(pid) for pid in _trees(running.pids)) / 1e6, 1),
+        rss_mb=round(sum(rss_bytes(pid) for pid in tree(running.pids)) / 1e6, 1),
     )
 
 
@@ -113,38 +112,11 @@ def _percentile_ms(times_s: list[float], share: float) -> float:
     return round(percentile(times_s, share) * 1000, 3)
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, …; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _trees(roots: Iterable[int]) -> set[int]:
-    """The processes and all that descend from them."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (stat := _stat(int(folder.name))):
-            parents[int(folder.name)] = int(stat[1])
-    found = set(roots)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
 def _cpu_s(roots: list[int]) -> float:
     """User and system time so far of the process trees. From each process' own clock: /proc counts in ticks of 10 ms,
     which at a low rate are as much as many requests take."""
     total = 0.0
-    for pid in _trees(roots) if roots else ():
+    for pid in tree(roots) if roots else ():
         with suppress(OSError):  # it is gone
             total += time.clock_gettime(~pid << 3 | _CPU_CLOCK)
     return total
-
-
-def _rss_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0

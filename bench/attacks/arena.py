@@ -1,0 +1,104 @@
+"""A gateway to attack, before three replicas that lie when they are told to, with a Redis of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from bench.attacks import images
+from bench.attacks.documents import messages
+from bench.attacks.target import Target, chat
+from bench.cluster import running_gateways
+from gateway.local.ports import free_ports
+from gateway.settings import GatewaySettings
+
+_CHAT = "/v1/chat/completions"
+_JSON = {"content-type": "application/json"}
+_FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\ncanned\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+)
+Settings = dict[str, dict[str, Any]]
+
+
+@contextmanager
+def lying_replicas(count: int = 3) -> Iterator[list[str]]:
+    """Their urls; one process."""
+    ports = free_ports(count)
+    command = [sys.executable, "-P", "-m", "bench.attacks.replicas", "--ports", ",".join(map(str, ports))]
+    process = subprocess.Popen(command)
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+            client.get(f"http://127.0.0.1:{ports[-1]}/health").raise_for_status()
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def known(wanted: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """The settings that the gateway under test has."""
+    found: Settings = {}
+    for section, fields in wanted.items():
+        described = GatewaySettings.model_fields.get(section)
+        has = getattr(described.annotation, "model_fields", {}) if described is not None else {}
+        if kept := {name: value for name, value in fields.items() if name in has}:
+            found[section] = kept
+    return found
+
+
+class Arena:
+    """Replicas for the whole run; a gateway until one is harmed, or needs other settings."""
+
+    def __init__(self, replicas: list[str]) -> None:
+        self._replicas = replicas
+        self._gateway = ExitStack()
+        self._settings: Settings | None = None
+        self._target: Target | None = None
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """End this gateway: the next attack gets a fresh one."""
+        self._target = None
+        self._gateway.close()
+
+    def target(self, settings: Mapping[str, Mapping[str, Any]]) -> Target:
+        """A gateway with these settings, as far as it knows them, warmed up. Raises RuntimeError or httpx.HTTPError
+        where none comes up."""
+        wanted = known(settings)
+        if self._target is None or wanted != self._settings:
+            self.discard()
+            self._target, self._settings = self._start(wanted), wanted
+        return self._target
+
+    def _start(self, settings: Settings) -> Target:
+        urls = {f"r{index}": url for index, url in enumerate(self._replicas)}
+        cluster = self._gateway.enter_context(running_gateways(urls, gateways=1, config=settings))
+        (gateway,), url = cluster.gateway_processes, cluster.gateway_urls[0]
+        _warm_up(url)
+        at = urlsplit(url)
+        return Target(at.hostname or "", at.port or 80, gateway.pid, gateway.log, self._replicas[0])
+
+
+def _warm_up(url: str) -> None:
+    """One of each kind, so that what is kept for later requests, worker processes too, is there before an attack."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for body in [chat()] * 50 + [chat(stream=True)] * 10:
+            client.post(_CHAT, content=body, headers=_JSON).raise_for_status()
+        for body in (chat(b"word " * 500_000), messages(1_500_000), images.chat_with("png", [images.png(1)])):
+            client.post(_CHAT, content=body, headers=_JSON)
+        client.post(
+            "/v1/audio/transcriptions", content=_FORM, headers={"content-type": "multipart/form-data; boundary=b"}
+        )
+        client.get("/metrics")

@@ -1,0 +1,116 @@
+"""JSON bodies: many small values, deep ones, large ones; several at once; some whose client does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from bench.attacks.attack import Outcome, Run, one_request
+from bench.attacks.target import LIMIT_BYTES, Answers, Target, chat, counted, post, send
+
+_PATH = "/v1/chat/completions"
+_MESSAGE = b'{"role":"user","content":""}'
+_FAIR_S = 6.0
+_FAIR_WORST_MS = 1000.0
+"""For a body of 1.3 MB beside six of 2 MB: about what its own reading and one of the others' take."""
+
+
+def _list(unit: bytes, size_bytes: int) -> bytes:
+    return b"[" + (unit + b",") * (size_bytes // (len(unit) + 1)) + unit + b"]"
+
+
+def messages(size_bytes: int, unit: bytes = _MESSAGE) -> bytes:
+    """A chat of so many bytes, in messages of one kind."""
+    return b'{"model":"canned","messages":%b}' % _list(unit, size_bytes - 200)
+
+
+def body_of(make: Callable[[], bytes], path: str = _PATH) -> Run:
+    """Sends one body, made when it is needed."""
+
+    async def run(target: Target) -> Outcome:
+        return await one_request(target, path, make())
+
+    return run
+
+
+def mixed(size_bytes: int) -> bytes:
+    """A third each: one long text, small objects in one another, lists in one another."""
+    part = size_bytes // 3
+    objects = _list(b'{"a":{"b":[1,2,{"c":null}]},"d":"e"}', part)
+    lists = _list(b"[" * 400 + b"]" * 400, part)
+    text = b'{"role":"user","content":"%b"}' % (b"word " * (part // 5))
+    return b'{"model":"canned","messages":[%b],"metadata":{"a":%b,"b":%b}}' % (text, objects, lists)
+
+
+def one_string() -> bytes:
+    return chat(b"word " * ((LIMIT_BYTES - 200) // 5))
+
+
+def commas() -> bytes:
+    """Structure for who counts it carelessly: it is all inside a string."""
+    return chat(b",[{" * ((LIMIT_BYTES - 200) // 3))
+
+
+def numbers() -> bytes:
+    return b'{"model":"canned","prompt":%b}' % _list(b"1", LIMIT_BYTES - 200)
+
+
+def nested() -> bytes:
+    half = (LIMIT_BYTES - 200) // 2
+    return b'{"model":"canned","messages":' + b"[" * half + b"]" * half + b"}"
+
+
+def beside_six(make: Callable[[], bytes]) -> Run:
+    """Six connections of one client send a body again and again; another's, of 1.3 MB and plain text, is measured."""
+
+    async def run(target: Target) -> Outcome:
+        body = make()
+        until_s = time.perf_counter() + _FAIR_S
+        async with asyncio.TaskGroup() as group:
+            theirs = [group.create_task(_again_and_again(target, body, until_s)) for _ in range(6)]
+            waits_ms, ours = await _measured(target, until_s)
+        worst_ms = max(waits_ms)
+        got = counted(answer for task in theirs for answer in task.result())
+        missed = (
+            f"another's 1.3 MB waited {worst_ms:,.0f} ms, of {_FAIR_WORST_MS:,.0f}" if worst_ms > _FAIR_WORST_MS else ""
+        )
+        return Outcome(f"{got}; another's 1.3 MB: {counted(ours)}, {worst_ms:,.0f} ms at worst", missed)
+
+    return run
+
+
+async def _again_and_again(target: Target, body: bytes, until_s: float) -> list[Answers]:
+    answers = []
+    while time.perf_counter() < until_s:
+        answers.append(await target.ask(post(_PATH, body)))
+        await asyncio.sleep(0.01)  # refused at once, it shall not become another attack
+    return answers
+
+
+async def _measured(target: Target, until_s: float) -> tuple[list[float], list[Answers]]:
+    body = chat(b"word " * 260_000)
+    waits_ms: list[float] = []
+    answers: list[Answers] = []
+    while not waits_ms or time.perf_counter() < until_s:
+        await asyncio.sleep(0.3)
+        started_s = time.perf_counter()
+        answers.append(await target.ask(post(_PATH, body), target.honest))
+        waits_ms.append((time.perf_counter() - started_s) * 1000)
+    return waits_ms, answers
+
+
+async def hang_up(target: Target) -> Outcome:
+    """Ten bodies of 8 MB that take long to read, each sent whole by a client that is gone at once."""
+    body = messages(8_000_000, b"{}")
+
+    async def send_and_leave() -> None:
+        with suppress(OSError):
+            _, writer = await target.connect()
+            writer.transport.set_write_buffer_limits(0)  # what is sent has left
+            await send(writer, post(_PATH, body))
+            writer.close()
+
+    await asyncio.gather(*(send_and_leave() for _ in range(10)))
+    return Outcome("hung up 10 times")

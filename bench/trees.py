@@ -1,0 +1,35 @@
+"""Process trees: who descends from whom, and the memory that they hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def tree(roots: Iterable[int]) -> set[int]:
+    """The processes and all that descend from them."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (stat := _stat(int(folder.name))):
+            parents[int(folder.name)] = int(stat[1])
+    found = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def rss_bytes(pid: int) -> int:
+    """What a process holds in memory; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the command's name: state, parent, …; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,111 @@
+"""bench.attacks: its rows say what happened, and it can fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.attacks import compare
+from bench.attacks.attack import Attack, Outcome, one_request
+from bench.attacks.measure import Caps, measure
+from bench.attacks.row import BACK_WITHIN_MB, HELD_MS, Row
+from bench.attacks.target import Target
+from gateway.local.ports import free_ports
+from tests.bench import leaky_server
+from tests.polling import wait_until
+
+QUICK = ("tiff-tags", "json-messages", "answer-gzip-cut")
+CAPS = Caps(seconds=30, idle_s=0.3)
+
+
+@pytest.fixture
+def leaky(tmp_path: Path) -> Iterator[Target]:
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, leaky_server.__file__, str(port)], stdout=output, stderr=output)
+    target = Target("127.0.0.1", port, process.pid, log)
+    try:
+        wait_until(lambda: _listens(port))
+        yield target
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    """Whether a socket of this machine listens on the port (state 0A)."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in map(str.split, lines))
+
+
+async def _harm(target: Target) -> Outcome:
+    return await one_request(target, "/harm", b"{}")
+
+
+async def _raise(_: Target) -> Outcome:
+    raise ValueError("no such thing")
+
+
+async def test_what_a_request_holds_up_and_keeps_and_whom_it_harms_is_told_and_misses_the_goals(leaky: Target) -> None:
+    row = await measure("harm", Attack("a request that harms", _harm), leaky, CAPS)
+    assert row.got == "200"
+    assert row.health_ms >= row.held_ms > leaky_server.HELD_S * 1000 / 2
+    assert row.after_mb - row.before_mb > leaky_server.KEPT_BYTES / 1e6 - 10
+    assert row.peak_mb >= row.after_mb > row.before_mb > 0
+    assert row.honest_refused is not None
+    assert row.honest_refused.keys() == {"429 gateway_overloaded"}
+    assert [what.split()[0] for what in row.missed] == ["/health", row.missed[1].split()[0], "the"]
+    assert "MB kept" in row.missed[1]
+
+
+async def test_a_gateway_that_takes_more_memory_than_allowed_is_killed_and_that_is_the_result(leaky: Target) -> None:
+    row = await measure("harm", Attack("a request that harms", _harm), leaky, replace(CAPS, memory_mb=60))
+    assert row.is_killed
+    assert row.missed[0].startswith("killed at")
+
+
+async def test_an_attack_that_raises_is_a_row_that_says_so(leaky: Target) -> None:
+    row = await measure("raise", Attack("nothing", _raise), leaky, CAPS)
+    assert row.got == "the attack failed: ValueError: no such thing"
+    assert row.missed[0] == "could not be made: ValueError: no such thing"
+    assert row.honest_answered > 0
+
+
+def test_each_goal_is_missed_by_what_exceeds_it_and_by_nothing_else() -> None:
+    good = Row("a", "b", "200", held_ms=HELD_MS, before_mb=100, peak_mb=900, after_mb=100 + BACK_WITHIN_MB)
+    assert good.judged().missed == ()
+    for harmed, named in (
+        (replace(good, held_ms=HELD_MS + 1), "held up"),
+        (replace(good, health_failed=1), "/health failed"),
+        (replace(good, after_mb=good.after_mb + 1), "kept"),
+        (replace(good, honest_refused={"429": 1}), "honest client refused"),
+        (replace(good, is_alive=False), "died"),
+        (replace(good, missed=("of its own",)), "of its own"),
+    ):
+        (missed,) = harmed.judged().missed
+        assert named in missed
+
+
+@pytest.mark.slow
+def test_it_attacks_a_gateway_and_its_rows_have_all_figures(tmp_path: Path) -> None:
+    out = tmp_path / "attacks.json"
+    command = [sys.executable, "-P", "-m", "bench.attacks", "--only", ",".join(QUICK), "--idle-s", "0.5"]
+    done = subprocess.run([*command, "--json", str(out)], capture_output=True, text=True, check=False, timeout=250)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["attack"] for row in rows] == list(QUICK), done.stderr
+    assert done.returncode == (1 if any(row["missed"] for row in rows) else 0)
+    for row in rows:
+        assert not row["got"].startswith(("the attack failed", "could not be measured")), row
+        assert row["honest_answered"] > 0
+        assert min(row["seconds"], row["idle_ms"], row["health_ms"], row["honest_ms"], row["after_mb"]) > 0
+        assert row["peak_mb"] >= row["before_mb"] > 20
+    assert "lines in the gateway's log" in rows[0]["got"]
+    lines = compare.table(rows, rows).splitlines()[2:]
+    assert lines == [f"| {row['sent']} | {compare.cell(row)} | {compare.cell(row)} |" for row in rows]
