@@ -64,6 +64,7 @@ class Exchange:
         "keeps_alive",
         "method",
         "path",
+        "peer",
         "query",
         "raw_headers",
         "stops_when_gone",
@@ -80,7 +81,10 @@ class Exchange:
         raw_headers: list[tuple[bytes, bytes]],
         http_version: str,
         keeps_alive: bool,
+        peer: str,
     ) -> None:
+        self.peer = peer
+        """The client's address, without its port; empty where it has none."""
         self.method = method
         self.path = path
         """Decoded once."""

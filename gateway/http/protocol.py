@@ -82,6 +82,8 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
+        name = transport.get_extra_info("peername")
+        self._peer = str(name[0]) if isinstance(name, tuple) else ""  # a Unix socket's is no tuple
         self._idle_since_s = self._loop.time()
         self._timer = self._loop.call_later(IDLE_S, self._close_if_idle)
 
@@ -198,6 +200,7 @@ class HttpProtocol(asyncio.Protocol):
             self._headers,
             version,
             version != "1.0" and parser.should_keep_alive() and not self._is_closing,
+            self._peer,
         )
         self._receiving = exchange
         if self._answering is None and not self._is_full:

@@ -1,4 +1,4 @@
-"""A server whose requests a test's handler answers."""
+"""A server whose requests a test's handler answers, on the event loop that gateways run on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 from uvicorn.server import ServerState
 
 from gateway.http.exchange import Exchange
@@ -14,6 +15,11 @@ from gateway.http.protocol import HttpProtocol
 
 Handler = Callable[[Exchange], Awaitable[None]]
 CLOSE = b"connection: close\r\n"
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What happens at a client's EOF, and at a write behind it, differs between event loops."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 class Served:
@@ -27,6 +33,10 @@ class Served:
     async def answer(self, exchange: Exchange) -> None:
         await self.handle(exchange)
 
+    def connection(self) -> HttpProtocol:
+        """The server's side of a connection, before there is one."""
+        return HttpProtocol(self.answer, self.state)
+
     @asynccontextmanager
     async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -36,7 +46,7 @@ class Served:
             writer.close()
 
     async def says(self, request: bytes) -> bytes:
-        """Everything that the server says to these bytes, until it closes or the client's half is closed."""
+        """Everything that the server says to these bytes, until it closes."""
         async with self.client() as (reader, writer):
             writer.write(request)
             return await asyncio.wait_for(reader.read(), 5)
@@ -54,8 +64,7 @@ async def echo(exchange: Exchange) -> None:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     served = Served()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpProtocol(served.answer, served.state), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0)
     served.port = server.sockets[0].getsockname()[1]
     yield served
     server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -70,6 +71,29 @@ async def test_a_stream_is_chunked_and_without_chunks_for_http_1_0(served: Serve
 async def test_head_gets_the_head(served: Served) -> None:
     said = await served.says(b"HEAD /x HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"\r\n")
     assert said.endswith(b"content-length: 10\r\nconnection: close\r\n\r\n")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "/socket"])
+async def test_a_request_tells_where_it_comes_from(served: Served, host: str, tmp_path: Path) -> None:
+    peers = []
+
+    async def watching(exchange: Exchange) -> None:
+        peers.append(exchange.peer)
+        await echo(exchange)
+
+    served.handle = watching
+    loop = asyncio.get_running_loop()
+    if host == "/socket":
+        server = await loop.create_unix_server(served.connection, f"{tmp_path}/socket")
+        _, writer = await asyncio.open_unix_connection(f"{tmp_path}/socket")
+    else:
+        server = await loop.create_server(served.connection, host, 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    writer.write(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\nGET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+    await eventually(lambda: len(peers) == 2)
+    assert peers == ["" if host == "/socket" else host] * 2
+    writer.close()
+    server.close()
 
 
 async def test_a_client_that_waits_for_it_is_told_to_go_on(served: Served) -> None:
