@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,6 +29,7 @@ class Served:
     def __init__(self) -> None:
         self.state = ServerState()
         self.handle: Handler = echo
+        self.write_s = 60.0
         self.port = 0
 
     async def answer(self, exchange: Exchange) -> None:
@@ -35,7 +37,7 @@ class Served:
 
     def connection(self) -> HttpProtocol:
         """The server's side of a connection, before there is one."""
-        return HttpProtocol(self.answer, self.state)
+        return HttpProtocol(self.answer, self.state, self.write_s)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -50,6 +52,44 @@ class Served:
         async with self.client() as (reader, writer):
             writer.write(request)
             return await asyncio.wait_for(reader.read(), 5)
+
+
+class Wire:
+    """What a connection writes to, by hand."""
+
+    def __init__(self, unsent_bytes: Iterable[int] = ()) -> None:
+        self.said = b""
+        self.is_closed = self.is_aborted = False
+        self.unsent_bytes = list(unsent_bytes)
+        """What it is told each time it asks, one after the other."""
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.said += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes.pop(0) if self.unsent_bytes else 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def undated(said: bytes) -> bytes:
+    """Without its Date, where it has one."""
+    return re.sub(rb"date: [^\r]+ GMT\r\n", b"", said)
 
 
 async def echo(exchange: Exchange) -> None:
