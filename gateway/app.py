@@ -122,7 +122,9 @@ class Gateway:
         _log.info("gateway stopped", id=self.id)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer one request."""
+        """Answer one request. A slash at the end of its path means nothing, here nor to vLLM."""
+        if len(exchange.path) > 1:
+            exchange.path = exchange.path.removesuffix("/")
         if _is_proxied(exchange.path):
             await self.proxy(exchange)
         else:

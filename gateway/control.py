@@ -118,7 +118,9 @@ def build_control(
     body_s: float,
 ) -> FastAPI:
     """The FastAPI application; everything it raises comes out in OpenAI's error shape."""
-    app = FastAPI(title="KVGate", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="KVGate", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     _add_probes(app, status, metrics)
     _add_models(app, fleet, keyring)
     _add_explain(app, keyring, admission, explainer, body_s)
@@ -148,12 +150,12 @@ def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
 
 
 def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=_ASKS)
     async def models(request: Request) -> Response:
         keyring.identify(dict(request.headers))
         return _json(200, {"object": "list", "data": fleet.cards()})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=_ASKS)
     async def model(request: Request, name: str) -> Response:
         keyring.identify(dict(request.headers))
         for card in fleet.cards():

@@ -53,9 +53,9 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     return sock
 
 
-def _protocols(app: App) -> Callable[..., HttpProtocol]:
+def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
     """As uvicorn makes them, one for each connection."""
-    return lambda config, server_state, app_state, _loop: HttpProtocol(app.answer, server_state)
+    return lambda config, server_state, app_state, _loop: HttpProtocol(app.answer, server_state, write_s)
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -68,7 +68,7 @@ def serve(settings: GatewaySettings) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=cast("type[asyncio.Protocol]", _protocols(app)),
+        http=cast("type[asyncio.Protocol]", _protocols(app, settings.timeouts.write_s)),
         ws="none",
         lifespan="on",
         access_log=False,

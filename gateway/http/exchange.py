@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import http
 from collections.abc import Sequence
 from typing import Protocol
+
+from gateway.http.answer_head import answer_head
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 _READ_AHEAD_BYTES = 2**18
 _BODYLESS_STATUSES = frozenset({204, 304})
-
-
-def _status_line(status: int) -> bytes:
-    try:
-        phrase = http.HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
-
-
-_STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
 
 
 class ClientGone(Exception):
@@ -46,15 +36,15 @@ class Exchange:
     """`receive` the body, then `start`, `write` and `end` the answer, or send it `whole`."""
 
     __slots__ = (
+        "_came_bytes",
         "_can_write",
         "_expects_continue",
         "_has_all",
-        "_held_bytes",
+        "_held",
         "_is_chunked",
         "_is_paused",
         "_line",
         "_loop",
-        "_pieces",
         "_waiter",
         "has_started",
         "headers",
@@ -104,12 +94,12 @@ class Exchange:
         self.is_gone = False
         self._line = line
         self._loop = loop
-        self._pieces: list[bytes] = []
-        self._held_bytes = 0
+        self._held: bytes | bytearray = b""
+        self._came_bytes = 0
         self._has_all = False
         self._is_paused = False
         self._is_chunked = False
-        self._expects_continue = self.headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = http_version != "1.0" and self.headers.get("expect", "").lower() == "100-continue"
         self._waiter: asyncio.Future[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
 
@@ -120,32 +110,41 @@ class Exchange:
         """Whether all of the body is here already."""
         return self._has_all
 
+    @property
+    def missing_bytes(self) -> int | None:
+        """How much of the body has not come yet; None where only its end will tell."""
+        declared = self.headers.get("content-length")
+        return None if declared is None else int(declared) - self._came_bytes
+
     async def receive(self) -> bytes:
         """What has come of the body since; empty at its end. Raises ClientGone."""
         if self._expects_continue:
             self._expects_continue = False
-            if not self._pieces and not self._has_all:
-                self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not self._pieces and not self._has_all:
+            if not self._held and not self._has_all:
+                self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not self._held and not self._has_all:
             if self.is_gone:
                 raise ClientGone
             self._waiter = self._loop.create_future()
             await self._waiter
-        if not self._pieces:
-            return b""
-        pieces, self._pieces, self._held_bytes = self._pieces, [], 0
+        held, self._held = self._held, b""
         if self._is_paused:
             self._is_paused = False
             self._line.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return bytes(held)
 
     def put(self, piece: bytes) -> None:
         """More of the body has come."""
+        self._came_bytes += len(piece)
         if self.is_answered:
             return
-        self._pieces.append(piece)
-        self._held_bytes += len(piece)
-        if self._held_bytes > _READ_AHEAD_BYTES and not self._is_paused:
+        if not self._held:
+            self._held = piece
+        else:  # in one place: a list of small pieces would take many times what is in them
+            if isinstance(self._held, bytes):
+                self._held = bytearray(self._held)
+            self._held += piece
+        if len(self._held) > _READ_AHEAD_BYTES and not self._is_paused:
             self._is_paused = True
             self._line.pause_reading()
         self._wake()
@@ -201,13 +200,11 @@ class Exchange:
             await asyncio.shield(self._can_write)
 
     def _head(self, status: int, headers: RawHeaders, length: bytes) -> bytes:
-        lines = [_STATUS_LINES[status], *(b"%b: %b\r\n" % header for header in headers), length]
         if any(name == b"connection" and value == b"close" for name, value in headers):
             self.keeps_alive = False
         elif not self.keeps_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)
+            length += b"connection: close\r\n"
+        return answer_head(status, headers, length)
 
     def _write(self, data: bytes) -> None:
         if not self.is_gone:
@@ -215,7 +212,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self.is_answered = True
-        self._pieces.clear()
+        self._held = b""
         self._line.answered(self)
 
     # -- what the connection tells -------------------------------------------------------------------------------

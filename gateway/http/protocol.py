@@ -1,15 +1,14 @@
-"""A client's connection: HTTP/1.1, parsed by httptools.
+"""A client's connection: HTTP/1.1, one request at a time.
 
-A request's head is limited, errors have this API's shape, pipelined requests wait for their turn, and a connection on
-which nothing is being answered is closed after a while. What uvicorn's own protocol costs beside this one is in
-docs/adr/0006-hot-path.md; uvicorn still runs the server.
+What comes behind a request that is being answered is kept as it came, in bounds, and read when its turn comes. So
+reading goes on, a client that hangs up is noticed, and a connection holds one request, however many are sent at once.
+What uvicorn's own protocol costs beside this one is in docs/adr/0006-hot-path.md; uvicorn still runs the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 from urllib.parse import unquote
@@ -19,63 +18,44 @@ import structlog
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError
+from gateway.http.answer_head import answer_head
 from gateway.http.exchange import Exchange
+from gateway.http.parser import Refused, RequestParser
+from gateway.http.request_head import RawHeaders, malformed, next_request
 
 _log = structlog.get_logger("kvgate.http")
 
-MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers; as much as the strictest load balancers in front allow."""
+MAX_KEPT_BYTES = 64 * 1024
+"""Of what comes behind a request that is being answered."""
 IDLE_S = 75.0
-
-_MALFORMED = ApiError(400, "invalid_http", "This is not a well-formed HTTP/1.1 request.")
-_HEAD_TOO_LARGE = ApiError(
-    431,
-    "headers_too_large",
-    f"headers: the request line and headers together exceed {MAX_HEAD_BYTES} bytes.",
-    "headers",
-)
-
-_OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+_PROBE_S = 0.25
+_PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 Handler = Callable[[Exchange], Awaitable[None]]
 """Answers a request, whatever happens."""
 
 
-class HeadTooLarge(Exception):
-    """Raised out of the parser, which then stops."""
-
-
 class HttpProtocol(asyncio.Protocol):
-    """One client connection."""
+    """One client connection. It ends when the client has taken nothing of what is unsent for `write_s`."""
 
-    def __init__(self, handle: Handler, state: ServerState) -> None:
+    def __init__(self, handle: Handler, state: ServerState, write_s: float) -> None:
         self._handle = handle
         self._connections: set[Any] = state.connections
         self._tasks = state.tasks
+        self._write_s = write_s
         self._loop = asyncio.get_running_loop()
-        self._parser = self._new_parser()
+        self._parser = RequestParser(self._begin)
         self._answering: Exchange | None = None
-        self._receiving: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()
+        self._kept = bytearray()
         self._is_closing = False
+        self._is_deaf = False
+        """What comes is read past; only the end of it counts."""
         self._is_full = False
         """The client has not taken what was written: nothing more is begun until it has."""
-        self._in_head = False
-        self._head_bytes = 0
-        """What has arrived of a head that is not complete; at most one read too many."""
-        self._had_body = self._had_end = False
-        """Whether the read that is being parsed brought a piece of a body, or the end of a request."""
-        self._plain_head = b""
-        """Of a request that wants to change the protocol: its head without that."""
-        self._is_deaf = False
+        self._is_half_closed = False
         self._unsent_bytes = 0
-        self._refusal = _MALFORMED
-
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        # What follows a request that asks to close is ignored; without this, it would spoil that one's answer.
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
+        """When that was looked at last, and what was added since."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # -- asyncio -------------------------------------------------------------------------------------------------
 
@@ -85,42 +65,44 @@ class HttpProtocol(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if isinstance(name, tuple) else ""  # a Unix socket's is no tuple
         self._idle_since_s = self._loop.time()
-        self._timer = self._loop.call_later(IDLE_S, self._close_if_idle)
+        self._call_later("idle", IDLE_S, self._close_if_idle)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
-        self._had_body = self._had_end = False
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Never agreed to, as HTTP allows: the request is read again as one that did not ask.
-            self._parser = self._new_parser()
-            self.data_received(self._plain_head + data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError:
-            self._refuse(self._refusal)
-            return
-        # Beside heads, trailers: whatever comes for long without being a body.
-        if (self._in_head or self._receiving is not None) and not (self._had_body or self._had_end):
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_HEAD_TOO_LARGE)
+        if not self._is_deaf:
+            self._read(data)
+
+    def eof_received(self) -> bool:
+        """A client that is gone and one that waits for its answer with its own half closed look alike. The latter may
+        ignore an interim response; the former's side answers it with a reset, and the next write fails. A client of
+        HTTP/1.0 knows no such response, and a stream that has begun has no room for one: there it counts as gone."""
+        exchange = self._answering
+        if exchange is None:
+            return False
+        if not exchange.has_body or exchange.has_started or exchange.http_version == "1.0":
+            self._transport.abort()
+            return False
+        self._is_half_closed = True
+        self._probe()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._timer.cancel()
-        self._waiting.clear()
+        self._be_deaf()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._answering is not None:
             self._answering.lost()
 
     def pause_writing(self) -> None:
         self._is_full = True
+        self._watch_unsent(self._transport.get_write_buffer_size())
         if self._answering is not None:
             self._answering.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_full = False
+        if not self._transport.is_closing():
+            self._timers["unsent"].cancel()
         if self._answering is not None:
             self._answering.resume_writing()
         else:
@@ -131,112 +113,119 @@ class HttpProtocol(asyncio.Protocol):
         self._is_closing = True
         if self._answering is not None:
             self._answering.keeps_alive = False
-        elif not self._in_head:
-            self._transport.close()
+        elif not self._parser.in_head:
+            self._close()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _call_later(self, name: str, wait_s: float, callback: Callable[[], None]) -> None:
+        if (timer := self._timers.get(name)) is not None:
+            timer.cancel()
+        self._timers[name] = self._loop.call_later(wait_s, callback)
 
     def _close_if_idle(self) -> None:
-        """Where nothing is being answered; at once where the client has stopped taking what it was answered."""
+        """Where nothing is being answered: a head that comes slowly does not count."""
         wait_s = IDLE_S
         if self._answering is None:
             wait_s = self._idle_since_s + IDLE_S - self._loop.time()
         if wait_s <= 0:
-            before, self._unsent_bytes = self._unsent_bytes, self._transport.get_write_buffer_size()
-            if self._transport.is_closing() and self._unsent_bytes >= before:
-                self._transport.abort()
+            self._close()
+        else:
+            self._call_later("idle", wait_s, self._close_if_idle)
+
+    def _watch_unsent(self, unsent_bytes: int) -> None:
+        self._unsent_bytes = unsent_bytes
+        self._call_later("unsent", self._write_s, self._abort_if_stalled)
+
+    def _abort_if_stalled(self) -> None:
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self._watch_unsent(unsent_bytes)
+        else:
+            self._transport.abort()
+
+    def _probe(self) -> None:
+        exchange = self._answering
+        if exchange is not None and not exchange.has_started and exchange.http_version != "1.0":
+            self._transport.write(_PROBE)
+        self._call_later("probe", _PROBE_S, self._probe)
+
+    # -- what comes ----------------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        """Until a request is complete. The parser cannot be stopped: it is given no more than to the end of that, or
+        to where another may begin."""
+        at, size = 0, len(data)
+        while at < size and not self._is_deaf:
+            receiving = self._parser.receiving
+            if receiving is None and (self._answering is not None or self._is_full):
+                self._keep(data[at:])
                 return
-            self._transport.close()
-            wait_s = IDLE_S
-        self._timer = self._loop.call_later(wait_s, self._close_if_idle)
+            missing = None if receiving is None else receiving.missing_bytes
+            end = next_request(data, at) if missing is None else min(size, at + missing)
+            try:
+                at += self._parser.feed(data if end - at == size else memoryview(data)[at:end])
+            except Refused as refused:
+                self._refuse(refused.error)
+
+    def _keep(self, data: bytes) -> None:
+        """For when the request before is answered, if that is not the last."""
+        exchange = self._answering
+        if exchange is not None and not exchange.keeps_alive:
+            return
+        self._kept += data
+        if len(self._kept) > MAX_KEPT_BYTES:
+            self._be_deaf()
+            if exchange is None:
+                self._close()
+            else:
+                exchange.keeps_alive = False
+
+    def _be_deaf(self) -> None:
+        self._is_deaf = True
+        self._kept.clear()
 
     def _refuse(self, error: ApiError) -> None:
         """What cannot be read is answered, unless something else is being answered: then that is the last."""
-        if self._transport.is_closing():
-            return
-        if self._answering is not None and self._answering is not self._receiving:
-            self._is_deaf = True
-            self._answering.keeps_alive = False
-            self._waiting.clear()
-            return
-        if self._answering is not None and self._answering.has_started:
+        self._be_deaf()
+        exchange, receiving = self._answering, self._parser.receiving
+        if exchange is not None and exchange is not receiving:
+            exchange.keeps_alive = False
+        elif exchange is not None and exchange.has_started:
             self._transport.abort()  # what was answered so far must not be taken for complete
-            return
-        body = error.body()
-        head = f"HTTP/1.1 {error.status} {error.code}\r\ncontent-type: application/json\r\n"
-        self._transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self._transport.close()
+        else:
+            if exchange is receiving:  # else it has its answer already
+                body = error.body()
+                last_lines = b"content-length: %d\r\nconnection: close\r\n" % len(body)
+                head = answer_head(error.status, [(b"content-type", b"application/json")], last_lines)
+                self._transport.write(head + body)
+            self._close()
 
-    # -- httptools -----------------------------------------------------------------------------------------------
+    # -- requests and answers ------------------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._in_head, self._head_bytes = True, 0
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else a trailer
-            self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        if len(self._url) + sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:
-            self._refusal = _HEAD_TOO_LARGE
-            raise HeadTooLarge
-        parser = self._parser
-        if parser.should_upgrade():
-            self._plain_head = _without_upgrade(parser.get_method(), self._url, self._headers)
-            return
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii") if url.path else ""
-        version = parser.get_http_version()
-        exchange = Exchange(
+    def _begin(self, method: str, target: bytes, headers: RawHeaders, version: str, keeps_alive: bool) -> Exchange:
+        if self._answering is not None:  # only what is no HTTP/1 at all gets here
+            raise Refused(malformed("it does not wait for its turn"))
+        try:
+            url = httptools.parse_url(target)
+            path = url.path.decode("ascii") if url.path else ""
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            raise Refused(malformed("its target is no URL")) from None
+        exchange = self._answering = Exchange(
             self,
             self._loop,
-            parser.get_method().decode("ascii"),
+            method,
             unquote(path) if "%" in path else path,
             url.query or b"",
-            self._headers,
+            headers,
             version,
-            version != "1.0" and parser.should_keep_alive() and not self._is_closing,
+            keeps_alive and not self._is_closing,
             self._peer,
         )
-        self._receiving = exchange
-        if self._answering is None and not self._is_full:
-            self._begin(exchange)
-        else:
-            self._waiting.append(exchange)
-            self._transport.pause_reading()
-
-    def on_body(self, body: bytes) -> None:
-        self._had_body, self._head_bytes = True, 0
-        if self._receiving is not None:
-            self._receiving.put(body)
-
-    def on_message_complete(self) -> None:
-        self._had_end = True
-        if self._receiving is not None:
-            self._receiving.put_end()
-            self._receiving = None
-
-    # -- what an exchange asks for -------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing() and not self._waiting:
-            self._transport.resume_reading()
-
-    def _begin(self, exchange: Exchange) -> None:
-        self._answering = exchange
         task = exchange.task = self._loop.create_task(self._run(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return exchange
 
     async def _run(self, exchange: Exchange) -> None:
         try:
@@ -249,28 +238,41 @@ class HttpProtocol(asyncio.Protocol):
             if not exchange.is_answered:  # the client is gone, or what it got so far must not be taken for complete
                 self._transport.abort()
 
+    def write(self, data: bytes) -> None:
+        if self._is_full:
+            self._unsent_bytes += len(data)
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._transport.is_closing() and not self._is_half_closed:
+            self._transport.resume_reading()
+
     def answered(self, exchange: Exchange) -> None:
         self._answering = None
         self._idle_since_s = self._loop.time()
         if not exchange.keeps_alive:
-            self._transport.close()
+            self._close()
         else:
+            self.resume_reading()  # of a body that nobody wanted
             self._go_on()
 
     def _go_on(self) -> None:
-        """The next of the requests that came together, or more from the socket."""
+        """To the next of the requests that came together; after the last of a client that sends no more, close."""
         if self._is_full or self._transport.is_closing():
             return
-        if self._waiting:
-            self._begin(self._waiting.popleft())
-        self.resume_reading()
+        if self._kept:
+            data = bytes(self._kept)
+            self._kept.clear()
+            self._read(data)
+        if self._is_half_closed and (self._answering is None or self._parser.receiving is not None):
+            self._close()
 
-
-def _without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A request's head again, without what asks for another protocol. CONNECT is nothing but that: malformed here."""
-    if method == b"CONNECT":
-        raise httptools.HttpParserInvalidMethodError
-    asks_to_close = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
-    lines = [b"%b %b HTTP/1.1\r\n" % (method, url)]
-    lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in _OF_UPGRADES]
-    return b"".join([*lines, b"connection: close\r\n\r\n" if asks_to_close else b"\r\n"])
+    def _close(self) -> None:
+        """As soon as the client has taken what is unsent."""
+        self._be_deaf()
+        self._transport.close()
+        if unsent_bytes := self._transport.get_write_buffer_size():
+            self._watch_unsent(unsent_bytes)

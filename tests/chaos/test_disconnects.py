@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
+import orjson
 import pytest
 
 from tests.chaos.stage import Stage
@@ -83,3 +85,22 @@ async def test_a_crowd_that_hangs_up_together_leaves_nothing_behind(stage: Stage
             request.cancel()
     await eventually(stage.all_load_is_given_back, within_s=5)
     await eventually(lambda: is_running(stage, 0))
+
+
+async def test_a_client_that_hangs_up_behind_a_request_sent_ahead_aborts_the_one_before(stage: Stage) -> None:
+    address = urlsplit(stage.urls[0])
+    before = await aborted(stage)
+    clients = []
+    for _ in range(5):
+        body = orjson.dumps(chat(stage.new_prompt(), max_tokens=4000))
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write((head.encode() + body) * 2)
+        clients.append(writer)
+    await eventually(lambda: is_running(stage, 5))
+    for writer in clients:
+        writer.close()
+    await eventually(stage.all_load_is_given_back, within_s=5)
+    await eventually(lambda: has_aborted(stage, before + 5))

@@ -1,12 +1,14 @@
-"""A server whose requests a test's handler answers."""
+"""A server whose requests a test's handler answers, on the event loop that gateways run on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 from uvicorn.server import ServerState
 
 from gateway.http.exchange import Exchange
@@ -16,16 +18,26 @@ Handler = Callable[[Exchange], Awaitable[None]]
 CLOSE = b"connection: close\r\n"
 
 
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What happens at a client's EOF, and at a write behind it, differs between event loops."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
 class Served:
     """A server whose requests the test's handler answers."""
 
     def __init__(self) -> None:
         self.state = ServerState()
         self.handle: Handler = echo
+        self.write_s = 60.0
         self.port = 0
 
     async def answer(self, exchange: Exchange) -> None:
         await self.handle(exchange)
+
+    def connection(self) -> HttpProtocol:
+        """The server's side of a connection, before there is one."""
+        return HttpProtocol(self.answer, self.state, self.write_s)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -36,10 +48,48 @@ class Served:
             writer.close()
 
     async def says(self, request: bytes) -> bytes:
-        """Everything that the server says to these bytes, until it closes or the client's half is closed."""
+        """Everything that the server says to these bytes, until it closes."""
         async with self.client() as (reader, writer):
             writer.write(request)
             return await asyncio.wait_for(reader.read(), 5)
+
+
+class Wire:
+    """What a connection writes to, by hand."""
+
+    def __init__(self, unsent_bytes: Iterable[int] = ()) -> None:
+        self.said = b""
+        self.is_closed = self.is_aborted = False
+        self.unsent_bytes = list(unsent_bytes)
+        """What it is told each time it asks, one after the other."""
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.said += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes.pop(0) if self.unsent_bytes else 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def undated(said: bytes) -> bytes:
+    """Without its Date, where it has one."""
+    return re.sub(rb"date: [^\r]+ GMT\r\n", b"", said)
 
 
 async def echo(exchange: Exchange) -> None:
@@ -54,8 +104,7 @@ async def echo(exchange: Exchange) -> None:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     served = Served()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpProtocol(served.answer, served.state), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0)
     served.port = server.sockets[0].getsockname()[1]
     yield served
     server.close()

@@ -1,0 +1,76 @@
+"""A request's head: its limits, what is wrong with it beyond its grammar, and how it reads without an upgrade."""
+
+from __future__ import annotations
+
+from gateway.errors import ApiError
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers; as much as the strictest load balancers in front allow."""
+MAX_HEADERS = 256
+
+HEAD_TOO_LARGE = ApiError(
+    431,
+    "headers_too_large",
+    f"headers: the request line and headers together exceed {MAX_HEAD_BYTES} bytes.",
+    "headers",
+)
+TOO_MANY_HEADERS = ApiError(431, "headers_too_large", f"headers: there are more than {MAX_HEADERS}.", "headers")
+_UNKNOWN_CODING = ApiError(
+    501,
+    "unsupported_encoding",
+    "transfer-encoding: only `chunked` is understood, given once and alone.",
+    "transfer-encoding",
+)
+
+_VERSION = b" HTTP/1."
+_OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+def malformed(reason: str) -> ApiError:
+    """What the parser does not read."""
+    return ApiError(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {reason}.")
+
+
+def problem_of(url: bytes, headers: RawHeaders, version: str) -> ApiError | None:
+    """Why a request with this head is refused. What its length would be must not be read in two ways (RFC 9112, 6.1),
+    and whose it is must be told once (3.2)."""
+    size_bytes, hosts = len(url), 0
+    for name, value in headers:
+        size_bytes += len(name) + len(value)
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            if version == "1.0":
+                return malformed("HTTP/1.0 has no Transfer-Encoding")
+            # Where `chunked` is not the last, there is no length at all: the parser says so.
+            coding = value.strip().lower()
+            if coding != b"chunked" and coding.endswith(b"chunked"):
+                return _UNKNOWN_CODING
+    if size_bytes > MAX_HEAD_BYTES:
+        return HEAD_TOO_LARGE
+    if version not in ("1.1", "1.0"):
+        return malformed("its version is neither HTTP/1.1 nor HTTP/1.0")
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return malformed("it must have one Host header")
+    return None
+
+
+def without_upgrade(method: bytes, url: bytes, headers: RawHeaders) -> bytes:
+    """A head again, without what asks for another protocol, and the last on its connection: so that however many ask,
+    it is read again once."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _OF_UPGRADES]
+    return b"".join([b"%b %b HTTP/1.1\r\n" % (method, url), *lines, b"connection: close\r\n\r\n"])
+
+
+def next_request(data: bytes, at: int) -> int:
+    """Where, behind `at`, a line begins that may be a request's first; the end of `data` where none does."""
+    found = data.find(_VERSION, at)
+    while found >= 0:
+        start = data.rfind(b"\n", at, found) + 1
+        if start > at:
+            return start
+        line_end = data.find(b"\n", found)  # the line that begins at `at` has it
+        found = data.find(_VERSION, line_end) if line_end >= 0 else -1
+    return len(data)
