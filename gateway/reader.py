@@ -13,8 +13,9 @@ from gateway.job import TRUSTED_FIELDS, Job, resolve_model, upstream_headers
 from gateway.keyring import Caller, Keyring
 from gateway.paths import PROMPT_PATHS, folded, is_denied, is_plain, upstream_target
 from gateway.prompt import Engine, PromptLimits, Steps, TokenEstimator, TooManySteps
-from gateway.reading import Ask, Body, Reading, Resolve, Rules, Workers, read_body
+from gateway.reading import Ask, Body, Reading, Resolve, Rules, read_body
 from gateway.reading.structure import StructureLimits, is_sparse
+from gateway.reading.workers import Workers
 from gateway.settings import GatewaySettings
 
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")

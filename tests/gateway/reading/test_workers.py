@@ -15,7 +15,8 @@ import pytest
 from gateway.errors import ApiError
 from gateway.prompt import Engine, PromptLimits, Steps
 from gateway.prompt.steps import UNBOUNDED
-from gateway.reading import Ask, Reading, Rules, Workers, read_body
+from gateway.reading import Ask, Reading, Rules, read_body
+from gateway.reading.workers import Workers
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
 
