@@ -11,7 +11,7 @@ from bench.attacks.attack import Outcome, Run, one_request
 from bench.attacks.target import LIMIT_BYTES, Answers, Target, chat, counted, post, send
 
 _PATH = "/v1/chat/completions"
-_MESSAGE = b'{"role":"user","content":""}'
+_MESSAGE = b'{"role":"user","content":"hi"}'
 _FAIR_S = 6.0
 _FAIR_WORST_MS = 1000.0
 """For a body of 1.3 MB beside six of 2 MB: about what its own reading and one of the others' take."""

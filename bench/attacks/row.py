@@ -24,7 +24,7 @@ class Row:
     health_ms: float = 0.0
     """The worst delay of /health, from the attack's begin until memory was back, or 10 s after its end."""
     held_ms: float = 0.0
-    """The same without what gateway and probe waited for a core."""
+    """The same without the time that the gateway, or the probe, waited for a core."""
     health_failed: int = 0
     before_mb: float = 0.0
     peak_mb: float = 0.0

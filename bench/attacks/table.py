@@ -21,7 +21,7 @@ ATTACKS = {
     "jpeg-1m": Attack("a JPEG image of empty markers, 0.96 MB as base64", images.jpeg_markers(720_000)),
     "jpeg-21m": Attack("a JPEG image of 21 MB of empty markers", images.jpeg_markers(21_000_000)),
     "tiff-tags": Attack("a TIFF image with 400 broken tags", images.tiff_tags),
-    "json-messages": Attack("0.9 MB of JSON: 30 000 tiny messages", body_of(partial(messages, 870_000))),
+    "json-messages": Attack("0.9 MB of JSON: 30 000 tiny messages", body_of(partial(messages, 930_000))),
     "json-objects": Attack("16 MB of `{}` as messages", body_of(partial(messages, 16_000_000, b"{}"))),
     "json-mixed": Attack(
         "12 MB of JSON: long text, small objects, nested lists", body_of(partial(documents.mixed, 12_000_000))

@@ -6,8 +6,9 @@ attacker's CPU does not count as the gateway's.
 It looks at the idle gateway first, then says `ready` and watches. A line on its stdin says that the attack is over.
 Then it waits until memory is back, or 10 s, says as JSON what it saw, and ends.
 
-Linux counts how long a thread waits for a core (schedstat). That of the gateway's main thread and of the witness is
-subtracted from delays in `held_ms`: other work on the machine must not count as the gateway's.
+Linux counts how long a thread waits for a core (schedstat). In `held_ms`, what the gateway's main thread waited is
+subtracted from a delay, or what the witness waited where that is more: other work on the machine must not count as the
+gateway's. Not both, since they may have waited at the same time.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Client:
     def __init__(self, line: Line, request: bytes, every_s: float, pid: int) -> None:
         self._line, self._request, self._every_s = line, request, every_s
         self._pids = (pid, os.getpid())
-        self._since: tuple[float, float] | None = None
+        self._since: tuple[float, list[float]] | None = None
         self.seen = Seen()
 
     async def run(self) -> None:
@@ -127,12 +128,12 @@ class Client:
         if self._since is None:
             return
         delay_ms = self.stuck_s() * 1000
-        waited_ms = (self._waited_s() - self._since[1]) * 1000
+        waited_ms = 1000 * max(now - at for now, at in zip(self._waited_s(), self._since[1], strict=True))
         self.seen.worst_ms = max(self.seen.worst_ms, delay_ms)
         self.seen.held_ms = max(self.seen.held_ms, delay_ms - max(0.0, waited_ms))
 
-    def _waited_s(self) -> float:
-        return sum(map(waited_s, self._pids))
+    def _waited_s(self) -> list[float]:
+        return [waited_s(pid) for pid in self._pids]
 
 
 class Memory(threading.Thread):
