@@ -28,6 +28,7 @@ _log = structlog.get_logger("kvgate.http")
 MAX_KEPT_BYTES = 64 * 1024
 """Of what comes behind a request that is being answered."""
 IDLE_S = 75.0
+_LINGER_S = 2.0
 _PROBE_S = 0.25
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
@@ -91,7 +92,7 @@ class HttpProtocol(asyncio.Protocol):
         for timer in self._timers.values():
             timer.cancel()
         if self._answering is not None:
-            self._answering.lost()
+            self._give_up(self._answering)
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -169,17 +170,14 @@ class HttpProtocol(asyncio.Protocol):
                 self._refuse(refused.error)
 
     def _keep(self, data: bytes) -> None:
-        """For when the request before is answered, if that is not the last."""
-        exchange = self._answering
-        if exchange is not None and not exchange.keeps_alive:
-            return
+        """For when the request before is answered."""
         self._kept += data
         if len(self._kept) > MAX_KEPT_BYTES:
             self._be_deaf()
-            if exchange is None:
+            if self._answering is None:
                 self._close()
             else:
-                exchange.keeps_alive = False
+                self._answering.keeps_alive = False
 
     def _be_deaf(self) -> None:
         self._is_deaf = True
@@ -199,7 +197,9 @@ class HttpProtocol(asyncio.Protocol):
                 last_lines = b"content-length: %d\r\nconnection: close\r\n" % len(body)
                 head = answer_head(error.status, [(b"content-type", b"application/json")], last_lines)
                 self._transport.write(head + body)
-            self._close()
+            if exchange is not None:
+                self._give_up(exchange)
+            self._linger()
 
     # -- requests and answers ------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class HttpProtocol(asyncio.Protocol):
             place = traceback.extract_tb(error.__traceback__)[-1]
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
-            if not exchange.is_answered:  # the client is gone, or what it got so far must not be taken for complete
+            if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
                 self._transport.abort()
 
     def write(self, data: bytes) -> None:
@@ -250,14 +250,23 @@ class HttpProtocol(asyncio.Protocol):
         if not self._transport.is_closing() and not self._is_half_closed:
             self._transport.resume_reading()
 
+    def _give_up(self, exchange: Exchange) -> None:
+        """What is answered to it from now on goes nowhere."""
+        self._answering = None
+        exchange.lost()
+
     def answered(self, exchange: Exchange) -> None:
+        if exchange is not self._answering:
+            return
         self._answering = None
         self._idle_since_s = self._loop.time()
-        if not exchange.keeps_alive:
-            self._close()
-        else:
+        if exchange.keeps_alive:
             self.resume_reading()  # of a body that nobody wanted
             self._go_on()
+        elif (self._is_deaf or self._parser.receiving is not None) and not self._is_half_closed:
+            self._linger()
+        else:
+            self._close()
 
     def _go_on(self) -> None:
         """To the next of the requests that came together; after the last of a client that sends no more, close."""
@@ -276,3 +285,11 @@ class HttpProtocol(asyncio.Protocol):
         self._transport.close()
         if unsent_bytes := self._transport.get_write_buffer_size():
             self._watch_unsent(unsent_bytes)
+
+    def _linger(self) -> None:
+        """Close, but read past what the client is still sending: where bytes are unread, closing resets a connection,
+        and the client may lose its answer (RFC 9112, 9.6)."""
+        self._be_deaf()
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._call_later("linger", _LINGER_S, self._close)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import ClientGone, Exchange
 from tests.gateway.http.conftest import CLOSE, Served, Wire, echo
 from tests.polling import eventually
 
@@ -163,3 +164,61 @@ async def test_what_is_added_meanwhile_does_not_hide_what_was_taken(served: Serv
     await eventually(lambda: wire.is_aborted)
     assert wire.unsent_bytes == [1]
     connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("how", ["in time", "refused"])
+async def test_a_client_that_is_still_sending_gets_its_answer(served: Served, how: str) -> None:
+    """All that it sends is taken, and then the connection ends; nothing is reset."""
+
+    async def too_large(exchange: Exchange) -> None:
+        exchange.whole(413, [(b"connection", b"close")], b"too large")
+
+    served.handle = too_large
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n" if how == "in time" else b"no HTTP\r\n"
+    async with served.client() as (reader, writer):
+        writer.write(head + b"x" * 9_000_000)
+        await writer.drain()
+        said = await asyncio.wait_for(reader.read(), 5)
+    assert said.endswith(b"too large") if how == "in time" else b"400 Bad Request" in said
+    await eventually(lambda: not served.state.connections)
+
+
+async def test_a_body_that_turns_out_to_be_malformed_is_refused_once(served: Served) -> None:
+    """Whoever reads it learns that the client is gone, and its answer goes nowhere."""
+    ends = []
+
+    async def reading(exchange: Exchange) -> None:
+        try:
+            while await exchange.receive():
+                pass
+        except ClientGone as error:
+            ends.append(error)
+        exchange.whole(200, [], b"never")
+
+    served.handle = reading
+    async with served.client() as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await eventually(lambda: served.state.tasks)
+        writer.write(b"no chunk\r\n")
+        said = await asyncio.wait_for(reader.read(), 5)
+    assert (said.count(b"HTTP/1.1 400 Bad Request"), said.count(b"200 OK"), len(ends)) == (1, 0, 1)
+
+
+async def test_an_answer_to_a_client_that_is_gone_goes_nowhere(served: Served) -> None:
+    ended = asyncio.Event()
+
+    async def late(exchange: Exchange) -> None:
+        assert await exchange.receive() == b"x"
+        with pytest.raises(ClientGone):
+            await exchange.receive()
+        exchange.whole(408, [(b"connection", b"close")], b"too late")
+        ended.set()
+
+    served.handle = late
+    with capture_logs() as logs:
+        async with served.client() as (_, writer):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx")
+            await eventually(lambda: served.state.tasks)
+        await asyncio.wait_for(ended.wait(), 5)
+        await eventually(lambda: not served.state.tasks)
+    assert logs == []
