@@ -20,7 +20,7 @@ from gateway.fleet import Fleet, Served
 from gateway.paths import stored_response
 from gateway.prompt import Prompt
 
-TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params")
+TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields by which a client could act on the engine past the gateway (facts: vLLM's request schema)."""
 
 _PASSED_HEADERS = ("accept", "traceparent", "tracestate", "anthropic-version", "anthropic-beta", "openai-beta")

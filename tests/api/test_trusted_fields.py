@@ -15,6 +15,7 @@ FORGED: dict[str, Any] = {
     "request_id": "forged",
     "vllm_xargs": {"kv_cache_report_mode": "full", "session_id": "forged"},
     "kv_transfer_params": {"do_remote_prefill": True},
+    "ec_transfer_params": {"do_remote_encode": True},
     "priority": -100,
 }
 
