@@ -134,7 +134,8 @@ class Attempts:
             await self._relay.stream(job, ticket, reply, answer, first)
         except StreamBroken as broken:
             if broken.by_replica:
-                self._failed(ticket, broken.reason)
+                self._router.broke_off(ticket)
+                self._fleet.doubt(ticket.replica)
             self._metrics.broken_streams.inc()
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
             raise ApiError(502, "stream_broken", message) from broken

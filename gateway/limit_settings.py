@@ -42,4 +42,6 @@ class HealthSettings(Section):
     failures: Count = 2
     forget_s: Seconds = 3600
     breaker_failures: Count = 3
+    breaker_error_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.5
+    breaker_window_s: Annotated[float, Field(ge=1, le=3600)] = 10
     breaker_open_s: Seconds = 5
