@@ -34,6 +34,8 @@ class TimeoutSettings(Section):
 
 class RetrySettings(Section):
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    budget_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 10
+    budget_min_retries: Annotated[int, Field(ge=0)] = 10
 
 
 class HealthSettings(Section):

@@ -42,9 +42,8 @@ async def test_a_replica_that_fails_few_of_many_requests_keeps_its_breaker_close
         text, _ = await stage.warm_prompt(on=owner.id)
         await stage.fail(owner, "error", status=500)
         assert await chosen(stage, text, stage.urls[0]) != owner.id
-    failures, open_until_ms, *_ = (await stage.ledger.breakers())[owner.id].split(" ")
-    assert (int(failures), open_until_ms) == (BREAKER_FAILURES + 1, "0")
     await stage.warm_prompt(on=owner.id)
+    assert (await stage.ledger.breakers())[owner.id].split(" ")[1] == "0"
 
 
 async def test_a_breaker_that_one_gateway_opens_keeps_the_other_away(stage: Stage) -> None:
@@ -176,7 +175,8 @@ async def test_with_every_replica_dead_a_gateway_says_so_and_serves_again_when_o
     assert answer["status"] == 503
     assert {reason.split(":")[0] for reason in answer["reasons"]} == {"replica r0", "replica r1", "replica r2"}
     refused = await ask(stage.http, stage.urls[0], stage.new_prompt())
-    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "replica_unreachable")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica")
+    assert "retry-after" in refused.headers
     stage.cluster.replicas[1].start()
     await eventually(lambda: is_known_ready(stage, stage.cluster.replicas[1]))
     assert await chosen(stage, stage.new_prompt(), stage.urls[0]) == "r1"
