@@ -17,7 +17,7 @@ from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
 from coordinator.registry import Fleet, ReplicaRecord, parse_fleet, still_known
-from coordinator.scripts import Placement, PlaceRequest, Reservation, Script, load, parse_placement
+from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.wire import Reply, Wire
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
@@ -248,10 +248,10 @@ class Pool:
         """Record keys, shallow to deep, under the replica that owns them."""
         self._ownership.hold(replica, keys)
 
-    def report(self, replica: str, incarnation: str, outcome: str, failures: int, open_ms: int) -> None:
-        """Tell all gateways of a `failure` or `success` of a replica (its shared circuit breaker)."""
+    def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
+        """To a replica's shared breaker: a `failure`, with the successes not told of yet; or a probe's `success`."""
         k = self.keys
-        self.tell("report", (k.replicas, k.breakers), (replica, incarnation, outcome, failures, open_ms))
+        self.tell("report", (k.replicas, k.breakers), (replica, incarnation, outcome, *knobs.args(), successes))
 
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""

@@ -104,6 +104,20 @@ class PolicyKnobs:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BreakerKnobs:
+    """When a replica's breaker opens, and for how long: see lua/report.lua."""
+
+    failures: int = 3
+    error_rate: float = 0.5
+    window_ms: int = 10_000
+    open_ms: int = 5000
+
+    def args(self) -> tuple[Any, ...]:
+        """ARGV[4] to ARGV[7] of report."""
+        return (self.failures, self.error_rate, self.window_ms, self.open_ms)
+
+
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
 class PlaceRequest:
     """What `place` decides on. `keys` (32 hex) and `tokens` (behind each key) run shallow to deep."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
 from typing import Any
+
+import orjson
 
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
@@ -13,24 +15,15 @@ from gateway.metrics import Metrics
 from gateway.reading.document import Body, with_fields
 from gateway.relay import Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
+from gateway.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas
+from gateway.retry_budget import RetryBudget
 from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings
 from gateway.sse import event_data
 from gateway.upstream import Answer, Upstream, UpstreamError
 
-_RETRIED = frozenset({429, 500, 502, 503, 504})
-_OVERLOADED = 429
 _COMPUTE_NOTHING = frozenset({"/tokenize"})
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An attempt that failed before its first byte; `status` 0: the replica gave no answer."""
-
-    reason: str
-    status: int = 0
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = b""
+_JSON = ((b"content-type", b"application/json"),)
 
 
 class Attempts:
@@ -47,6 +40,7 @@ class Attempts:
     ) -> None:
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
+        self._budget = RetryBudget(settings.retries)
         self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
         self._deadlines = Deadlines()
         self._router = router
@@ -66,64 +60,94 @@ class Attempts:
             ) from None
 
     async def _run(self, job: Job, reply: Reply) -> None:
-        tried: list[str] = []
-        reservations: list[str] = []
-        failure: Failure | None = None
+        self._budget.note_request(time.monotonic())
+        tickets: list[Ticket] = []
+        failures: list[Failure] = []
         pool = self._router.pool(job)
         try:
-            while len(tried) < self._max_attempts:
+            while not failures or self._tries_elsewhere(job, tickets, failures):
                 # A failed attempt's reservation is given back by the next placement, in the same step.
-                ticket = await self._router.place(job, tried, reservations[-1] if reservations else "")
+                release = tickets[-1].request.reservation if tickets else ""
+                ticket = await self._router.place(job, [each.replica for each in tickets], release)
                 if ticket is None:
                     break
-                if failure is not None:
-                    self._metrics.retries.inc(failure.reason)
-                reservations.append(ticket.request.reservation)
+                if failures:
+                    self._metrics.retries.inc(failures[-1].reason)
+                tickets.append(ticket)
                 reply.note(ticket, job.caller.sees_decisions)
-                failure = await self._attempt(job, ticket, reply)
+                failure = await self._attempt(job, tickets, failures, reply)
                 if failure is None:
                     return
-                tried.append(ticket.replica)
+                failures.append(failure)
         finally:
-            for reservation in reservations:
-                pool.done(reservation)
-        await self._give_up(failure, reply)
+            for each in tickets:
+                pool.done(each.request.reservation)
+        if not self._is_uncompared(job, failures):
+            self._count(tickets, failures, was_answered=False)
+        self._give_up(job, tickets, failures, reply)
 
-    async def _give_up(self, failure: Failure | None, reply: Reply) -> None:
-        if failure is None:
+    def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
+        """Whether another replica shall be asked, if there is one."""
+        others = 0 if job.pinned else len(job.served.replicas) - len(failures)
+        if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures):
+            return False
+        if failures[-1].reason == "refused" or not self._fleet.is_ready(tickets[-1].replica):
+            return True  # such a replica is soon chosen no more: this cannot go on for long
+        if self._budget.take(time.monotonic()):
+            return True
+        self._metrics.retries_withheld.inc()
+        return False
+
+    def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
+        """Whether one replica failed and others, though there are some, were not asked: nothing tells then whose fault
+        it was. So nobody can open breakers with requests that are pinned, nor by using the budget up."""
+        return len(failures) == 1 and self._max_attempts > 1 and len(job.served.replicas) > 1
+
+    def _count(self, tickets: list[Ticket], failures: list[Failure], *, was_answered: bool) -> None:
+        """Hold server errors against their replicas, where they are not the request's own."""
+        for index in held_against_replicas(failures, was_answered):
+            self._router.failed(tickets[index])
+
+    def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
+        """Tell the client what the last replica answered that did; where none did, a 503 or 502."""
+        for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
+            if failure.status:
+                reply.note(ticket, job.caller.sees_decisions)
+                reply.whole(failure.status, failure.headers, failure.body)
+                return
+        could_serve = (job.pinned,) if job.pinned else job.served.replicas
+        if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
             raise no_replica()
-        if failure.status:
-            reply.whole(failure.status, failure.headers, failure.body)
-            return
-        raise ApiError(
-            502, "replica_unreachable", f"No replica answered ({failure.reason}).", headers={"retry-after": "1"}
-        )
+        reason = failures[-1].reason
+        raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})
 
-    async def _attempt(self, job: Job, ticket: Ticket, reply: Reply) -> Failure | None:
-        """One attempt: None when the client was answered, whatever the answer."""
+    async def _attempt(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> Failure | None:
+        """One attempt, by the last ticket: None when the client was answered, whatever the answer."""
+        ticket = tickets[-1]
         answer: Answer | None = None
         try:
             with self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task):
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket) or None
                 )
-                if answer.status in _RETRIED:
-                    return await self._declined(ticket, answer)
+                if answer.status in RETRIED_STATUSES:
+                    return await _declined(answer)
                 streamed = answer.status == 200 and answer.is_event_stream
                 first = await answer.next_piece() if streamed else await answer.rest()
-            if streamed and (reason := _broken_start(first)):
-                return self._failed(ticket, reason)
+            if streamed and (failure := _broken_start(first)) is not None:
+                return self._doubted(ticket, failure)
             ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
             self._router.succeeded(ticket)
+            self._count(tickets[:-1], failures, was_answered=True)
             if streamed:
                 await self._stream(job, ticket, reply, answer, first)
             else:
                 self._relay.whole(job, ticket, reply, answer, first)
             return None
         except UpstreamError as error:
-            return self._failed(ticket, error.reason)
+            return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
-            return self._failed(ticket, "timeout")
+            return self._doubted(ticket, Failure("timeout"))
         finally:
             if answer is not None:
                 answer.close()
@@ -135,7 +159,8 @@ class Attempts:
             await self._relay.stream(job, ticket, reply, answer, first)
         except StreamBroken as broken:
             if broken.by_replica:
-                self._failed(ticket, broken.reason)
+                self._router.broke_off(ticket)
+                self._fleet.doubt(ticket.replica)
             self._metrics.broken_streams.inc()
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
             raise ApiError(502, "stream_broken", message) from broken
@@ -144,17 +169,18 @@ class Attempts:
         rank = self._dp_ranks.get(ticket.replica)
         return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
 
-    def _failed(self, ticket: Ticket, reason: str) -> Failure:
-        self._router.failed(ticket)
-        self._fleet.doubt(ticket.replica)
-        return Failure(reason)
-
-    async def _declined(self, ticket: Ticket, answer: Answer) -> Failure:
-        """The replica answered that it cannot: passed on only if nobody else can."""
-        body = await answer.rest()
-        if answer.status != _OVERLOADED:
+    def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
+        """The replica may have died. Where it gave no answer, no other one has to be asked whose fault that is."""
+        if not failure.status:
             self._router.failed(ticket)
-        return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
+        self._fleet.doubt(ticket.replica)
+        return failure
+
+
+async def _declined(answer: Answer) -> Failure:
+    """The replica answered that it cannot: passed on only if nobody else can."""
+    body = await answer.rest()
+    return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
 
 def _body(job: Job, ticket: Ticket) -> Body:
@@ -169,14 +195,16 @@ def _body(job: Job, ticket: Ticket) -> Body:
     return with_fields(job.body, asked) if asked else job.body
 
 
-def _broken_start(first: bytes) -> str:
-    """Why a stream's first bytes mean that the replica failed; empty when they do not. vLLM reports an engine that
-    died as an event, under a status of 200."""
+def _broken_start(first: bytes) -> Failure | None:
+    """The failure that a stream's first bytes tell of, if any. vLLM reports an engine that died as an event, under a
+    status of 200; as nothing was sent on yet, the client gets it as an answer with the status that it names."""
     if not first:
-        return "empty"
+        return Failure("empty")
     if b'"error"' not in first:
-        return ""
+        return None
     document = event_data(first)
     error = document.get("error") if document is not None else None
     code = error.get("code") if isinstance(error, dict) else None
-    return "error_event" if isinstance(code, int) and code >= 500 else ""
+    if not isinstance(code, int) or code < 500:
+        return None
+    return Failure("error_event", code if code < 600 else 500, _JSON, orjson.dumps({"error": error}))

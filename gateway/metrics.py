@@ -136,6 +136,9 @@ class Metrics:
 
     def _add_trouble(self, registry: CollectorRegistry) -> None:
         self.retries = Tally("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry)
+        self.retries_withheld = Tally(
+            "kvgate_retries_withheld", "Attempts that were not made because the retry budget was spent.", (), registry
+        )
         self.broken_streams = Tally(
             "kvgate_broken_streams", "Streams ended by an error event after their first byte.", (), registry
         )

@@ -44,7 +44,7 @@ _NOW = Row(
         ),
         Panel(
             "Breakers open",
-            "Replicas that failed several times in a row and are left alone for a while. Good: 0.",
+            "Replicas that failed too many of their requests and are left alone for a while. Good: 0.",
             (Query(f"sum({told('kvgate_breaker_open')})", "open"),),
             kind="stat",
             width=6,

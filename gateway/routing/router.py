@@ -12,11 +12,13 @@ import structlog
 
 from coordinator.errors import StoreError
 from coordinator.pool import PlaceRequest, Pool, Reservation
-from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
 from gateway.fleet import ready_records
 from gateway.job import Job
+from gateway.limit_settings import HealthSettings
 from gateway.metrics import Metrics
+from gateway.routing.outcomes import Outcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
 from gateway.settings import GatewaySettings
 
@@ -86,11 +88,11 @@ class Router:
         self._store = store
         self._metrics = metrics
         self._block_tokens = block_tokens
-        self._health = settings.health
         self._settings = settings
         self._knobs: dict[str, PolicyKnobs] = {}
         self._ids = itertools.count(1)
-        self._suspect_until: dict[str, float] = {}
+        self._breaker = breaker_knobs(settings.health)
+        self._outcomes: dict[str, Outcomes] = {}
 
     async def place(self, job: Job, tried: Sequence[str], release: str) -> Ticket | None:
         """Choose a replica and reserve its load; None when all were tried. `release` is the failed attempt's id."""
@@ -179,7 +181,7 @@ class Router:
     def _avoided(self, pool: Pool) -> list[str]:
         """Replicas that failed this gateway just now, or carry all that it may give them."""
         now = time.monotonic()
-        avoided = [replica for replica, until in self._suspect_until.items() if until > now]
+        avoided = [replica for replica, outcomes in self._outcomes.items() if outcomes.is_suspect(now)]
         cap = self._settings.policy.max_active_requests
         if cap:
             active: dict[str, int] = {}
@@ -190,8 +192,13 @@ class Router:
 
     def failed(self, ticket: Ticket) -> None:
         """The replica itself failed: tell everyone."""
-        self._suspect_until[ticket.replica] = time.monotonic() + self._health.breaker_open_s
-        self._report(ticket, "failure")
+        untold = self._outcomes_of(ticket.replica).failed(time.monotonic())
+        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", self._breaker, untold)
+
+    def broke_off(self, ticket: Ticket) -> None:
+        """The replica failed in the middle of an answer, whose beginning was taken for a success."""
+        self._outcomes_of(ticket.replica).broke_off(time.monotonic())
+        self.failed(ticket)
 
     def withdraw(self, ticket: Ticket) -> None:
         """Nothing was computed for this attempt: take its claims back."""
@@ -199,20 +206,29 @@ class Router:
             ticket.pool.withdraw(ticket.request, ticket.placement)
 
     def succeeded(self, ticket: Ticket) -> None:
-        """The replica answered: its breaker, where one stands, closes for everyone."""
-        self._suspect_until.pop(ticket.replica, None)
+        """The replica answered: where its breaker is open and this was the probe, it closes for everyone."""
+        self._outcomes_of(ticket.replica).succeeded(time.monotonic())
         fleet = ticket.pool.fleet
-        if fleet is not None and ticket.replica in fleet.open_until_ms:
-            self._report(ticket, "success")
+        if fleet is not None and fleet.open_until_ms.get(ticket.replica):
+            ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
 
-    def _report(self, ticket: Ticket, outcome: str) -> None:
-        ticket.pool.report(
-            ticket.replica,
-            ticket.incarnation,
-            outcome,
-            self._health.breaker_failures,
-            int(self._health.breaker_open_s * 1000),
-        )
+    def _outcomes_of(self, replica: str) -> Outcomes:
+        outcomes = self._outcomes.get(replica)
+        if outcomes is None:
+            now = time.monotonic()
+            self._outcomes = {name: each for name, each in self._outcomes.items() if not each.are_over(now)}
+            outcomes = self._outcomes[replica] = Outcomes(self._breaker)
+        return outcomes
+
+
+def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
+    """When a replica's breaker opens, as configured."""
+    return BreakerKnobs(
+        health.breaker_failures,
+        health.breaker_error_rate,
+        int(health.breaker_window_s * 1000),
+        int(health.breaker_open_s * 1000),
+    )
 
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:

@@ -16,9 +16,13 @@ import pytest
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import Stage, api_key, running_gateway, running_sims, sdk
 
-# What these tests are not about: a Redis that has to wait for a core, and replicas that are left alone for a while
-# because a test made them fail.
-PATIENT: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000}}
+# What these tests are not about: a Redis that has to wait for a core, and replicas that are left alone for a while, or
+# retries that are withheld, because tests made them fail.
+PATIENT: dict[str, Any] = {
+    "redis": {"budget_ms": 500},
+    "health": {"breaker_failures": 1000},
+    "retries": {"budget_min_retries": 1000},
+}
 OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug"}}
 GUARDED: dict[str, Any] = {
     **PATIENT,

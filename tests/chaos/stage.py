@@ -29,6 +29,7 @@ CONFIG: dict[str, Any] = {
     "timeouts": {"connect_s": 1, "first_byte_s": FIRST_BYTE_S, "request_s": 60},
     "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_failures": BREAKER_FAILURES, "breaker_open_s": 2},
     "policy": {"allow_header": True},
+    "retries": {"budget_min_retries": 1000},
 }
 _SAMPLE = r"^%s(?:\{([^}]*)\})? (\S+)$"
 

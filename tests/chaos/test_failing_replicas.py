@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.chaos.stage import BREAKER_FAILURES, FIRST_BYTE_S, Stage
 from tests.cluster.clients import ask, is_complete
+from tests.polling import eventually
 
 BEFORE_THE_FIRST_BYTE: list[tuple[dict[str, Any], str]] = [
     ({"mode": "reset"}, "reset"),
@@ -78,6 +80,72 @@ async def test_when_all_replicas_fail_the_last_error_passes_through(stage: Stage
     answer = await ask(stage.http, stage.urls[0], stage.new_prompt(), stream=stream)
     assert answer.status_code == status
     assert answer.json()["error"]["message"] == f"Simulated failure with status {status}"
+
+
+@pytest.mark.parametrize("after_tokens", [None, 0], ids=["status", "error event"])
+async def test_a_failure_that_a_second_replica_repeats_is_the_requests_own(
+    stage: Stage, after_tokens: int | None
+) -> None:
+    """One prompt that makes every engine fail opens no breaker, and not every replica has to compute it."""
+    retries = await stage.metric(stage.urls[0], "kvgate_retries_total")
+    requests = 2 * BREAKER_FAILURES
+    fault = {} if after_tokens is None else {"after_tokens": after_tokens}
+    await stage.fail_everywhere("error", status=500, count=-1, **fault)
+    for _ in range(requests):
+        answer = await ask(stage.http, stage.urls[0], stage.new_prompt(), stream=True)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "Simulated failure with status 500"
+    assert await stage.metric(stage.urls[0], "kvgate_retries_total") == retries + requests
+    await stage.fail_everywhere("none")
+    answer = await ask(stage.http, stage.urls[0], stage.new_prompt())
+    assert answer.headers["x-kvgate-decision"].startswith("cold")
+    assert await stage.ledger.breakers() == {}
+
+
+async def test_a_failure_is_held_against_a_replica_when_another_one_answers(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    await stage.fail(owner, "error", status=500)
+    assert is_complete(await ask(stage.http, stage.urls[0], text))
+    await eventually(lambda: are_held_against(stage, owner.id))
+
+
+async def test_a_connection_that_fails_is_held_against_every_replica(stage: Stage) -> None:
+    await stage.fail_everywhere("reset")
+    assert (await ask(stage.http, stage.urls[0], stage.new_prompt())).status_code == 502
+    await eventually(lambda: are_held_against(stage, "r0", "r1", "r2"))
+
+
+async def are_held_against(stage: Stage, *replicas: str) -> bool:
+    """Whether failures of these replicas are counted, and of no others."""
+    return sorted(await stage.ledger.breakers()) == sorted(replicas)
+
+
+async def test_a_client_that_hangs_up_after_a_failure_has_it_held_against_nobody(stage: Stage) -> None:
+    """Else whoever knows a prompt that makes engines fail would only have to hang up in time."""
+    text, owner = await stage.warm_prompt()
+    retries = await stage.metric(stage.urls[0], "kvgate_retries_total")
+    await stage.fail_everywhere("hang")
+    await stage.clear_faults(owner)
+    await stage.fail(owner, "error", status=500)
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(ask(stage.http, stage.urls[0], text))
+        await eventually(lambda: has_retried(stage, retries))
+        request.cancel()
+    await eventually(stage.all_load_is_given_back)
+    assert await stage.ledger.breakers() == {}
+
+
+async def has_retried(stage: Stage, before: float) -> bool:
+    return await stage.metric(stage.urls[0], "kvgate_retries_total") > before
+
+
+async def test_what_any_replica_answered_is_passed_on_when_the_others_do_not_answer(stage: Stage) -> None:
+    text, owner = await stage.warm_prompt()
+    await stage.fail_everywhere("reset")
+    await stage.clear_faults(owner)
+    await stage.fail(owner, "error", status=500)
+    answer = await ask(stage.http, stage.urls[0], text)
+    assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (500, owner.id)
 
 
 async def test_when_no_replica_gives_any_answer_the_client_gets_a_502(stage: Stage) -> None:

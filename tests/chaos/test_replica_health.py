@@ -6,7 +6,7 @@ import signal
 
 from bench.cluster import SimReplica
 from tests.chaos.stage import BREAKER_FAILURES, Stage
-from tests.cluster.clients import ask, held_stream, is_complete
+from tests.cluster.clients import CHAT, ask, chat, held_stream, is_complete
 from tests.polling import eventually
 
 
@@ -20,11 +20,30 @@ async def chosen(stage: Stage, text: str, url: str) -> str:
 async def fail_until_the_breaker_opens(stage: Stage) -> tuple[str, SimReplica]:
     """Gateway 0 runs into a replica's failures; returns a prompt that only this replica holds, and the replica."""
     text, owner = await stage.warm_prompt()
-    doomed = [(await stage.warm_prompt(on=owner.id))[0] for _ in range(BREAKER_FAILURES)]
-    await stage.fail(owner, "error", status=500, count=BREAKER_FAILURES)
-    for prompt in doomed:
-        assert await chosen(stage, prompt, stage.urls[0]) != owner.id
+    await stage.fail(owner, "error", status=500, count=-1)
+
+    async def is_open() -> bool:
+        answer = await stage.http.post(
+            stage.urls[0] + CHAT, json=chat(stage.new_prompt()), headers={"x-kvgate-policy": "round_robin"}
+        )
+        assert is_complete(answer), answer.text
+        assert answer.headers["x-kvgate-replica"] != owner.id
+        return (await stage.ledger.breakers()).get(owner.id, "0 0").split(" ")[1] != "0"
+
+    await eventually(is_open)
+    await stage.clear_faults(owner)
     return text, owner
+
+
+async def test_a_replica_that_fails_few_of_many_requests_keeps_its_breaker_closed(stage: Stage) -> None:
+    _, owner = await stage.warm_prompt()
+    for _ in range(BREAKER_FAILURES + 1):
+        await stage.warm_prompt(on=owner.id)
+        text, _ = await stage.warm_prompt(on=owner.id)
+        await stage.fail(owner, "error", status=500)
+        assert await chosen(stage, text, stage.urls[0]) != owner.id
+    await stage.warm_prompt(on=owner.id)
+    assert (await stage.ledger.breakers())[owner.id].split(" ")[1] == "0"
 
 
 async def test_a_breaker_that_one_gateway_opens_keeps_the_other_away(stage: Stage) -> None:
@@ -156,7 +175,8 @@ async def test_with_every_replica_dead_a_gateway_says_so_and_serves_again_when_o
     assert answer["status"] == 503
     assert {reason.split(":")[0] for reason in answer["reasons"]} == {"replica r0", "replica r1", "replica r2"}
     refused = await ask(stage.http, stage.urls[0], stage.new_prompt())
-    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "replica_unreachable")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica")
+    assert "retry-after" in refused.headers
     stage.cluster.replicas[1].start()
     await eventually(lambda: is_known_ready(stage, stage.cluster.replicas[1]))
     assert await chosen(stage, stage.new_prompt(), stage.urls[0]) == "r1"

@@ -15,6 +15,7 @@ from coordinator.errors import StoreDown, StoreRefused
 from coordinator.pool import Pool, Reservation
 from coordinator.pools import known_pools
 from coordinator.responses import find, remember
+from coordinator.scripts import BreakerKnobs
 from coordinator.store import Store, StoreSettings
 from coordinator.truth import ask_reset, credit, tell_measured
 from coordinator.worker import forget, sweep, trim
@@ -54,8 +55,8 @@ async def live_a_little(pool: Pool) -> None:
     placed = await pool.place(asked)
     assert placed is not None
     pool.first_token("a")
-    pool.report(placed.replica, placed.incarnation, "failure", 1, 100)
-    pool.report(placed.replica, placed.incarnation, "success", 1, 100)
+    pool.report(placed.replica, placed.incarnation, "failure", BreakerKnobs(failures=1))
+    pool.report(placed.replica, placed.incarnation, "success", BreakerKnobs(failures=1))
     for policy in ("round_robin", "random"):
         other = request(policy, chain(1, policy), knobs=type(asked.knobs)(policy), release="a")
         placed = await pool.place(other)

@@ -1,4 +1,4 @@
-"""What is known of a replica, and the circuit breaker that all gateways share."""
+"""What is known of a replica."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import redis.asyncio as redis
 
 from coordinator.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
+from coordinator.scripts import BreakerKnobs
 from coordinator.worker import forget
 from tests.coordinator.stage import (
     KEYS,
@@ -25,9 +26,6 @@ from tests.coordinator.stage import (
 )
 from tests.coordinator.stream import Stream, agent_record, attend, gains, lead, linked
 from tests.redis_server import RedisServer
-
-OPEN_MS = 1000
-THRESHOLD = 3
 
 
 async def record_of(client: redis.Redis, name: str) -> ReplicaRecord:
@@ -91,75 +89,6 @@ async def test_every_life_of_a_replica_begins_later_than_the_one_before(pool: Po
     assert begun == sorted(set(begun))
 
 
-async def reported(pool: Pool, client: redis.Redis, outcome: str, incarnation: str = "life1") -> str | None:
-    pool.report("r0", incarnation, outcome, THRESHOLD, OPEN_MS)
-    await drained(pool)
-    return (await hash_of(client, KEYS.breakers)).get("r0")
-
-
-async def probe(pool: Pool, client: redis.Redis, reservation: str) -> None:
-    """Let the time for a probe come, and send it."""
-    failures = (await hash_of(client, KEYS.breakers))["r0"].split(" ")[0]
-    await client.hset(KEYS.breakers, "r0", f"{failures} {await now_ms(client) - 1} 0")
-    await place(pool, reservation, chain(reservation))
-
-
-async def test_a_breaker_opens_at_the_threshold(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    assert [await reported(pool, client, "failure") for _ in range(2)] == ["1 0 0", "2 0 0"]
-    before = await now_ms(client)
-    opened = await reported(pool, client, "failure")
-    assert opened is not None
-    failures, open_until_ms, probing = opened.split(" ")
-    assert (failures, probing) == ("3", "0")
-    assert before + OPEN_MS <= int(open_until_ms) <= await now_ms(client) + OPEN_MS
-
-
-async def test_a_success_closes_it(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    for _ in range(THRESHOLD):
-        await reported(pool, client, "failure")
-    assert await reported(pool, client, "success") is None
-    assert await reported(pool, client, "failure") == "1 0 0"
-
-
-async def test_requests_that_were_under_way_when_it_opened_do_not_open_it_further(
-    pool: Pool, client: redis.Redis
-) -> None:
-    """A crash fails everything in flight at once: that is one event, not twenty failed probes."""
-    await register(pool, 1)
-    for _ in range(THRESHOLD):
-        opened = await reported(pool, client, "failure")
-    assert [await reported(pool, client, "failure") for _ in range(20)] == [opened] * 20
-
-
-async def test_each_failed_probe_doubles_the_time_it_stays_open_up_to_twelve_times(
-    pool: Pool, client: redis.Redis
-) -> None:
-    await register(pool, 1)
-    for _ in range(THRESHOLD):
-        await reported(pool, client, "failure")
-    open_for = []
-    for i in range(6):
-        await probe(pool, client, f"probe{i}")
-        before = await now_ms(client)
-        opened = await reported(pool, client, "failure")
-        assert opened is not None
-        open_for.append(int(opened.split(" ")[1]) - before)
-    assert [round(ms / OPEN_MS) for ms in open_for] == [2, 4, 8, 12, 12, 12]
-
-
-async def test_a_former_lifes_outcome_says_nothing_about_this_one(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1, incarnation="life2")
-    assert await reported(pool, client, "failure", "life1") is None
-    await reported(pool, client, "failure", "life2")
-    assert await reported(pool, client, "success", "life1") == "1 0 0"
-
-
-async def test_an_unknown_replicas_outcome_writes_nothing(pool: Pool, client: redis.Redis) -> None:
-    assert await reported(pool, client, "failure") is None
-
-
 async def forgotten(pool: Pool) -> bool:
     fleet = await pool.beat()
     return await forget(pool, fleet.replicas["r0"])
@@ -176,7 +105,7 @@ async def test_of_a_dead_replica_that_is_forgotten_nothing_is_left(
         await lead(pool)
         assert [answer[0] for answer in await stream.apply_all()] == ["ok"]
         pool.done("a")
-        pool.report("r0", "life1", "failure", THRESHOLD, OPEN_MS)
+        pool.report("r0", "life1", "failure", BreakerKnobs())
         await pool.register(replica("r0", state="dead"))
         await other.beat()
         assert not await forgotten(pool), "its agent lives"

@@ -11,7 +11,7 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.applier import Applier, _Entry
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import NAMES, Placement, PolicyKnobs, Script, load
+from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
 from coordinator.watch.tenure import Tenure, WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -95,7 +95,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
-    pool.report("r0", "life1", "failure", 5, 6)
+    pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
     credit(pool, asked, placed, 8)
@@ -125,7 +125,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "beat": ["gw0", 3, 3000, 1000, 1, 1],
     "reap": ["gw1"],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
-    "report": ["r0", "life1", "failure", 5, 6],
+    "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
     "hold": _KEYS,
     "drop": ["r0", 41, *_KEYS],
     "withdraw": ["r0", "res", _KEYS[1]],

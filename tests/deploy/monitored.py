@@ -73,7 +73,7 @@ def let_it_all_happen(stage: Stage) -> None:
         stage.post("/v1/chat/completions", {"model": "sim"}, gateway)
     for sim in stage.sims:
         sim.fail("error", status=500, count=1)
-    stage.post("/v1/chat/completions", chat_body(text()))  # each of them fails once
+    stage.post("/v1/chat/completions", chat_body(text()))  # two of them fail alike
     for sim in stage.sims:
         sim.fail("cut", after_tokens=1)
     stage.post("/v1/chat/completions", chat_body(text(), stream=True))

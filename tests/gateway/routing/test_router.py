@@ -13,6 +13,8 @@ from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
+FAILURES = 3
+"""By default, so many open a breaker."""
 
 
 def lonely_router(**policy: int) -> Router:
@@ -48,15 +50,35 @@ async def place(router: Router, affinity: bytes) -> Ticket:
     return ticket
 
 
-async def test_a_replica_that_failed_is_avoided_until_it_answers_again() -> None:
+async def test_a_replica_that_fails_is_avoided_until_it_answers_again() -> None:
     router = lonely_router()
     for affinity in (b"a" * 16, b"b" * 16, b"c" * 16):
         first = await place(router, affinity)
-        assert (await place(router, affinity)).replica == first.replica
-        router.failed(first)
+        for _ in range(FAILURES):
+            assert (await place(router, affinity)).replica == first.replica
+            router.failed(first)
         assert (await place(router, affinity)).replica != first.replica
         router.succeeded(first)
         assert (await place(router, affinity)).replica == first.replica
+
+
+async def test_a_replica_that_fails_one_request_in_five_is_not_avoided() -> None:
+    router = lonely_router()
+    first = await place(router, b"a" * 16)
+    for _ in range(2 * FAILURES):
+        for _ in range(4):
+            router.succeeded(first)
+        router.failed(first)
+    assert (await place(router, b"a" * 16)).replica == first.replica
+
+
+async def test_an_answer_that_breaks_off_is_not_one_that_ended_well() -> None:
+    router = lonely_router()
+    first = await place(router, b"a" * 16)
+    for _ in range(FAILURES):
+        router.succeeded(first)
+        router.broke_off(first)
+    assert (await place(router, b"a" * 16)).replica != first.replica
 
 
 async def test_no_replica_is_given_more_than_it_may_have_while_another_has_room() -> None:

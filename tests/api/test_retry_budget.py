@@ -1,0 +1,50 @@
+"""A gateway whose retry budget is spent: two replicas, of which one fails, and no retry at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster
+from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text
+
+ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
+
+
+@pytest.fixture
+def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
+    arguments = ("--no-events", "--model", "org/spent", "--served-name", "sim")
+    config = {
+        "retries": {"budget_percent": 0, "budget_min_retries": 0},
+        "policy": {"allow_header": True},
+        "health": {"failures": 1000},
+    }
+    with (
+        running_sims(tmp_path, {"b0": arguments, "b1": arguments}) as sims,
+        running_gateway(tmp_path, open_cluster.redis_url, sims, config) as url,
+    ):
+        yield Stage([url], sims, http)
+
+
+def statuses(stage: Stage, count: int) -> list[int]:
+    """Of requests that go to both replicas in turn."""
+    bodies = (chat_body(text(50)) for _ in range(count))
+    return [stage.post("/v1/chat/completions", body, headers=ROUND_ROBIN).status_code for body in bodies]
+
+
+def test_a_failure_passes_through_when_the_budget_is_spent_and_opens_no_breaker(spent: Stage) -> None:
+    """Nothing tells whose fault it is. Else breakers could be opened by spending the budget first."""
+    spent.sims[0].fail("error", status=500, count=-1)
+    assert sorted(statuses(spent, 20)) == [200] * 10 + [500] * 10
+    assert spent.sample("kvgate_retries_withheld_total") == 10
+    assert spent.sample("kvgate_retries_total") == 0
+
+
+def test_a_connection_that_is_refused_costs_no_budget(spent: Stage) -> None:
+    spent.sims[0].kill()
+    assert statuses(spent, 6) == [200] * 6
+    assert spent.sample("kvgate_retries_total", reason="refused") > 0
+    assert spent.sample("kvgate_retries_withheld_total") == 0

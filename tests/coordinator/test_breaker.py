@@ -1,0 +1,206 @@
+"""The circuit breaker of a replica that all gateways share."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import BreakerKnobs
+from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register
+from tests.redis_server import RedisServer
+
+OPEN_MS = 1000
+THRESHOLD = 3
+KNOBS = BreakerKnobs(THRESHOLD, error_rate=0.5, window_ms=60_000, open_ms=OPEN_MS)
+
+
+async def reported(
+    pool: Pool,
+    client: redis.Redis,
+    outcome: str = "failure",
+    incarnation: str = "life1",
+    successes: int = 0,
+    knobs: BreakerKnobs = KNOBS,
+) -> str | None:
+    """The breaker's record after a report."""
+    pool.report("r0", incarnation, outcome, knobs, successes)
+    await drained(pool)
+    return (await hash_of(client, KEYS.breakers)).get("r0")
+
+
+async def is_open(client: redis.Redis) -> bool:
+    return (await hash_of(client, KEYS.breakers))["r0"].split(" ")[1] != "0"
+
+
+async def opened(pool: Pool, client: redis.Redis) -> str:
+    """Failures until the breaker is open; its record."""
+    for _ in range(THRESHOLD):
+        record = await reported(pool, client)
+    assert record is not None
+    assert await is_open(client)
+    return record
+
+
+async def probe(pool: Pool, client: redis.Redis, reservation: str) -> None:
+    """Let the time for a probe come, and send it."""
+    failures = (await hash_of(client, KEYS.breakers))["r0"].split(" ")[0]
+    await client.hset(KEYS.breakers, "r0", f"{failures} {await now_ms(client) - 1} 0")
+    await place(pool, reservation, chain(reservation))
+
+
+async def age(client: redis.Redis, ms: int) -> None:
+    """What a closed breaker has counted was so much earlier."""
+    *head, window = (await hash_of(client, KEYS.breakers))["r0"].split(" ", 3)
+    slices = [each.split(":") for each in window.split(" ")]
+    moved = [f"{int(since) - ms}:{failures}:{successes}" for since, failures, successes in slices]
+    await client.hset(KEYS.breakers, "r0", " ".join([*head, *moved]))
+
+
+async def test_a_breaker_opens_at_the_threshold(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for count in ("1", "2"):
+        closed = await reported(pool, client)
+        assert closed is not None
+        assert closed.split(" ")[:3] == [count, "0", "0"]
+    before = await now_ms(client)
+    failures, open_until_ms, probing = (await opened(pool, client)).split(" ")
+    assert (failures, probing) == ("3", "0")
+    assert before + OPEN_MS <= int(open_until_ms) <= await now_ms(client) + OPEN_MS
+
+
+async def test_failures_that_are_few_among_many_attempts_open_no_breaker(pool: Pool, client: redis.Redis) -> None:
+    """The threshold is the least number; beyond it, their share of all attempts decides."""
+    await register(pool, 1)
+    await reported(pool, client, successes=6)
+    for _ in range(4):
+        await reported(pool, client)
+        assert not await is_open(client), "five of eleven are less than half"
+    await reported(pool, client)
+    assert await is_open(client)
+
+
+async def test_every_gateway_tells_of_attempts_that_ended_well(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    await register(pool, 1)
+    async with joined(redis_server.url, "gw1") as other:
+        for teller in (pool, other, pool):
+            await reported(teller, client, successes=2)
+        assert not await is_open(client), "three of nine"
+
+
+async def test_what_is_older_than_the_window_counts_no_more(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for _ in range(THRESHOLD - 1):
+        await reported(pool, client)
+    await age(client, KNOBS.window_ms)
+    for _ in range(THRESHOLD - 1):
+        await reported(pool, client, successes=100)
+        assert not await is_open(client)
+    await age(client, KNOBS.window_ms)
+    await opened(pool, client)
+
+
+async def test_a_window_stays_short_however_long_a_replica_fails_now_and_then(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for _ in range(40):
+        record = await reported(pool, client, successes=1000)
+        assert record is not None
+        assert len(record.split(" ")) <= 3 + 6
+        await age(client, KNOBS.window_ms // 10)
+
+
+async def test_a_successful_probe_closes_it(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await opened(pool, client)
+    await probe(pool, client, "probe")
+    assert await reported(pool, client, "success") is None
+    assert str(await reported(pool, client)).startswith("1 0 0 ")
+
+
+async def test_requests_that_were_under_way_when_it_opened_neither_close_it_nor_open_it_further(
+    pool: Pool, client: redis.Redis
+) -> None:
+    """A crash fails everything in flight at once: that is one event, not twenty failed probes. Of a replica that fails
+    half of its requests, the other half end well."""
+    await register(pool, 1)
+    record = await opened(pool, client)
+    for outcome in ("failure", "success") * 10:
+        assert await reported(pool, client, outcome) == record
+
+
+async def test_each_failed_probe_doubles_the_time_it_stays_open_up_to_twelve_times(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await opened(pool, client)
+    open_for = []
+    for i in range(6):
+        await probe(pool, client, f"probe{i}")
+        before = await now_ms(client)
+        again = await reported(pool, client)
+        assert again is not None
+        open_for.append(int(again.split(" ")[1]) - before)
+    assert [round(ms / OPEN_MS) for ms in open_for] == [2, 4, 8, 12, 12, 12]
+
+
+OLDER_REPORT = """
+local failures, open_until, probing =
+  string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '0 0 0', '^(%d+) (%d+) (%d)')
+failures, open_until = tonumber(failures), tonumber(open_until)
+if open_until > 0 and probing == '0' then
+  return open_until
+end
+failures = failures + 1
+local beyond = failures - tonumber(ARGV[4])
+if beyond >= 0 then
+  open_until = tonumber(ARGV[6]) + tonumber(ARGV[5]) * math.min(2 ^ beyond, 12)
+end
+redis.call('HSET', KEYS[2], ARGV[1], failures .. ' ' .. string.format('%d', open_until) .. ' 0')
+return open_until
+"""
+"""How gateways before the window counted a failure (ARGV[6] stands for Redis' clock): they share the records during an
+upgrade."""
+
+
+async def older_report(client: redis.Redis) -> str:
+    keys = (KEYS.replicas, KEYS.breakers)
+    await client.eval(OLDER_REPORT, 2, *keys, "r0", "life1", "failure", THRESHOLD, OPEN_MS, await now_ms(client))
+    return (await hash_of(client, KEYS.breakers))["r0"]
+
+
+@pytest.mark.parametrize("older", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+async def test_gateways_of_two_versions_open_one_breaker_together(
+    pool: Pool, client: redis.Redis, older: tuple[int, ...]
+) -> None:
+    await register(pool, 1)
+    for turn in range(THRESHOLD):
+        assert not turn or not await is_open(client)
+        await (older_report(client) if turn in older else reported(pool, client))
+    record = (await hash_of(client, KEYS.breakers))["r0"]
+    assert record.split(" ")[0] == "3"
+    assert record.split(" ")[2:] == ["0"]
+    assert await is_open(client)
+
+
+async def test_gateways_of_two_versions_probe_one_breaker_together(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await opened(pool, client)
+    await probe(pool, client, "first")
+    assert (await older_report(client)).startswith("4 ")
+    await probe(pool, client, "second")
+    assert str(await reported(pool, client)).startswith("5 ")
+    await probe(pool, client, "third")
+    assert await reported(pool, client, "success") is None
+
+
+async def test_a_former_lifes_outcome_says_nothing_about_this_one(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1, incarnation="life2")
+    assert await reported(pool, client, "failure", "life1") is None
+    await reported(pool, client, "failure", "life2")
+    assert str(await reported(pool, client, "success", "life1")).startswith("1 0 0 ")
+
+
+async def test_an_unknown_replicas_outcome_writes_nothing(pool: Pool, client: redis.Redis) -> None:
+    assert await reported(pool, client, "failure") is None

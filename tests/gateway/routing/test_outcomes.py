@@ -1,0 +1,57 @@
+"""What a gateway tells the store of attempts that ended well, and whom it suspects by itself."""
+
+from __future__ import annotations
+
+from coordinator.scripts import BreakerKnobs
+from gateway.routing.outcomes import Outcomes
+
+KNOBS = BreakerKnobs(failures=3, error_rate=0.5, window_ms=10_000, open_ms=5000)
+
+
+def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
+    outcomes = Outcomes(KNOBS)
+    for second in range(5):
+        outcomes.succeeded(1000.0 + second)
+    assert outcomes.failed(1005.0) == 5
+    assert outcomes.failed(1005.0) == 0
+    outcomes.succeeded(1006.0)
+    assert outcomes.failed(1007.0) == 1
+
+
+def test_what_ended_well_long_ago_is_not_told() -> None:
+    """An hour of good answers would else outweigh every failure of the next ten seconds."""
+    outcomes = Outcomes(KNOBS)
+    for second in range(3600):
+        outcomes.succeeded(1000.0 + second)
+    assert outcomes.failed(4599.0) in (10, 11)
+    assert outcomes.failed(9999.0) == 0
+
+
+def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
+    outcomes = Outcomes(KNOBS)
+    for _ in range(4):
+        outcomes.succeeded(1000.0)
+    for _ in range(3):
+        outcomes.failed(1001.0)
+    assert not outcomes.is_suspect(1001.0), "three of seven"
+    outcomes.failed(1001.0)
+    assert outcomes.is_suspect(1001.0)
+    assert not outcomes.is_suspect(1006.0)
+    outcomes.failed(1020.0)
+    assert not outcomes.is_suspect(1020.0), "one, the others are too long ago"
+
+
+def test_a_suspicion_ends_with_an_answer() -> None:
+    outcomes = Outcomes(KNOBS)
+    for _ in range(3):
+        outcomes.failed(1000.0)
+    outcomes.succeeded(1000.1)
+    assert not outcomes.is_suspect(1000.1)
+
+
+def test_of_a_replica_that_is_gone_nothing_recent_is_left() -> None:
+    outcomes = Outcomes(KNOBS)
+    outcomes.succeeded(1000.0)
+    outcomes.failed(1000.0)
+    assert not outcomes.are_over(1009.9)
+    assert outcomes.are_over(1011.0)
