@@ -103,6 +103,13 @@ class Admission:
             )
         self.held_bytes += count
 
+    def try_hold(self, count: int) -> bool:
+        """Account for `count` more bytes of an answer, where there is room for them."""
+        if self.held_bytes + count > self._limits.max_buffered_bytes:
+            return False
+        self.held_bytes += count
+        return True
+
     def refuse_larger(self, size_bytes: int) -> None:
         """Raises a 413 for a body of this size, received or only announced, if it is too large."""
         if size_bytes > self._limits.max_body_bytes:

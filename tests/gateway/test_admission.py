@@ -90,3 +90,12 @@ def test_bytes_are_limited_for_one_body_and_for_all() -> None:
     admission.let_go(2000)
     admission.hold(2000, 0)
     assert repr(admission) == "<Admission 0 in flight, 2000 bytes held>"
+
+
+def test_an_answer_is_held_only_where_there_is_room_for_it() -> None:
+    admission = Admission(LimitSettings(max_buffered_bytes=3000))
+    assert admission.try_hold(2000)
+    assert not admission.try_hold(1001)
+    assert admission.try_hold(1000)
+    admission.let_go(3000)
+    assert admission.held_bytes == 0
