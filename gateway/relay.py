@@ -87,6 +87,8 @@ class Relay:
                 return True
             if is_response:
                 self._responses.notice(job, ticket, ready)
+                if b'"sequence_number"' in ready:
+                    reply.numbered_events = ready
             return reply.more(ready)
 
         try:

@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 
+from gateway.error_shapes import error_body, error_event, is_anthropic
 from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
 from gateway.routing.router import Ticket
-from gateway.sse import error_event
+from gateway.sse import next_sequence_number
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
@@ -20,6 +21,7 @@ _NOT_PASSED = frozenset(
         b"date",
         b"keep-alive",
         b"proxy-authenticate",
+        b"request-id",
         b"server",
         b"set-cookie",
         b"te",
@@ -45,6 +47,8 @@ class Reply:
         self.decision = ""
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
+        self.numbered_events = b""
+        """Of a streamed response: what went by last that has sequence numbers."""
         self._exchange = exchange
         self._started = started
 
@@ -89,22 +93,26 @@ class Reply:
         self._exchange.end()
 
     def refuse(self, error: ApiError) -> None:
-        """An error in OpenAI's shape. A stream that has begun ends with an error event, so that nobody takes it for
+        """An error in its API's shape. A stream that has begun ends with an error event, so that nobody takes it for
         complete."""
         self.code = error.code
+        path = self._exchange.path
         if self._exchange.is_answered:
             return
         if self._exchange.has_started:
-            self.more(error_event(error.body()))
+            number = next_sequence_number(self.numbered_events)
+            self.more(error_event(error, path, self.request_id, number))
             self.end()
             return
         self.status = error.status
         headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), *self._own_headers()]
-        self._exchange.whole(error.status, headers, error.body())
+        self._exchange.whole(error.status, headers, error_body(error, path, self.request_id))
 
     def _own_headers(self) -> RawHeaders:
-        return [(b"x-request-id", self.request_id.encode()), *self.receipt]
+        request_id = self.request_id.encode()
+        own = [(b"x-request-id", request_id), *self.receipt]
+        return [(b"request-id", request_id), *own] if is_anthropic(self._exchange.path) else own
 
 
 def request_id(headers: Mapping[str, str]) -> str:

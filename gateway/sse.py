@@ -7,10 +7,13 @@ take out what the gateway asked for and the client did not: the usage chunk, tok
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from typing import Any
 
 import orjson
+
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s{0,9}:\s{0,9}(\d{1,15})')
 
 
 class EventRelay:
@@ -122,9 +125,11 @@ def take_token_ids(document: dict[str, Any]) -> list[int]:
     return found if isinstance(found, list) else []
 
 
-def error_event(body: bytes) -> bytes:
-    """A stream's last words: an error in OpenAI's shape, as an event of its own."""
-    return b"data: " + body + b"\n\n"
+def next_sequence_number(events: bytes) -> int:
+    """The number of the event that follows these, the last of a streamed response; 0 where they have none."""
+    at = events.rfind(b'"sequence_number"')
+    found = _SEQUENCE_NUMBER.match(events, at) if at >= 0 else None
+    return int(found[1]) + 1 if found else 0
 
 
 def _end_of_last_event(data: bytes) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.sse import EventRelay, error_event, event_data, take_token_ids
+from gateway.sse import EventRelay, event_data, next_sequence_number, take_token_ids
 
 DONE = b"data: [DONE]\n\n"
 END = (b"data: [DONE]",)
@@ -102,8 +102,17 @@ def test_events_without_a_json_object_carry_nothing(event: bytes) -> None:
     assert event_data(event) is None
 
 
-def test_an_error_event_is_one_event() -> None:
-    assert event_data(error_event(b'{"error":{"code":"stream_broken"}}')) == {"error": {"code": "stream_broken"}}
+@pytest.mark.parametrize(
+    ("events", "number"),
+    [
+        (b'data: {"sequence_number":3}\n\ndata: {"delta":"\\"sequence_number\\":9","sequence_number" : 4}\n\n', 5),
+        (b'data: {"sequence_number":"7"}\n\n', 0),
+        (b": ping\n\n", 0),
+        (b"", 0),
+    ],
+)
+def test_the_next_event_of_a_response_goes_on_counting(events: bytes, number: int) -> None:
+    assert next_sequence_number(events) == number
 
 
 def told(document: dict[str, object]) -> bytes:
