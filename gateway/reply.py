@@ -32,6 +32,8 @@ _NOT_PASSED = frozenset(
     }
 )
 _MAX_ID_CHARS = 128
+# Without them, nginx and other proxies collect a stream's tokens and deliver them in lumps.
+_UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -78,9 +80,13 @@ class Reply:
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
+        """Begin to answer with a stream of events."""
         self.first_byte_s = time.perf_counter() - self._started
         self.status = answer.status
-        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()])
+        headers = passed_headers(answer)
+        given = {name for name, _ in headers}
+        added = [header for header in _UNBUFFERED if header[0] not in given]
+        self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
 
     def more(self, data: bytes) -> bool:
         """Send on a piece of a stream; False where the client does not keep up: then wait until it is `drained`."""
