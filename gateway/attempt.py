@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.admission import Admission
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
+from gateway.excerpts import WINDOW_BYTES
 from gateway.fleet import Fleet
+from gateway.held import Held
 from gateway.job import Job, no_replica, with_fields
 from gateway.metrics import Metrics
-from gateway.relay import Relay, StreamBroken, asks_token_ids
+from gateway.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
 from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings
@@ -43,7 +46,9 @@ class Attempts:
         upstream: Upstream,
         relay: Relay,
         metrics: Metrics,
+        admission: Admission,
     ) -> None:
+        self._admission = admission
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
         self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
@@ -69,6 +74,7 @@ class Attempts:
         reservations: list[str] = []
         failure: Failure | None = None
         pool = self._router.pool(job)
+        held = Held(self._admission)
         try:
             while len(tried) < self._max_attempts:
                 # A failed attempt's reservation is given back by the next placement, in the same step.
@@ -79,11 +85,12 @@ class Attempts:
                     self._metrics.retries.inc(failure.reason)
                 reservations.append(ticket.request.reservation)
                 reply.note(ticket, job.caller.sees_decisions)
-                failure = await self._attempt(job, ticket, reply)
+                failure = await self._attempt(job, ticket, reply, held)
                 if failure is None:
                     return
                 tried.append(ticket.replica)
         finally:
+            held.let_go()
             for reservation in reservations:
                 pool.done(reservation)
         await self._give_up(failure, reply)
@@ -98,7 +105,7 @@ class Attempts:
             502, "replica_unreachable", f"No replica answered ({failure.reason}).", headers={"retry-after": "1"}
         )
 
-    async def _attempt(self, job: Job, ticket: Ticket, reply: Reply) -> Failure | None:
+    async def _attempt(self, job: Job, ticket: Ticket, reply: Reply, held: Held) -> Failure | None:
         """One attempt: None when the client was answered, whatever the answer."""
         answer: Answer | None = None
         try:
@@ -107,17 +114,17 @@ class Attempts:
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket) or None
                 )
                 if answer.status in _RETRIED:
-                    return await self._declined(ticket, answer)
+                    return await self._declined(ticket, answer, held)
                 streamed = answer.status == 200 and answer.is_event_stream
-                first = await answer.next_piece() if streamed else await answer.rest()
-            if streamed and (reason := _broken_start(first)):
+                is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
+            if streamed and (reason := _broken_start(answer.look())):
                 return self._failed(ticket, reason)
             ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
             self._router.succeeded(ticket)
-            if streamed:
-                await self._stream(job, ticket, reply, answer, first)
+            if is_whole and not streamed:
+                await self._relay.whole(job, ticket, reply, answer)
             else:
-                self._relay.whole(job, ticket, reply, answer, first)
+                await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
         except UpstreamError as error:
             return self._failed(ticket, error.reason)
@@ -129,9 +136,12 @@ class Attempts:
             if not ticket.computed:
                 self._router.withdraw(ticket)
 
-    async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
+    async def _relayed(
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held, streamed: bool
+    ) -> None:
+        relay = self._relay.stream if streamed else self._relay.large
         try:
-            await self._relay.stream(job, ticket, reply, answer, first)
+            await relay(job, ticket, reply, answer, held)
         except StreamBroken as broken:
             if broken.by_replica:
                 self._failed(ticket, broken.reason)
@@ -148,12 +158,15 @@ class Attempts:
         self._fleet.doubt(ticket.replica)
         return Failure(reason)
 
-    async def _declined(self, ticket: Ticket, answer: Answer) -> Failure:
-        """The replica answered that it cannot: passed on only if nobody else can."""
-        body = await answer.rest()
+    async def _declined(self, ticket: Ticket, answer: Answer, held: Held) -> Failure:
+        """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
+        is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
         if answer.status != _OVERLOADED:
             self._router.failed(ticket)
-        return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
+        reason = f"status_{answer.status}"
+        if not is_whole:
+            return Failure(reason)
+        return Failure(reason, answer.status, tuple(passed_headers(answer)), answer.take())
 
 
 def _body(job: Job, ticket: Ticket) -> bytes:
@@ -175,7 +188,7 @@ def _broken_start(first: bytes) -> str:
         return "empty"
     if b'"error"' not in first:
         return ""
-    document = event_data(first)
+    document = event_data(first[:WINDOW_BYTES])
     error = document.get("error") if document is not None else None
     code = error.get("code") if isinstance(error, dict) else None
     return "error_event" if isinstance(code, int) and code >= 500 else ""

@@ -53,6 +53,7 @@ class Reply:
         """Of a streamed response: what went by last that has sequence numbers."""
         self._exchange = exchange
         self._started = started
+        self._has_events = False
 
     def note(self, ticket: Ticket, visible: bool) -> None:
         """The decision behind this answer; its headers only where the caller may see them."""
@@ -83,13 +84,19 @@ class Reply:
         """Begin to answer with a stream of events."""
         self.first_byte_s = time.perf_counter() - self._started
         self.status = answer.status
+        self._has_events = True
         headers = passed_headers(answer)
         given = {name for name, _ in headers}
         added = [header for header in _UNBUFFERED if header[0] not in given]
         self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
 
+    def start_body(self, answer: Answer, length_bytes: int | None) -> None:
+        """Begin to answer with something else, of this length if it is known."""
+        self.status = answer.status
+        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()], length_bytes)
+
     def more(self, data: bytes) -> bool:
-        """Send on a piece of a stream; False where the client does not keep up: then wait until it is `drained`."""
+        """Send on a piece of the body; False where the client does not keep up: then wait until it is `drained`."""
         return self._exchange.write(data)
 
     async def drained(self) -> None:
@@ -99,13 +106,15 @@ class Reply:
         self._exchange.end()
 
     def refuse(self, error: ApiError) -> None:
-        """An error in its API's shape. A stream that has begun ends with an error event, so that nobody takes it for
-        complete."""
+        """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
+        an error event; of anything else the connection is cut, as is done with all that is left without an end."""
         self.code = error.code
         path = self._exchange.path
         if self._exchange.is_answered:
             return
         if self._exchange.has_started:
+            if not self._has_events:
+                return
             number = next_sequence_number(self.numbered_events)
             self.more(error_event(error, path, self.request_id, number))
             self.end()

@@ -8,6 +8,8 @@ docs/adr/0006-hot-path.md; uvicorn still runs the server.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -35,6 +37,7 @@ _HEAD_TOO_LARGE = ApiError(
     "headers",
 )
 
+_NO_LINGERING = struct.pack("ii", 1, 0)
 _OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -244,7 +247,14 @@ class HttpProtocol(asyncio.Protocol):
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
             if not exchange.is_answered:  # the client is gone, or what it got so far must not be taken for complete
-                self._transport.abort()
+                self._cut(exchange)
+
+    def _cut(self, exchange: Exchange) -> None:
+        """Reset the connection, if an answer has begun: HTTP/1.0 takes a connection's end for that of the answer."""
+        sock = self._transport.get_extra_info("socket")
+        if exchange.has_started and sock is not None and not self._transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self._transport.abort()
 
     def answered(self, exchange: Exchange) -> None:
         self._answering = None

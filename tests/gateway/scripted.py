@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import orjson
 from uvicorn.server import ServerState
 
@@ -16,6 +19,8 @@ from gateway.settings import GatewaySettings
 from tests.polling import eventually
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+CHAT = "/v1/chat/completions"
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello, " * 1000}]}
 _MODELS = orjson.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
 
@@ -53,13 +58,16 @@ class ScriptedReplica:
         finally:
             server.close()
 
-    def says(self, *pieces: bytes) -> None:
-        """Answer with these bytes, then close the connection."""
+    def says(self, *pieces: bytes | asyncio.Event) -> None:
+        """Answer with these bytes, where there is an event only once it is set; then close the connection."""
 
         async def answer(writer: asyncio.StreamWriter) -> None:
             for piece in pieces:
-                writer.write(piece)
-                await writer.drain()
+                if isinstance(piece, bytes):
+                    writer.write(piece)
+                    await writer.drain()
+                else:
+                    await piece.wait()
 
         self.answer = answer
 
@@ -71,6 +79,8 @@ class ScriptedReplica:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
             if request.startswith(b"POST"):
+                length = re.search(rb"(?i)content-length: (\d+)", request)
+                await reader.readexactly(int(length[1]) if length else 0)
                 has_post = True
                 self.asked += 1
                 await self.answer(writer)
@@ -100,3 +110,18 @@ async def gateway_before(replica: ScriptedReplica, **settings: Any) -> AsyncIter
     finally:
         server.close()
         await gateway.stop()
+
+
+@dataclass
+class Relayed:
+    """A client, a gateway and a scripted replica."""
+
+    http: httpx.AsyncClient
+    gateway: Gateway
+    replica: ScriptedReplica
+
+    async def ask(self, path: str = CHAT, **fields: Any) -> httpx.Response:
+        return await self.http.post(path, json={**ASKED, **fields})
+
+    async def stream(self, path: str = CHAT) -> httpx.Response:
+        return await self.ask(path, stream=True)
