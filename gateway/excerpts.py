@@ -11,7 +11,8 @@ from typing import Any
 
 WINDOW_BYTES = 16 * 1024
 """How much of the beginning, or of the end, is looked at."""
-_MAX_CONTAINERS = 32 * 1024
+MAX_CONTAINERS = 32 * 1024
+"""Objects and lists in what is parsed as a whole, if it may be large."""
 _MAX_DECODED = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
@@ -32,5 +33,5 @@ def last_usage(data: bytes) -> dict[str, Any] | None:
 
 
 def is_light(data: bytes) -> bool:
-    """Whether JSON of up to a megabyte has so few objects and lists that parsing it takes a few milliseconds."""
-    return data.count(b"{") + data.count(b"[") <= _MAX_CONTAINERS
+    """Whether JSON of a megabyte or two has so few objects and lists that parsing it takes a few milliseconds."""
+    return data.count(b"{") + data.count(b"[") <= MAX_CONTAINERS
