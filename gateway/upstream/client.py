@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -33,6 +33,8 @@ class Upstream:
         self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
+        self._kept: frozenset[str] | None = None
+        """The replicas whose connections are kept for the next request; None: all."""
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._session = aiohttp.ClientSession(
@@ -46,9 +48,7 @@ class Upstream:
     async def send(self, method: str, url: str, target: str, headers: Headers, body: bytes | None) -> Answer:
         """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
         as it stands. Raises UpstreamError."""
-        origin = self._origins.get(url)
-        if origin is None:
-            origin = self._origins[url] = Origin(url, self._connect_s, self._keep_alive_s)
+        origin = self._origins.get(url) or self._new_origin(url)
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
         lines.append(self._key_line)
@@ -63,6 +63,20 @@ class Upstream:
             answer.close()
             raise
         return answer
+
+    def _new_origin(self, url: str) -> Origin:
+        origin = Origin(url, self._connect_s, self._keep_alive_s)
+        if self._kept is None or url in self._kept:
+            self._origins[url] = origin
+        else:  # placed there just before it went
+            origin.retire()
+        return origin
+
+    def keep_only(self, urls: Iterable[str]) -> None:
+        """From now on only connections to these replicas are kept. Requests to others go on to their end."""
+        self._kept = frozenset(urls)
+        for url in self._origins.keys() - self._kept:
+            self._origins.pop(url).retire()
 
     async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
         """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
