@@ -65,7 +65,7 @@ class Gateway:
         responses = Responses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit)
-        attempts = Attempts(settings, self.router, self.fleet, self.upstream, relay, self.metrics)
+        attempts = Attempts(settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission)
         self.appliers = Appliers(settings.redis.url, self.id, self.store.pool_names, self.metrics.events.applied)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)

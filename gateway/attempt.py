@@ -7,13 +7,16 @@ from typing import Any
 
 import orjson
 
+from gateway.admission import Admission
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
+from gateway.excerpts import WINDOW_BYTES
 from gateway.fleet import Fleet
+from gateway.held import Held
 from gateway.job import Job, no_replica
 from gateway.metrics import Metrics
 from gateway.reading.document import Body, with_fields
-from gateway.relay import Relay, StreamBroken, asks_token_ids
+from gateway.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
 from gateway.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas
 from gateway.retry_budget import RetryBudget
@@ -37,7 +40,9 @@ class Attempts:
         upstream: Upstream,
         relay: Relay,
         metrics: Metrics,
+        admission: Admission,
     ) -> None:
+        self._admission = admission
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
         self._budget = RetryBudget(settings.retries)
@@ -64,6 +69,7 @@ class Attempts:
         tickets: list[Ticket] = []
         failures: list[Failure] = []
         pool = self._router.pool(job)
+        held = Held(self._admission)
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
                 # A failed attempt's reservation is given back by the next placement, in the same step.
@@ -75,11 +81,12 @@ class Attempts:
                     self._metrics.retries.inc(failures[-1].reason)
                 tickets.append(ticket)
                 reply.note(ticket, job.caller.sees_decisions)
-                failure = await self._attempt(job, tickets, failures, reply)
+                failure = await self._attempt(job, tickets, failures, reply, held)
                 if failure is None:
                     return
                 failures.append(failure)
         finally:
+            held.let_go()
             for each in tickets:
                 pool.done(each.request.reservation)
         if not self._is_uncompared(job, failures):
@@ -111,7 +118,7 @@ class Attempts:
     def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
         """Tell the client what the last replica answered that did; where none did, a 503 or 502."""
         for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
-            if failure.status:
+            if failure.status and failure.body is not None:
                 reply.note(ticket, job.caller.sees_decisions)
                 reply.whole(failure.status, failure.headers, failure.body)
                 return
@@ -121,7 +128,9 @@ class Attempts:
         reason = failures[-1].reason
         raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})
 
-    async def _attempt(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> Failure | None:
+    async def _attempt(
+        self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply, held: Held
+    ) -> Failure | None:
         """One attempt, by the last ticket: None when the client was answered, whatever the answer."""
         ticket = tickets[-1]
         answer: Answer | None = None
@@ -131,18 +140,18 @@ class Attempts:
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket) or None
                 )
                 if answer.status in RETRIED_STATUSES:
-                    return await _declined(answer)
+                    return await _declined(answer, held)
                 streamed = answer.status == 200 and answer.is_event_stream
-                first = await answer.next_piece() if streamed else await answer.rest()
-            if streamed and (failure := _broken_start(first)) is not None:
+                is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
+            if streamed and (failure := _broken_start(answer.look())) is not None:
                 return self._doubted(ticket, failure)
             ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
             self._router.succeeded(ticket)
             self._count(tickets[:-1], failures, was_answered=True)
-            if streamed:
-                await self._stream(job, ticket, reply, answer, first)
+            if is_whole and not streamed:
+                await self._relay.whole(job, ticket, reply, answer)
             else:
-                self._relay.whole(job, ticket, reply, answer, first)
+                await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
         except UpstreamError as error:
             return self._doubted(ticket, Failure(error.reason))
@@ -154,9 +163,12 @@ class Attempts:
             if not ticket.computed:
                 self._router.withdraw(ticket)
 
-    async def _stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
+    async def _relayed(
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held, streamed: bool
+    ) -> None:
+        relay = self._relay.stream if streamed else self._relay.large
         try:
-            await self._relay.stream(job, ticket, reply, answer, first)
+            await relay(job, ticket, reply, answer, held)
         except StreamBroken as broken:
             if broken.by_replica:
                 self._router.broke_off(ticket)
@@ -177,9 +189,10 @@ class Attempts:
         return failure
 
 
-async def _declined(answer: Answer) -> Failure:
-    """The replica answered that it cannot: passed on only if nobody else can."""
-    body = await answer.rest()
+async def _declined(answer: Answer, held: Held) -> Failure:
+    """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
+    is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
+    body = answer.take() if is_whole else None
     return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
 
@@ -202,7 +215,7 @@ def _broken_start(first: bytes) -> Failure | None:
         return Failure("empty")
     if b'"error"' not in first:
         return None
-    document = event_data(first)
+    document = event_data(first[:WINDOW_BYTES])
     error = document.get("error") if document is not None else None
     code = error.get("code") if isinstance(error, dict) else None
     if not isinstance(code, int) or code < 500:

@@ -1,7 +1,7 @@
 """The one exception a request can end with, and OpenAI's JSON shape for it.
 
-Every error a client sees from KVGate itself has this body (OpenAI's error object), with a `code` that a
-program can branch on and, for bad input, the `param` that names the field:
+Every error a client sees from KVGate itself has this body (OpenAI's error object; on paths of other APIs that of
+error_shapes.py), with a `code` that a program can branch on and, for bad input, the `param` that names the field:
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -40,10 +40,13 @@ class ApiError(Exception):
             return "server_error"
         return _TYPE_OF_STATUS.get(self.status, "invalid_request_error")
 
+    def document(self) -> dict[str, str | None]:
+        """OpenAI's error object."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
     def body(self) -> bytes:
         """The JSON body, in OpenAI's shape."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"error": self.document()})
 
 
 def bad_field(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -7,13 +7,11 @@ server that is not vLLM may have neither root nor metrics: then nothing is assum
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from typing import Any
-
-_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
 
 _FIGURES = {
     "vllm:num_requests_running": "running",
@@ -27,6 +25,18 @@ _FIGURES = {
     "vllm:kv_offload_load_time_total": "cpu_load_s",
 }
 _CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
+_CACHE_CONFIG = "vllm:cache_config_info"
+
+# Each takes time in proportion to the text, whatever the text is: no part of one can match across lines, and each
+# begins with a line break and letters, which re looks for quickly.
+_NAMES = "|".join(name.removeprefix("vllm:") for name in (_CACHE_CONFIG, _CACHED_BY_SOURCE, *_FIGURES))
+_SAMPLE = re.compile(rf"\n(?P<name>vllm:(?:{_NAMES}))(?:\{{(?P<labels>[^}}\n]{{0,8192}})\}})?[ \t]+(?P<value>\S+)")
+_STARTED = re.compile(r"\nprocess_start_time_seconds[ \t]+(\S+)")
+_LABEL = re.compile(r'\b(\w++)="([^"]*)"')
+_ENGINE = re.compile(r'\bengine="([^"]*)"')
+_SOURCE_HOST = re.compile(r'\bsource="host"')
+_MAX_SAMPLES = 8192
+_MAX_CARDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def parse_models(document: Any) -> list[ModelCard]:
     """The cards of a /v1/models answer; what is not a card is skipped. The first without a parent is the base."""
     cards = []
     listed = document.get("data") if isinstance(document, dict) else None
-    for card in listed if isinstance(listed, list) else ():
+    for card in listed[:_MAX_CARDS] if isinstance(listed, list) else ():
         if isinstance(card, dict) and isinstance(card.get("id"), str):
             root, parent = card.get("root"), card.get("parent")
             cards.append(
@@ -83,33 +93,44 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
     """The facts in a Prometheus exposition; of data-parallel ranks those of `dp_rank`. Anything else gives none."""
     engines: set[str] = set()
     figures: dict[str, float] = {}
-    capacity, started, block_size = 0, "", 0
-    for sample in _SAMPLE.finditer(text):
-        name = sample["name"]
-        if name == "process_start_time_seconds":
-            started = _hex_ms(sample["value"])
-        elif name.startswith("vllm:"):
-            labels = dict(_LABEL.findall(sample["labels"] or ""))
-            if "engine" in labels:
-                engines.add(labels["engine"])
-            if name == "vllm:cache_config_info" and labels.get("engine", "0") == str(dp_rank or 0):
-                block_size = _whole(labels.get("block_size"))
-                capacity = block_size * _whole(labels.get("num_gpu_blocks"))
-            elif labels.get("engine", "0") == str(dp_rank or 0):
-                if name in _FIGURES:
-                    figures[_FIGURES[name]] = _number(sample["value"])
-                elif name == _CACHED_BY_SOURCE and labels.get("source") == "host":
-                    figures["cpu_loaded_tokens"] = _number(sample["value"])
-    return EngineFacts(capacity, started, block_size, max(1, len(engines)), figures)
+    config = ""
+    for sample in _samples(text):
+        name, labels = sample["name"], sample["labels"] or ""
+        found = _ENGINE.search(labels)
+        if found:
+            engines.add(found[1])
+        if (found[1] if found else "0") != str(dp_rank or 0):
+            continue
+        if name == _CACHE_CONFIG:
+            config = labels
+        elif name in _FIGURES:
+            figures[_FIGURES[name]] = _number(sample["value"])
+        elif _SOURCE_HOST.search(labels):
+            figures["cpu_loaded_tokens"] = _number(sample["value"])
+    cache = dict(_LABEL.findall(config))
+    block_size = _whole(cache.get("block_size"))
+    started = _STARTED.search("\n" + text)
+    return EngineFacts(
+        capacity_tokens=block_size * _whole(cache.get("num_gpu_blocks")),
+        started=_hex_ms(started[1]) if started else "",
+        block_size=block_size,
+        engines=max(1, len(engines)),
+        figures=figures,
+    )
 
 
 def cache_settings(text: str) -> dict[str, str]:
     """The settings of the engine's cache in a Prometheus exposition: the labels of vllm:cache_config_info, of one rank
     for all. Raises ValueError where there are none."""
-    for sample in _SAMPLE.finditer(text):
-        if sample["name"] == "vllm:cache_config_info":
+    for sample in _samples(text):
+        if sample["name"] == _CACHE_CONFIG:
             return dict(_LABEL.findall(sample["labels"] or ""))
-    raise ValueError("no vllm:cache_config_info")
+    raise ValueError(f"no {_CACHE_CONFIG}")
+
+
+def _samples(text: str) -> Iterator[re.Match[str]]:
+    """Those under the names that matter here."""
+    return islice(_SAMPLE.finditer("\n" + text), _MAX_SAMPLES)
 
 
 def _whole(text: str | None) -> int:

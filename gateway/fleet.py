@@ -17,7 +17,6 @@ import structlog
 
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
-from coordinator.pool import Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from coordinator.worker import forget
@@ -73,6 +72,7 @@ class Fleet:
             elif replica.id not in self._used:
                 self.doubt(replica.id)  # it may have restarted while nobody asked
         self._used = tuple(replica.id for replica in replicas)
+        self._upstream.keep_only(replica.url for replica in replicas)
         self._index()
         self._changed.set()
 
@@ -242,7 +242,7 @@ class Fleet:
         worker alone."""
         if not member.pool or self.members.get(member.id) is not member:
             return  # of no known model, or it has moved while it was asked
-        pool: Pool = self._store.pool(member.pool)
+        pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
         state = "ready" if member.alive else "dead"
         if member.id not in self._used:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from coordinator.truth import tell_measured
 from gateway.audit import Audit, read_usage
+from gateway.excerpts import WINDOW_BYTES, is_light, last_usage
+from gateway.held import Held
 from gateway.job import Job
 from gateway.reader import Reader
 from gateway.reply import Reply, passed_headers
 from gateway.responses import Responses
 from gateway.routing.router import Ticket
-from gateway.sse import EventRelay, take_token_ids
+from gateway.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
 from gateway.upstream import Answer, UpstreamError
 
 # Where an answer's usage counts exactly the one prompt, and where vLLM returns token ids.
@@ -30,8 +32,16 @@ _END_MARKS = {
         b"event: response." + state for state in (b"completed", b"failed", b"incomplete", b"cancelled")
     ),
 }
-_EVENT_NAME = re.compile(rb"^event: ?(\S+)", re.MULTILINE)
-_PREFACE = frozenset({b"response.created", b"response.queued", b"response.in_progress"})
+_PREFACE = tuple(
+    b"event: response." + state + end for state in (b"created", b"queued", b"in_progress") for end in (b"\n", b"\r")
+)
+
+MAX_GATHERED_BYTES = 2**20
+"""An answer that is not streamed is gathered up to here, and can be asked for again until then."""
+_MAX_READ_BYTES = 2**16
+"""Of answers that are parsed only to learn from them."""
+_WRITE_AHEAD_BYTES = 2**16
+_UNCOUNTED_BYTES = 2**16
 
 
 class StreamBroken(Exception):
@@ -51,23 +61,53 @@ class Relay:
         self._responses = responses
         self._audit = audit
 
-    def whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, body: bytes) -> None:
-        """Pass on an answer that came in one piece."""
-        if ticket.computed and ticket.placement is not None:
-            ticket.pool.confirm(ticket.request, ticket.placement)
-        if ticket.computed and job.prompt is not None and job.prompt.keys:
-            document = _json_object(body)
-            asked = asks_token_ids(job, ticket)
-            self._learn(job, ticket, document, take_token_ids(document) if asked else [])
-            body = orjson.dumps(document) if asked and document and not job.wants_token_ids else body
+    async def whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer) -> None:
+        """Pass on an answer that was gathered; what it holds is free for others once the client has taken it."""
+        body = answer.take()
+        _confirm(ticket)
+        if _teaches(job, ticket):
+            is_asked = asks_token_ids(job, ticket) and len(body) <= MAX_PARSED_BYTES and is_light(body)
+            document = self._read(job, ticket, body, parse=is_asked or len(body) <= _MAX_READ_BYTES)
+            self._learn(job, ticket, document, take_token_ids(document) if is_asked else [])
+            body = orjson.dumps(document) if is_asked and document and not job.wants_token_ids else body
         ticket.pool.done(ticket.request.reservation)  # before the client, who may ask on at once, hears of it
-        reply.whole(answer.status, passed_headers(answer), body)
+        if len(body) <= _WRITE_AHEAD_BYTES:
+            reply.whole(answer.status, passed_headers(answer), body)
+            return
+        reply.start_body(answer, len(body))
+        if not reply.more(body):
+            await reply.drained()
+        reply.end()
 
-    async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, first: bytes) -> None:
+    async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
+        """Relay an answer that is not to be gathered as it comes. Raises StreamBroken when it breaks off."""
+        _confirm(ticket)
+        end = b""
+
+        def pass_on(piece: bytes) -> bool:
+            nonlocal end
+            end = (end + piece)[-WINDOW_BYTES:] if len(piece) < WINDOW_BYTES else piece[-WINDOW_BYTES:]
+            return reply.more(piece)
+
+        if _teaches(job, ticket):
+            self._responses.notice(job, ticket, answer.look())
+        reply.start_body(answer, answer.content_length)
+        try:
+            if not pass_on(answer.take()):
+                await reply.drained()
+            held.let_go()
+            await answer.relay(pass_on, reply.drained)
+        except UpstreamError as error:
+            raise StreamBroken(error.reason, by_replica=True) from error
+        ticket.pool.done(ticket.request.reservation)
+        reply.end()
+        if _teaches(job, ticket):
+            self._learn(job, ticket, {"usage": last_usage(end)}, [])
+
+    async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
         """Relay events as they come. Raises StreamBroken when the stream breaks off."""
-        is_response = job.path == "/v1/responses"
-        has_begun = not is_response
-        if has_begun:
+        watch = self._watch(job, ticket, reply) if job.path == "/v1/responses" else None
+        if watch is None:
             _begun(ticket)
         relay = EventRelay(
             job.strip_usage,
@@ -75,33 +115,58 @@ class Relay:
             reads_token_ids=asks_token_ids(job, ticket),
             strip_token_ids=not job.wants_token_ids,
         )
-        reply.start_stream(answer)
+        reason = ""
 
         def pass_on(piece: bytes) -> bool:
-            nonlocal has_begun
-            if not has_begun and not _is_preface(piece):
-                has_begun = True
-                _begun(ticket)
+            nonlocal reason
             ready = relay.feed(piece)
             if not ready:
-                return True
-            if is_response:
-                self._responses.notice(job, ticket, ready)
+                reason = _why_not_held(relay.held_bytes, held)
+                return not reason
+            if watch is not None:
+                watch(ready)
             return reply.more(ready)
 
+        async def drained() -> None:
+            if reason:
+                raise StreamBroken(reason, by_replica=False)
+            await reply.drained()
+
+        reply.start_stream(answer)
         try:
-            pass_on(first)
-            await answer.relay(pass_on, reply.drained)
+            await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         rest = relay.finish()
-        if not relay.saw_end:
-            raise StreamBroken("ended early", by_replica=False)
+        if reason or not relay.saw_end:
+            raise StreamBroken(reason or "ended early", by_replica=False)
         if rest:
             reply.more(rest)
         ticket.pool.done(ticket.request.reservation)
         reply.end()
-        self._learn(job, ticket, relay.document, relay.prompt_token_ids)
+        self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
+
+    def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
+        """What looks at the events of a response as they pass: for its first token, its id and their numbers."""
+        has_begun = False
+
+        def watch(events: bytes) -> None:
+            nonlocal has_begun
+            if not has_begun and not _is_preface(events):
+                has_begun = True
+                _begun(ticket)
+            self._responses.notice(job, ticket, events)
+            if len(events) > WINDOW_BYTES or b'"sequence_number"' in events:
+                reply.numbered_events = events
+
+        return watch
+
+    def _read(self, job: Job, ticket: Ticket, body: bytes, parse: bool) -> dict[str, Any]:
+        """What is to be learned from an answer: all of it, or without parsing it no more than its usage."""
+        if parse:
+            return _json_object(body)
+        self._responses.notice(job, ticket, body)
+        return {"usage": last_usage(body)}
 
     def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any], token_ids: list[int]) -> None:
         """What an answer teaches: the size of prompts, what was cached, where a stored response lives."""
@@ -120,8 +185,24 @@ class Relay:
 def _begun(ticket: Ticket) -> None:
     """The first token is here: the prompt is computed."""
     ticket.pool.first_token(ticket.request.reservation)
-    if ticket.placement is not None:
+    _confirm(ticket)
+
+
+def _confirm(ticket: Ticket) -> None:
+    if ticket.computed and ticket.placement is not None:
         ticket.pool.confirm(ticket.request, ticket.placement)
+
+
+def _teaches(job: Job, ticket: Ticket) -> bool:
+    """Whether something can be learned from an answer that is not streamed."""
+    return ticket.computed and job.prompt is not None and bool(job.prompt.keys)
+
+
+def _why_not_held(size_bytes: int, held: Held) -> str:
+    """Why so much of an event that is not complete cannot be held; empty where it can. Little is not counted."""
+    if size_bytes > MAX_EVENT_BYTES:
+        return "event_too_large"
+    return "" if size_bytes <= _UNCOUNTED_BYTES or held.has_room(size_bytes) else "no_room"
 
 
 def asks_token_ids(job: Job, ticket: Ticket) -> bool:
@@ -136,10 +217,9 @@ def asks_token_ids(job: Job, ticket: Ticket) -> bool:
     )
 
 
-def _is_preface(chunk: bytes) -> bool:
+def _is_preface(events: bytes) -> bool:
     """Whether a stream has only said that it will begin: responses are announced before their prompt is computed."""
-    events = _EVENT_NAME.findall(chunk)
-    return bool(events) and all(event in _PREFACE for event in events)
+    return all(event.startswith(_PREFACE) for event in split_events(events))
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

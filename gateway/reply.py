@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 
+from gateway.error_shapes import error_body, error_event, is_anthropic
 from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
 from gateway.routing.router import Ticket
-from gateway.sse import error_event
+from gateway.sse import next_sequence_number
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
@@ -20,6 +21,7 @@ _NOT_PASSED = frozenset(
         b"date",
         b"keep-alive",
         b"proxy-authenticate",
+        b"request-id",
         b"server",
         b"set-cookie",
         b"te",
@@ -30,6 +32,8 @@ _NOT_PASSED = frozenset(
     }
 )
 _MAX_ID_CHARS = 128
+# Without them, nginx and other proxies collect a stream's tokens and deliver them in lumps.
+_UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -45,8 +49,11 @@ class Reply:
         self.decision = ""
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
+        self.numbered_events = b""
+        """Of a streamed response: what went by last that has sequence numbers."""
         self._exchange = exchange
         self._started = started
+        self._has_events = False
 
     def note(self, ticket: Ticket, visible: bool) -> None:
         """The decision behind this answer; its headers only where the caller may see them."""
@@ -74,12 +81,22 @@ class Reply:
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
+        """Begin to answer with a stream of events."""
         self.first_byte_s = time.perf_counter() - self._started
         self.status = answer.status
-        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()])
+        self._has_events = True
+        headers = passed_headers(answer)
+        given = {name for name, _ in headers}
+        added = [header for header in _UNBUFFERED if header[0] not in given]
+        self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
+
+    def start_body(self, answer: Answer, length_bytes: int | None) -> None:
+        """Begin to answer with something else, of this length if it is known."""
+        self.status = answer.status
+        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()], length_bytes)
 
     def more(self, data: bytes) -> bool:
-        """Send on a piece of a stream; False where the client does not keep up: then wait until it is `drained`."""
+        """Send on a piece of the body; False where the client does not keep up: then wait until it is `drained`."""
         return self._exchange.write(data)
 
     async def drained(self) -> None:
@@ -89,22 +106,28 @@ class Reply:
         self._exchange.end()
 
     def refuse(self, error: ApiError) -> None:
-        """An error in OpenAI's shape. A stream that has begun ends with an error event, so that nobody takes it for
-        complete."""
+        """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
+        an error event; of anything else the connection is cut, as is done with all that is left without an end."""
         self.code = error.code
+        path = self._exchange.path
         if self._exchange.is_answered:
             return
         if self._exchange.has_started:
-            self.more(error_event(error.body()))
+            if not self._has_events:
+                return
+            number = next_sequence_number(self.numbered_events)
+            self.more(error_event(error, path, self.request_id, number))
             self.end()
             return
         self.status = error.status
         headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), *self._own_headers()]
-        self._exchange.whole(error.status, headers, error.body())
+        self._exchange.whole(error.status, headers, error_body(error, path, self.request_id))
 
     def _own_headers(self) -> RawHeaders:
-        return [(b"x-request-id", self.request_id.encode()), *self.receipt]
+        request_id = self.request_id.encode()
+        own = [(b"x-request-id", request_id), *self.receipt]
+        return [(b"request-id", request_id), *own] if is_anthropic(self._exchange.path) else own
 
 
 def request_id(headers: Mapping[str, str]) -> str:

@@ -9,13 +9,14 @@ from coordinator import responses as stored
 from coordinator.errors import StoreError
 from coordinator.store import Store
 from gateway.errors import ApiError
+from gateway.excerpts import WINDOW_BYTES
 from gateway.fleet import Fleet, Served
 from gateway.job import Job
 from gateway.paths import stored_response
 from gateway.routing.router import Ticket
 
 _PATH = "/v1/responses"
-_ID_IN_EVENT = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
+_ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
 
 
 class Responses:
@@ -60,9 +61,11 @@ class Responses:
         names = self._fleet.served.values()
         return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)
 
-    def notice(self, job: Job, ticket: Ticket, events: bytes) -> None:
-        """Remember a streamed response by the first events that name it."""
-        if job.path == _PATH and not job.response_noted and (found := _ID_IN_EVENT.search(events)):
+    def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
+        """Remember a response by the first events that name it, or by the beginning of an answer that is not parsed."""
+        if job.path != _PATH or job.response_noted:
+            return
+        if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
             self._remember(job, ticket, found[1].decode("ascii", "replace"))
 
     def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:

@@ -25,7 +25,8 @@ class Failure:
     reason: str
     status: int = 0
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = b""
+    body: bytes | None = b""
+    """None: more than is kept."""
 
     @property
     def is_server_error(self) -> bool:
@@ -58,10 +59,10 @@ def _said(failure: Failure) -> tuple[int, str]:
     return failure.status, error_code(failure.body)
 
 
-def error_code(body: bytes) -> str:
+def error_code(body: bytes | None) -> str:
     """The `code` and `type` in an error's body, in OpenAI's shape, in Anthropic's, or in that of older vLLM, which has
     them at the top; empty where there are none."""
-    if len(body) > _MAX_ERROR_BYTES:
+    if body is None or len(body) > _MAX_ERROR_BYTES:
         return ""
     try:
         document = orjson.loads(body)

@@ -168,14 +168,17 @@ class Exchange:
         self._write(head if self.method == "HEAD" else head + body)
         self._complete()
 
-    def start(self, status: int, headers: RawHeaders) -> None:
-        """Status and headers of an answer of unknown length."""
+    def start(self, status: int, headers: RawHeaders, length_bytes: int | None = None) -> None:
+        """Status and headers of an answer whose body follows; `length_bytes` is None where its end alone will tell."""
         self.has_started = True
         has_body = self.method != "HEAD" and status not in _BODYLESS_STATUSES
-        self._is_chunked = has_body and self.http_version != "1.0"
-        if has_body and not self._is_chunked:
+        self._is_chunked = has_body and length_bytes is None and self.http_version != "1.0"
+        length = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        if length_bytes is not None:
+            length = b"content-length: %d\r\n" % length_bytes
+        elif has_body and not self._is_chunked:
             self.keeps_alive = False  # its end is the connection's
-        self._write(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._is_chunked else b""))
+        self._write(self._head(status, headers, length))
 
     def write(self, data: bytes) -> bool:
         """A piece of the body, not empty; False where the client does not keep up: then wait until it is `drained`.

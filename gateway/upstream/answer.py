@@ -10,6 +10,8 @@ from gateway.upstream.errors import UpstreamError
 
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body; False where no more can be taken for now."""
+HasRoom = Callable[[int], bool]
+"""Whether so many bytes may be held."""
 
 _READ_AHEAD_BYTES = 2**18
 
@@ -25,7 +27,7 @@ class Source(Protocol):
 
 
 class Answer:
-    """One answer. Its connection puts in what comes, whoever asked takes it out: in pieces, whole, or into a sink.
+    """One answer. Its connection puts in what comes, whoever asked takes it out: gathered, or into a sink.
 
     Into a sink, bytes go in the call in which the socket gave them, without a task that wakes up in between: of a
     stream of tokens nearly all of the cost is per piece.
@@ -33,10 +35,9 @@ class Answer:
 
     __slots__ = (
         "_error",
-        "_held_bytes",
+        "_held",
         "_is_paused",
         "_loop",
-        "_pieces",
         "_sink",
         "_source",
         "_waiter",
@@ -54,8 +55,7 @@ class Answer:
         self.is_complete = False
         self._source = source
         self._loop = loop
-        self._pieces: list[bytes] = []
-        self._held_bytes = 0
+        self._held: bytes | bytearray = b""
         self._is_paused = False
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -65,6 +65,11 @@ class Answer:
     def is_event_stream(self) -> bool:
         return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
 
+    @property
+    def content_length(self) -> int | None:
+        """The body's length where its head tells it."""
+        return next((int(value) for name, value in self.headers if name == b"content-length"), None)
+
     # -- out -----------------------------------------------------------------------------------------------------
 
     async def head(self) -> None:
@@ -72,26 +77,34 @@ class Answer:
         while not self.has_head:
             await self._news()
 
-    async def next_piece(self) -> bytes:
-        """What has come since; empty at the end. Raises UpstreamError when the replica breaks off."""
-        while not self._pieces and not self.is_complete:
-            await self._news()
-        return self._taken()
-
-    async def rest(self) -> bytes:
-        """All that is still to come. Raises UpstreamError."""
+    async def gathered(self, limit_bytes: int, has_room: HasRoom) -> bool:
+        """Gather the body: until it is complete (True), or until more than `limit_bytes` of it are held, or there is
+        no room for them (False). Raises UpstreamError when the replica breaks off."""
         while not self.is_complete:
-            self._resume()  # all of it is held, however much
+            size = len(self._held)
+            if size > limit_bytes or not has_room(size):
+                return False
+            self._resume()
             await self._news()
-        return self._taken()
+        return True
+
+    def look(self) -> bytes:
+        """What has been gathered and not been taken."""
+        return bytes(self._held)
+
+    def take(self) -> bytes:
+        """The same; it is not held here any more."""
+        held, self._held = bytes(self._held), b""
+        self._resume()
+        return held
 
     async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
         """Give each piece to `sink` as it comes, until the end; where it takes no more, wait for `drained()`.
         Raises UpstreamError."""
         self._sink = sink
         try:
-            if held := self._taken():
-                self._give(held)
+            if self._held:
+                self._give(self.take())
             while not self.is_complete:
                 if self._is_paused:
                     await drained()
@@ -105,11 +118,6 @@ class Answer:
         """Let go of it. One that is not complete takes its connection with it: vLLM then aborts the request."""
         if not self.is_complete:
             self._source.abort()
-
-    def _taken(self) -> bytes:
-        pieces, self._pieces, self._held_bytes = self._pieces, [], 0
-        self._resume()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _resume(self) -> None:
         if self._is_paused:
@@ -135,9 +143,13 @@ class Answer:
         if self._sink is not None:
             self._give(piece)
             return
-        self._pieces.append(piece)
-        self._held_bytes += len(piece)
-        if self._held_bytes > _READ_AHEAD_BYTES:
+        if not self._held:
+            self._held = piece
+        else:  # in one place: a list of small pieces would take many times what is in them
+            if isinstance(self._held, bytes):
+                self._held = bytearray(self._held)
+            self._held += piece
+        if len(self._held) > _READ_AHEAD_BYTES:
             self._pause()
         self.wake()
 

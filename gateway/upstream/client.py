@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
 import orjson
 
+from gateway.excerpts import MAX_CONTAINERS, is_light
 from gateway.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Origin
 
 Headers = Mapping[str, str]
+MAX_CONTROL_BYTES = 2 * 2**20
+"""Of an answer to a request for control: what reads it then takes less than 50 ms, whatever it is."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -30,12 +33,15 @@ class Upstream:
         self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
+        self._kept: frozenset[str] | None = None
+        """The replicas whose connections are kept for the next request; None: all."""
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # nobody is asked to compress
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
@@ -44,9 +50,7 @@ class Upstream:
     ) -> Answer:
         """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
         as it stands. Raises UpstreamError."""
-        origin = self._origins.get(url)
-        if origin is None:
-            origin = self._origins[url] = Origin(url, self._connect_s, self._keep_alive_s)
+        origin = self._origins.get(url) or self._new_origin(url)
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
         lines.append(self._key_line)
@@ -62,6 +66,20 @@ class Upstream:
             raise
         return answer
 
+    def _new_origin(self, url: str) -> Origin:
+        origin = Origin(url, self._connect_s, self._keep_alive_s)
+        if self._kept is None or url in self._kept:
+            self._origins[url] = origin
+        else:  # placed there just before it went
+            origin.retire()
+        return origin
+
+    def keep_only(self, urls: Iterable[str]) -> None:
+        """From now on only connections to these replicas are kept. Requests to others go on to their end."""
+        self._kept = frozenset(urls)
+        for url in self._origins.keys() - self._kept:
+            self._origins.pop(url).retire()
+
     async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
         """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
         status, body, _ = await self.fetch_dated(url, timeout_s, with_key)
@@ -75,19 +93,14 @@ class Upstream:
                 asyncio.timeout(timeout_s),
                 self._session.get(url, allow_redirects=False, headers=headers) as response,
             ):
-                return response.status, await response.read(), response.headers.get("date", "")
+                return response.status, await _read(response), response.headers.get("date", "")
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise _translated(error) from error
 
     async def fetch_json(self, url: str, timeout_s: float) -> Any:
         """GET a JSON document; anything but a 200 with JSON is an UpstreamError."""
         status, body = await self.fetch(url, timeout_s)
-        if status != 200:
-            raise UpstreamError("protocol", f"GET {url} answered {status}{_hint(status)}")
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise UpstreamError("protocol", f"GET {url} answered something else than JSON") from error
+        return _parsed(f"GET {url}", status, body)
 
     async def post_json(self, url: str, document: Any, timeout_s: float) -> Any:
         """POST a JSON document for control purposes; anything but a 200 with JSON is an UpstreamError."""
@@ -99,11 +112,7 @@ class Upstream:
                     url, data=orjson.dumps(document), allow_redirects=False, headers=headers
                 ) as response,
             ):
-                if response.status != 200:
-                    raise UpstreamError("protocol", f"POST {url} answered {response.status}{_hint(response.status)}")
-                return orjson.loads(await response.read())
-        except orjson.JSONDecodeError as error:
-            raise UpstreamError("protocol", f"POST {url} answered something else than JSON") from error
+                return _parsed(f"POST {url}", response.status, await _read(response))
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             raise _translated(error) from error
 
@@ -111,6 +120,28 @@ class Upstream:
         for origin in self._origins.values():
             origin.close()
         await self._session.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_CONTROL_BYTES:
+            response.close()
+            asked = f"{response.method} {response.url}"
+            raise UpstreamError("protocol", f"{asked} answered more than {MAX_CONTROL_BYTES} bytes")
+    return bytes(body)
+
+
+def _parsed(asked: str, status: int, body: bytes) -> Any:
+    if status != 200:
+        raise UpstreamError("protocol", f"{asked} answered {status}{_hint(status)}")
+    if not is_light(body):
+        raise UpstreamError("protocol", f"{asked} answered JSON of more than {MAX_CONTAINERS} objects and lists")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise UpstreamError("protocol", f"{asked} answered something else than JSON") from error
 
 
 def _hint(status: int) -> str:

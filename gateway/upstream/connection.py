@@ -16,6 +16,7 @@ MAX_HEAD_BYTES = 64 * 1024
 _COPIED_BYTES = 2**16
 _LAST_STATUS = 599
 _BODYLESS_STATUSES = frozenset({204, 304})
+_TELL_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Connection(asyncio.Protocol):
@@ -77,7 +78,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(UpstreamError("protocol", str(error)))
+            raised_here = error.__context__  # by a callback below
+            self._fail(raised_here if isinstance(raised_here, UpstreamError) else UpstreamError("protocol", str(error)))
             return
         if not had_head:
             if not answer.has_head:
@@ -133,7 +135,9 @@ class Connection(asyncio.Protocol):
         if self._answer is None or self._answer.has_head:  # trailers
             return
         name = name.lower()
-        if name == b"content-length" or (name == b"transfer-encoding" and value.lower() == b"chunked"):
+        if name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise UpstreamError("protocol", "a transfer-encoding other than chunked: where its body ends is not known")
+        if name in _TELL_LENGTH:
             self._has_length = True
         self._answer.headers.append((name, value))
 

@@ -27,6 +27,7 @@ class Origin:
         self._keep_alive_s = keep_alive_s
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
+        self._is_retired = False
         self.path_prefix = parts.path.rstrip("/")
         self.host_header = parts.netloc.rpartition("@")[2]
 
@@ -46,7 +47,7 @@ class Origin:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._idle.append, self._open.discard), self._host, self._port, ssl=self._tls
+                    lambda: Connection(self._rested, self._open.discard), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
             raise UpstreamError("refused", f"no connection within {self._connect_s:g} s") from None
@@ -54,6 +55,18 @@ class Origin:
             raise UpstreamError("refused", str(error)) from error
         self._open.add(connection)
         return connection
+
+    def _rested(self, connection: Connection) -> None:
+        if self._is_retired:
+            connection.abort()
+        else:
+            self._idle.append(connection)
+
+    def retire(self) -> None:
+        """Keep no connection any more: idle ones are closed now, others when their answer is complete."""
+        self._is_retired = True
+        while self._idle:
+            self._idle.pop().abort()
 
     def close(self) -> None:
         for connection in list(self._open):

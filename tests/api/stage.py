@@ -181,10 +181,14 @@ class Answer:
 
 
 def error_of(answer: httpx.Response) -> Json:
-    """The error in an answer, which must have OpenAI's shape."""
+    """The error in an answer, which must have the shape of its path's API."""
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
-    assert list(body) == ["error"], body
+    if answer.request.url.path.startswith("/v1/messages"):
+        assert (set(body), body["type"]) == ({"type", "error", "request_id"}, "error"), body
+        assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+    else:
+        assert list(body) == ["error"], body
     error: Json = body["error"]
     assert set(error) == {"message", "type", "param", "code"}, error
     assert error["message"]

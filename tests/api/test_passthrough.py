@@ -35,6 +35,30 @@ def test_a_replicas_refusal_keeps_anthropics_shape(stage: Stage) -> None:
     assert answer.json()["type"] == "error"
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_the_gateways_own_refusals_have_anthropics_shape_on_anthropics_paths(stage: Stage, path: str) -> None:
+    unknown = stage.post(path, {"model": fresh("nonesuch"), "messages": user("Hello"), "max_tokens": 2})
+    error = error_of(unknown)
+    assert (unknown.status_code, error["type"]) == (404, "not_found_error")
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    broken = stage.post(path, content=b"{", headers={"content-type": "application/json"})
+    assert (broken.status_code, error_of(broken)["type"]) == (400, "invalid_request_error")
+
+
+def test_every_answer_on_anthropics_paths_has_a_request_id(stage: Stage) -> None:
+    body = {"model": "sim", "messages": user("Hello")}
+    headers = {"x-request-id": "named-by-the-client"}
+    answered = stage.post("/v1/messages", {**body, "max_tokens": 2}, headers=headers)
+    streamed = stage.post("/v1/messages", {**body, "max_tokens": 2, "stream": True}, headers=headers)
+    refused_by_the_replica = stage.post("/v1/messages", body, headers=headers)
+    counted = stage.post("/v1/messages/count_tokens", body, headers=headers)
+    answers = (answered, streamed, refused_by_the_replica, counted)
+    assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
+    for answer in answers:
+        assert answer.headers["request-id"] == answer.headers["x-request-id"] == "named-by-the-client"
+    assert "request-id" not in stage.chat("Hello").response.headers
+
+
 def test_a_prompt_is_tokenized_and_back(stage: Stage) -> None:
     prompt = text(200)
     tokens = stage.post("/tokenize", {"model": "sim", "prompt": prompt}).json()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from tests.chaos.stage import Stage
-from tests.cluster.clients import ask, chat, held_stream, last_event
+from tests.cluster.clients import CHAT, ask, chat, held_stream, last_event
+from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 
 AFTER_THE_FIRST_BYTE: list[dict[str, Any]] = [
@@ -16,6 +22,19 @@ AFTER_THE_FIRST_BYTE: list[dict[str, Any]] = [
     {"mode": "truncate", "after_tokens": 3},
     {"mode": "crash", "after_tokens": 3},
 ]
+PROMPTS = (CHAT, "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+def streamed(stage: Stage, path: str, max_tokens: int = 8) -> dict[str, Any]:
+    """A request for a stream, in the API of its path."""
+    text = stage.new_prompt()
+    prompt: dict[str, Any] = {
+        CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
+        "/v1/completions": {"prompt": text, "max_tokens": max_tokens},
+        "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
+        "/v1/responses": {"input": text, "max_output_tokens": max_tokens},
+    }[path]
+    return {"model": "sim", "stream": True, **prompt}
 
 
 @pytest.mark.parametrize("fault", AFTER_THE_FIRST_BYTE, ids=lambda fault: str(fault["mode"]))
@@ -48,18 +67,76 @@ async def read(stream: openai.AsyncStream[Any]) -> list[Any]:
     return [event async for event in stream]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses"])
-async def test_streams_of_every_api_end_with_an_error_event_when_they_break(stage: Stage, path: str) -> None:
-    text = stage.new_prompt()
-    prompt: dict[str, Any] = {
-        "/v1/completions": {"prompt": text, "max_tokens": 8},
-        "/v1/messages": {"messages": [{"role": "user", "content": text}], "max_tokens": 8},
-        "/v1/responses": {"input": text, "max_output_tokens": 8},
-    }[path]
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_streams_of_every_api_end_with_their_own_error_event_when_they_break(stage: Stage, path: str) -> None:
     await stage.fail_everywhere("truncate", after_tokens=3)
-    answer = await stage.http.post(stage.urls[0] + path, json={"model": "sim", "stream": True, **prompt})
+    answer = await stage.http.post(stage.urls[0] + path, json=streamed(stage, path))
     assert answer.status_code == 200
-    assert last_event(answer.text)["error"]["code"] == "stream_broken"
+    ends_with_an_error(path, answer, "stream_broken", "server_error", "api_error")
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_streams_of_every_api_say_so_when_their_time_is_over(stage: Stage, path: str, hasty: str) -> None:
+    await stage.fail_everywhere("hang", after_tokens=3)
+    answer = await stage.http.post(hasty + path, json=streamed(stage, path))
+    ends_with_an_error(path, answer, "deadline_exceeded", "server_error", "timeout_error")
+
+
+@pytest.fixture
+async def hasty(stage: Stage) -> AsyncIterator[str]:
+    """A gateway that gives requests one second."""
+    limits = {"connect_s": 1, "first_byte_s": 1, "request_s": 1}
+    async with another_gateway(stage.cluster, "hasty", timeouts=limits) as gateway:
+        yield gateway.url
+
+
+async def test_streams_of_every_api_say_so_when_their_gateway_stops(stage: Stage) -> None:
+    async with another_gateway(stage.cluster, "leaving", timeouts={"grace_s": 0.6}) as leaving:
+        asked = [
+            asyncio.ensure_future(stage.http.post(leaving.url + path, json=streamed(stage, path, max_tokens=4000)))
+            for path in PROMPTS
+        ]
+        await eventually(lambda: stage.active_is(len(asked)))
+        await eventually(lambda: first_tokens_of(stage, leaving.url, len(asked)))
+        leaving.signal(signal.SIGTERM)
+        for path, answer in zip(PROMPTS, await asyncio.gather(*asked), strict=True):
+            ends_with_an_error(path, answer, "shutting_down", "server_error", "overloaded_error")
+
+
+async def first_tokens_of(stage: Stage, url: str, count: int) -> bool:
+    seen = [await stage.replica_state(replica) for replica in stage.cluster.replicas]
+    return sum(state["running"] for state in seen) >= count
+
+
+def ends_with_an_error(path: str, answer: httpx.Response, code: str, kind: str, anthropic_kind: str) -> None:
+    """The stream's last event is an error in the shape of its API, and no event before it is one."""
+    *events, last = [event.splitlines() for event in answer.text.split("\n\n") if event]
+    assert len(events) > 2
+    assert all(event[0] != "event: error" for event in events)
+    document = last_event(answer.text)
+    if path == "/v1/messages":
+        assert last[0] == "event: error"
+        assert (document["type"], document["error"]["type"]) == ("error", anthropic_kind)
+        assert document["request_id"] == answer.headers["request-id"]
+    else:
+        assert set(document["error"]) == {"message", "type", "param", "code"}
+        assert document["error"]["type"] == kind
+    if path == "/v1/responses":
+        assert last[0] == "event: error"
+        numbers = [json.loads(event[-1].removeprefix("data: "))["sequence_number"] for event in [*events, last]]
+        assert numbers == list(range(len(numbers)))
+        assert (document["type"], document["code"], document["param"]) == ("error", code, None)
+        assert document["message"] == document["error"]["message"]
+    assert document["error"]["code"] == code
+
+
+@pytest.mark.parametrize("fault", AFTER_THE_FIRST_BYTE, ids=lambda fault: str(fault["mode"]))
+async def test_the_openai_sdk_raises_on_a_response_that_breaks(stage: Stage, fault: dict[str, Any]) -> None:
+    await stage.fail_everywhere(**fault)
+    async with openai.AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.responses.create(model="sim", input=stage.new_prompt(), stream=True)
+        with pytest.raises(openai.APIError, match="incomplete"):
+            await read(stream)
 
 
 async def test_an_error_that_the_replica_reports_itself_reaches_the_client_as_it_was(stage: Stage) -> None:

@@ -44,7 +44,8 @@ def is_complete(response: httpx.Response) -> bool:
 
 def last_event(text: str) -> Any:
     """The JSON that the last event of a stream carries."""
-    return orjson.loads(text.strip().rsplit("\n\n", 1)[-1].removeprefix("data: "))
+    lines = text.strip().rsplit("\n\n", 1)[-1].splitlines()
+    return orjson.loads(next(line for line in lines if line.startswith("data: ")).removeprefix("data: "))
 
 
 class HeldStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.facts import EngineFacts, base_card, parse_metrics, parse_models
+from gateway.facts import EngineFacts, base_card, cache_settings, parse_metrics, parse_models
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -53,6 +53,25 @@ vllm:generation_tokens_total{engine="1"} 7
 )
 def test_anything_else_tells_nothing(text: str) -> None:
     assert parse_metrics(text, None) == EngineFacts()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["vllm:num_requests_running{\n", "vllm:num_requests_running\n", "vllm:num_requests_running{" + "a" * 8000 + "}\n"],
+    ids=["braces that nothing closes", "names without values", "one long label"],
+)
+def test_lines_that_almost_match_do_not_hold_the_gateway_up(line: str) -> None:
+    """Read with patterns that look beyond a line, or twice at a letter, these take minutes."""
+    text = line * (2 * 2**20 // len(line))
+    assert parse_metrics(text, None) == EngineFacts()
+    with pytest.raises(ValueError, match="cache_config_info"):
+        cache_settings(text)
+
+
+def test_only_so_many_samples_and_cards_are_looked_at() -> None:
+    ranks = "".join(f'vllm:num_requests_running{{engine="{rank}"}} 1\n' for rank in range(10_000))
+    assert parse_metrics(ranks, None).engines == 8192
+    assert len(parse_models({"data": [{"id": "m"}] * 10_000})) == 4096
 
 
 def test_adapters_and_aliases_share_the_base_model() -> None:

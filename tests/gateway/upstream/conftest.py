@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from gateway.limit_settings import TimeoutSettings
-from gateway.upstream import Upstream
+from gateway.upstream import Answer, Upstream
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -49,6 +49,12 @@ class RawReplica:
         while True:
             await self.head(reader)
             writer.write(self.reply)
+
+
+async def rest(answer: Answer) -> bytes:
+    """All that is still to come of an answer."""
+    assert await answer.gathered(2**30, lambda _: True)
+    return answer.take()
 
 
 @pytest.fixture
