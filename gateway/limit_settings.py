@@ -27,8 +27,8 @@ class LimitSettings(Section):
 class TimeoutSettings(Section):
     connect_s: Seconds = 2
     body_s: Seconds = 60
-    first_byte_s: Seconds = 300
     write_s: Seconds = 60
+    first_byte_s: Seconds = 300
     request_s: Seconds = 900
     grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30
     # vLLM closes an idle connection after 5 s; one reused later would be reset under the request.

@@ -66,11 +66,6 @@ def without_upgrade(method: bytes, url: bytes, headers: RawHeaders) -> bytes:
 
 def next_request(data: bytes, at: int) -> int:
     """Where, behind `at`, a line begins that may be a request's first; the end of `data` where none does."""
-    found = data.find(_VERSION, at)
-    while found >= 0:
-        start = data.rfind(b"\n", at, found) + 1
-        if start > at:
-            return start
-        line_end = data.find(b"\n", found)  # the line that begins at `at` has it
-        found = data.find(_VERSION, line_end) if line_end >= 0 else -1
-    return len(data)
+    line_end = data.find(b"\n", at)
+    found = data.find(_VERSION, line_end) if line_end >= 0 else -1
+    return data.rfind(b"\n", line_end, found) + 1 if found >= 0 else len(data)

@@ -96,7 +96,8 @@ def test_of_a_replicas_headers_its_own_pass(echo: Stage) -> None:
     assert answer.headers["x-kvgate-replica"] == "echo"
     assert answer.headers.get_list("x-kvgate-decision") != ["forged"]
     assert len(answer.headers.get_list("x-request-id")) == 1
-    assert not {"set-cookie", "server", "date"} & set(answer.headers)
+    assert len(answer.headers.get_list("date")) == 1
+    assert not {"set-cookie", "server"} & set(answer.headers)
 
 
 @pytest.mark.parametrize(
