@@ -15,6 +15,8 @@ A request's way through this package, in order (each word is a file, or a folder
     upstream/    the only module that speaks to replicas: a connection each, an answer as it arrives
     proxy        the request path, from the body to the answer; `attempt` places, sends and retries
     relay        an answer on its way back, and what it teaches
+    held         how much of answers a request holds, counted with request bodies
+    excerpts     what is read of JSON that is too large to be parsed
     error_shapes what an error looks like in the API of its path
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted

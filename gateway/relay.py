@@ -155,8 +155,9 @@ class Relay:
             if not has_begun and not _is_preface(events):
                 has_begun = True
                 _begun(ticket)
-            self._responses.notice(job, ticket, events)
-            if len(events) > WINDOW_BYTES or b'"sequence_number"' in events:
+            if not job.response_noted:
+                self._responses.notice(job, ticket, events)
+            if b'"sequence_number"' in events:
                 reply.numbered_events = events
 
         return watch
