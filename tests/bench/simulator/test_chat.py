@@ -248,7 +248,7 @@ async def test_what_is_not_a_json_object_is_a_bad_request(replica: RunningReplic
     headers = {"Content-Type": "application/json"}
     async with replica.http.post("/v1/chat/completions", data=body, headers=headers) as response:
         assert response.status == 400
-        assert (await response.json())["error"]["type"] == "BadRequestError"
+        assert (await response.json())["error"]["type"] == "Bad Request"
 
 
 async def test_token_ids_are_returned_where_they_are_asked_for(replica: RunningReplica) -> None:
