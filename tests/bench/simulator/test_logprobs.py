@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from tests.bench.simulator.conftest import RunningReplica
 
 _QUESTION: list[Any] = [{"role": "user", "content": "Tell me."}]
@@ -50,25 +48,28 @@ async def test_log_probabilities_are_told_only_where_they_are_asked_for(replica:
     assert [len(each.top_logprobs) for each in part.logprobs or []] == [2, 2]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_completion_echoes_its_prompt_with_its_log_probabilities(replica: RunningReplica, stream: bool) -> None:
-    body = {"model": "sim", "prompt": ["hello there", "ä b"], "max_tokens": 2, "echo": True, "logprobs": 1}
-    texts, offsets, tokens, logprobs = ["", ""], [[], []], [[], []], [[], []]  # type: ignore[var-annotated]
-    answers = (
-        await replica.chunks("/v1/completions", body) if stream else [(await replica.post("/v1/completions", body))[1]]
-    )
-    for choice in (choice for answer in answers for choice in answer["choices"]):
-        at = choice["index"]
-        texts[at] += choice["text"]
-        offsets[at] += choice["logprobs"]["text_offset"]
-        tokens[at] += choice["logprobs"]["tokens"]
-        logprobs[at] += choice["logprobs"]["token_logprobs"]
-    alone = [await replica.openai.completions.create(model="sim", prompt=each, max_tokens=2) for each in body["prompt"]]
-    assert texts == [prompt + answer.choices[0].text for prompt, answer in zip(body["prompt"], alone, strict=True)]
-    for text, offset, token, logprob in zip(texts, offsets, tokens, logprobs, strict=True):
-        assert "".join(token) == text
-        assert offset == [len("".join(token[:at])) for at in range(len(token))]
-        assert [each is None for each in logprob] == [True] + [False] * (len(token) - 1)
+async def test_a_completion_echoes_its_prompt_with_its_log_probabilities(replica: RunningReplica) -> None:
+    prompts = ["hello there", "ä b"]
+    body = {"model": "sim", "prompt": prompts, "max_tokens": 2, "echo": True, "logprobs": 1}
+    _, whole = await replica.post("/v1/completions", body)
+    choices = whole["choices"]
+    alone = [await replica.openai.completions.create(model="sim", prompt=each, max_tokens=2) for each in prompts]
+    for choice, prompt, answer in zip(choices, prompts, alone, strict=True):
+        assert choice["text"] == prompt + answer.choices[0].text
+        told = choice["logprobs"]
+        tokens = told["tokens"]
+        assert "".join(tokens) == choice["text"]
+        assert told["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
+        assert [each is None for each in told["token_logprobs"]] == [True] + [False] * (len(tokens) - 1)
+
+    streamed: list[Any] = [{"text": "", "logprobs": {name: [] for name in choice["logprobs"]}} for choice in choices]
+    for chunk in await replica.chunks("/v1/completions", body):
+        (piece,) = chunk["choices"]
+        choice = streamed[piece["index"]]
+        choice["text"] += piece["text"]
+        for name, values in piece["logprobs"].items():
+            choice["logprobs"][name] += values
+    assert streamed == [{"text": choice["text"], "logprobs": choice["logprobs"]} for choice in choices]
 
 
 async def test_an_echo_of_no_tokens_is_the_prompt_alone(replica: RunningReplica) -> None:

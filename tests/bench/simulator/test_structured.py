@@ -100,7 +100,11 @@ _numbers = st.one_of(
         st.sampled_from([3, 0.25, 1.5]),
         st.integers(-9, 9),
     ),
-    st.builds(lambda low: {"allOf": [{"type": "number"}, {"type": "integer"}, {"minimum": low}]}, st.integers(-9, 9)),
+    st.builds(
+        lambda low, high: {"allOf": [{"type": "number", "minimum": low}, {"type": "integer", "minimum": high}]},
+        st.integers(-9, 9),
+        st.integers(-9, 9),
+    ),
 )
 _leaves = st.one_of(
     _strings,
@@ -169,6 +173,23 @@ async def test_whatever_the_schema_the_answer_is_a_document_that_it_accepts(
         text = answer["choices"][0]["message"]["content"]
     validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
     validator.validate(json.loads(text))
+
+
+async def test_a_json_object_is_what_a_message_asks_for_or_any(replica: RunningReplica) -> None:
+    schema = {"properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    for asked in (f"Answer like {{this}}:\n{json.dumps(schema, indent=2)}\nOnly JSON.", "As you like, {…}"):
+        answer = await replica.chat(asked, response_format={"type": "json_object"})
+        document = json.loads(answer["choices"][0]["message"]["content"])
+        assert isinstance(document, dict)
+        assert (document.get("city") in ("Rome", "Oslo")) == ("Rome" in asked)
+
+
+async def test_no_token_of_a_document_has_half_a_character(replica: RunningReplica) -> None:
+    schema = {"const": "a€éö€ a€"}
+    answer = await replica.chat("x", response_format=json_schema(schema), return_token_ids=True)
+    (choice,) = answer["choices"]
+    _, text = await replica.post("/detokenize", {"model": "sim", "tokens": choice["token_ids"]})
+    assert text["prompt"] == choice["message"]["content"] == '"a€éö€ a€"'
 
 
 async def test_an_answer_that_does_not_fit_is_cut_off(replica: RunningReplica) -> None:
