@@ -28,7 +28,8 @@ from bench.options import names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.simulator.generation import EventTag, Generation
-from bench.simulator.openai_api import chat_answers, chat_prompt
+from bench.simulator.openai_api import chat_prompt
+from bench.simulator.planning import plan
 from bench.simulator.prompt import BlockHasher
 from bench.simulator.replica import Replica
 from bench.simulator.settings import SimSettings
@@ -180,7 +181,8 @@ class Trial:
         self._coming[at].append(hasher.hashes)
         await asyncio.sleep(_WAY_S)
         self._coming[at].remove(hasher.hashes)
-        answers = chat_answers(body, [prompt.seed], max_tokens)
+        limit = self._replicas[at].token_limit(prompt, max_tokens, "max_tokens")
+        answers = plan(body, [prompt], [limit])
         generation = self._replicas[at].generation([prompt], answers, {}, True, EventTag())
         generation.start()
         await generation.progress()
@@ -197,7 +199,7 @@ class Trial:
     async def _rest(self, generation: Generation) -> str:
         while not generation.finished:
             await generation.progress()
-        return "".join(piece for _, piece, _ in generation.new_pieces())
+        return generation.sequences[0].answer.text
 
     def _place(self, hashes: Sequence[int], prompt_tokens: int) -> int:
         for load, engine, coming in zip(self._loads, self._engines, self._coming, strict=True):

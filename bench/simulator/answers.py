@@ -1,22 +1,22 @@
-"""What a replica says: words drawn from the prompt's digest, or a tool call that fits the tool's schema."""
+"""What a replica says: words drawn from the prompt's digest, or a text that somebody constrains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-import orjson
 from blake3 import blake3
 
 from bench.simulator.prompt import TOKEN_BYTES, token_of
+from bench.simulator.structured import Constraint, schema_constraint
+from bench.simulator.words import WORDS
 
 DEFAULT_TOKENS = 16
 """The length of an answer to a request that names none."""
 
-_WORDS = ["".join(letters) for letters in product("bdfgklmnprstvzhj", "aeio", "dlnr")]
-"""256 words of three letters: with a space or a full stop, one token each."""
+_FIRST_WORDS = [word + " " for word in WORDS]
+_LAST_WORDS = [word + "." for word in WORDS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,19 @@ class Answer:
     pieces: Sequence[str]
     finish_reason: str
     tool: ToolCall | None = None
+    stop_reason: int | str | None = None
+    """The stop string or token that ended it."""
+    shown: Sequence[str] | None = None
+    """What each token adds to the text that the client gets, where that is not its own text."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What each token adds to the text that the client gets."""
+        return self.pieces if self.shown is None else self.shown
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
     @property
     def tokens(self) -> bytes:
@@ -43,24 +56,23 @@ class Answer:
         return "length" if self.finish_reason == "length" else "stop"
 
 
-def text_answer(seed: bytes, max_tokens: int | None) -> Answer:
-    """Exactly `max_tokens` words, cut off by the limit; or as many as the model likes, which is 16."""
-    count = DEFAULT_TOKENS if max_tokens is None else max_tokens
-    words = [_WORDS[byte] + " " for byte in blake3(seed).digest(length=count)]
-    words[-1] = words[-1][:-1] + "."
-    return Answer(words, "stop" if max_tokens is None else "length")
+def text_answer(seed: bytes, num_tokens: int, finish_reason: str = "length") -> Answer:
+    drawn = blake3(seed).digest(length=num_tokens)
+    words = [_FIRST_WORDS[byte] for byte in drawn]
+    words[-1] = _LAST_WORDS[drawn[-1]]
+    return Answer(words, finish_reason)
 
 
-def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_tokens: int | None) -> Answer:
-    """A call of `function` (name, parameters) with valid JSON arguments, cut off only by `max_tokens`."""
-    digest = blake3(seed)
-    arguments = _value(function.get("parameters") or {"type": "object"}, digest.digest(length=64))
-    text = orjson.dumps(arguments).decode()
-    pieces = [text[at : at + TOKEN_BYTES] for at in range(0, len(text), TOKEN_BYTES)]
-    call = ToolCall(f"chatcmpl-tool-{digest.hexdigest()[:32]}", str(function["name"]))
-    if max_tokens is not None and len(pieces) > max_tokens:
-        return Answer(pieces[:max_tokens], "length", call)
-    return Answer(pieces, finish_reason, call)
+def constrained_answer(seed: bytes, constraint: Constraint, max_tokens: int) -> Answer:
+    """The text that a constraint gives, cut off only by `max_tokens`."""
+    return _cut(constraint(seed), "stop", max_tokens, None)
+
+
+def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_tokens: int) -> Answer:
+    """A call of `function` (name, parameters) with arguments that its schema accepts, cut off only by `max_tokens`."""
+    arguments = schema_constraint(function.get("parameters") or {"type": "object"})(seed)
+    call = ToolCall(f"chatcmpl-tool-{blake3(seed).hexdigest()[:32]}", str(function["name"]))
+    return _cut(arguments, finish_reason, max_tokens, call)
 
 
 def nothing() -> Answer:
@@ -68,28 +80,24 @@ def nothing() -> Answer:
     return Answer((), "stop")
 
 
-def _value(schema: object, entropy: bytes) -> object:
-    """A value that a simple JSON schema accepts: enum, const, and the types, with objects filled in full."""
-    if not isinstance(schema, dict):
-        return _WORDS[entropy[0]]
-    if "const" in schema:
-        return schema["const"]
-    if isinstance(choices := schema.get("enum"), list) and choices:
-        return choices[entropy[0] % len(choices)]
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    if isinstance(kind, list) and kind:
-        kind = kind[0]
-    if kind == "object":
-        properties = schema.get("properties")
-        if not isinstance(properties, dict):
-            return {}
-        rotated = (entropy[at % 64 :] + entropy[: at % 64] for at in range(len(properties)))
-        return {name: _value(inner, part) for (name, inner), part in zip(properties.items(), rotated, strict=True)}
-    simple = {
-        "integer": entropy[0],
-        "number": entropy[0] / 2,
-        "boolean": entropy[0] % 2 == 1,
-        "array": [],
-        "null": None,
-    }
-    return simple[kind] if isinstance(kind, str) and kind in simple else _WORDS[entropy[0]]
+def _cut(text: str, finish_reason: str, max_tokens: int, tool: ToolCall | None) -> Answer:
+    pieces = _pieces(text)
+    if len(pieces) > max_tokens:
+        return Answer(pieces[:max_tokens], "length", tool)
+    return Answer(pieces, finish_reason, tool)
+
+
+def _pieces(text: str) -> list[str]:
+    """A text as tokens of as many whole characters as fit each."""
+    if text.isascii():
+        return [text[at : at + TOKEN_BYTES] for at in range(0, len(text), TOKEN_BYTES)]
+    pieces = [""]
+    room = TOKEN_BYTES
+    for char in text:
+        num_bytes = len(char.encode())
+        if num_bytes > room:
+            pieces.append("")
+            room = TOKEN_BYTES
+        pieces[-1] += char
+        room -= num_bytes
+    return pieces

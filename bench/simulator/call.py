@@ -14,11 +14,12 @@ from aiohttp.typedefs import Handler
 
 from bench.simulator import fields
 from bench.simulator.answers import Answer
-from bench.simulator.errors import Refused, bad_request
+from bench.simulator.errors import UNREADABLE, Refused, bad_request
 from bench.simulator.faults import Fault, close_connection, crash, hang, reset_connection
 from bench.simulator.generation import EventTag, Generation
 from bench.simulator.prompt import Prompt
 from bench.simulator.replica import RecentRequest, Replica
+from bench.simulator.validation import Parse, unreadable
 
 _REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -30,8 +31,8 @@ class Dialect(Protocol):
     def head(self) -> bytes:
         """Sent at once, before anything is computed; may be empty."""
 
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
-        """One token, with the reason if it is its choice's last."""
+    def piece(self, choice: int, at: int) -> bytes:
+        """The token at this place of a choice's answer."""
 
     def tail(self, generation: Generation) -> bytes:
         """Sent after the last token."""
@@ -97,10 +98,10 @@ class Call:
             generation.start()
             while not generation.finished:
                 await generation.progress()
-                for choice, text, finish_reason in generation.new_pieces():
+                for choice, at in generation.new_tokens():
                     if sent == strike_at:
                         break
-                    out.append(dialect.piece(choice, text, finish_reason))
+                    out.append(dialect.piece(choice, at))
                     sent += 1
                 if sent == strike_at:
                     return await self._strike(response, b"".join(out))
@@ -151,9 +152,11 @@ class Call:
 def inference(
     replica: Replica,
     handler: Callable[[Call], Awaitable[web.StreamResponse]],
+    parse: Parse,
     error_body: Callable[[Refused], bytes] = Refused.openai_body,
 ) -> Handler:
-    """The aiohttp handler of an inference endpoint: counted, struck by faults, refused in the API's shape."""
+    """The aiohttp handler of an inference endpoint: counted, struck by faults, its body read by `parse`, refused in
+    the API's shape."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         replica.num_requests += 1
@@ -162,10 +165,10 @@ def inference(
             if fault is not None and fault.strikes_first:
                 await _strike_first(request, fault)
             request_id = request.headers.get("X-Request-Id") or os.urandom(16).hex()
-            return await handler(Call(replica, request, await read_json(request), request_id, fault))
+            return await handler(Call(replica, request, parse(await read_json(request)), request_id, fault))
         except Refused as refused:
             return _refusal(refused, error_body)
-        except (ValueError, TypeError, RecursionError) as error:  # vLLM's own translation of odd input
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM's own translation of odd input
             return _refusal(bad_request(str(error)), error_body)
 
     return handle
@@ -186,13 +189,15 @@ def control(replica: Replica, handler: Callable[[Replica, web.Request], Awaitabl
 async def read_json(request: web.Request) -> dict[str, Any]:
     """The body, a JSON object; raises a 400."""
     if not request.headers.get("Content-Type", "").startswith("application/json"):
-        raise bad_request("Unsupported Media Type: Only 'application/json' is allowed")
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise Refused(400, message, None, UNREADABLE)
     try:
         body = orjson.loads(await request.read())
     except orjson.JSONDecodeError as error:
-        raise bad_request(f"JSON decode error: {error}") from error
+        raise unreadable("json_invalid", (error.pos,), "JSON decode error", {}) from error
     if not isinstance(body, dict):
-        raise bad_request("Input should be a valid dictionary")
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise unreadable("model_attributes_type", (), message, body)
     return body
 
 

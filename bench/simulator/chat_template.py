@@ -22,6 +22,8 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+_SPEAKERS = ("user", "system", "developer")
+"""Whose messages may lack content, but not have null for it."""
 _IMAGE_PARTS = {"image_url", "input_image"}
 
 
@@ -32,12 +34,13 @@ def render_chat(
     tools: Sequence[Any] = (),
     template_kwargs: dict[str, Any] | None = None,
     generation_prompt: bool = True,
+    continue_final_message: bool = False,
     lora: str | None = None,
     cache_salt: str | None = None,
 ) -> Prompt:
     """Raises a 400 for messages that no template could render."""
     if not messages:
-        raise bad_request("messages: at least one message is required", "messages")
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     builder = PromptBuilder()
     for title, settings in (("tools", tools), ("chat_template_kwargs", template_kwargs)):
         if settings:
@@ -46,13 +49,23 @@ def render_chat(
             _close_turn(builder)
     for at, message in enumerate(messages):
         _render_message(builder, fields.as_mapping(message, f"messages.{at}"), images)
+        if not (continue_final_message and at == len(messages) - 1):
+            _close_turn(builder)
     if generation_prompt:
         _open_turn(builder, "assistant")
     return builder.build(lora, cache_salt)
 
 
+def text_of_content(content: object) -> str:
+    """The text of a message's content, a string or a list of parts."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
 def _render_message(builder: PromptBuilder, message: dict[str, Any], images: ImageReader) -> None:
-    _open_turn(builder, fields.required_text(message, "role"))
+    role = fields.required_text(message, "role")
+    _open_turn(builder, role)
     for name in _RENDERED_FIELDS:
         if value := fields.text(message, name):
             builder.text(f"{name}: {value}\n")
@@ -63,10 +76,11 @@ def _render_message(builder: PromptBuilder, message: dict[str, Any], images: Ima
     elif content is not None:
         for part in fields.sequence(message, "content"):
             _render_part(builder, part, images)
+    elif "content" in message and role in _SPEAKERS:
+        raise bad_request("content: Input should be a valid string", "content")
     if calls := fields.sequence(message, "tool_calls"):
         builder.end_token()
         builder.text(orjson.dumps(calls).decode())
-    _close_turn(builder)
 
 
 def _render_part(builder: PromptBuilder, part: object, images: ImageReader) -> None:

@@ -7,6 +7,8 @@ from http import HTTPStatus
 
 import orjson
 
+UNREADABLE = "Bad Request"
+"""The type of the error for a body whose fields do not have their types."""
 _TYPE_OF_STATUS = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -33,7 +35,9 @@ class Refused(Exception):
         return orjson.dumps({"error": error})
 
     def anthropic_body(self) -> bytes:
-        """The shape of /v1/messages."""
+        """The shape of /v1/messages, where vLLM has OpenAI's all the same for what it could not read."""
+        if self.type == UNREADABLE:
+            return self.openai_body()
         return orjson.dumps({"type": "error", "error": {"type": self._type(), "message": self.message}})
 
     def _type(self) -> str:
@@ -46,3 +50,9 @@ class Refused(Exception):
 
 def bad_request(message: str, param: str | None = None) -> Refused:
     return Refused(400, message, param)
+
+
+def bad_value(message: str, param: str, value: object = None) -> Refused:
+    """A 400 for a parameter, which vLLM's message ends with."""
+    told = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+    return Refused(400, f"{message} ({told})", param)

@@ -1,7 +1,7 @@
 """One request's sequences, and the wait for their tokens.
 
 The engine calls `TokenSequence.produce` and `Generation.notify`; a handler calls `start`, waits for `progress`, takes
-`new_pieces` and, on every path out, calls `close`.
+`new_tokens` and, on every path out, calls `close`.
 """
 
 from __future__ import annotations
@@ -183,14 +183,12 @@ class Generation:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def new_pieces(self) -> Iterator[tuple[int, str, str | None]]:
-        """What came since the last call: (choice, text, finish reason with a choice's last token)."""
+    def new_tokens(self) -> Iterator[tuple[int, int]]:
+        """What came since the last call: (choice, place of a token in its answer)."""
         for choice, sequence in enumerate(self.sequences):
-            answer = sequence.answer
             while sequence.taken < sequence.produced:
-                piece = answer.pieces[sequence.taken]
                 sequence.taken += 1
-                yield choice, piece, answer.finish_reason if sequence.taken == len(answer.pieces) else None
+                yield choice, sequence.taken - 1
 
     def usage(self) -> Usage:
         """Prompts count once each, however many choices they have."""

@@ -11,21 +11,22 @@ from aiohttp import web
 from bench.simulator import fields
 from bench.simulator.answers import Answer
 from bench.simulator.call import Call
-from bench.simulator.errors import bad_request
 from bench.simulator.generation import Generation
-from bench.simulator.openai_api import chat_answers, chat_prompt
+from bench.simulator.openai_api import chat_prompt
+from bench.simulator.planning import check_tools, plan
+from bench.simulator.sampling import check_sampling
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_SAMPLING = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
 
 
 async def messages(call: Call) -> web.StreamResponse:
-    model, lora = call.replica.resolve_model(fields.required_text(call.body, "model"))
-    limit = fields.integer(call.body, "max_tokens", minimum=1)
-    if limit is None:
-        raise bad_request("max_tokens: Field required", "max_tokens")
+    model, lora = call.replica.resolve_model(call.body["model"])
     chat = _chat_body(call.body)
+    check_sampling(chat)
+    check_tools(chat)
     prompt = chat_prompt(call.replica, chat, lora)
-    (answer,) = chat_answers(chat, [prompt.seed], limit)
+    limit = call.replica.token_limit(prompt, call.body["max_tokens"], "max_completion_tokens")
+    (answer,) = plan(chat, [prompt], [limit])
     stream = fields.flag(call.body, "stream")
     generation = call.generate([prompt], [answer], stream)
     message = _message_object(call, model)
@@ -33,25 +34,25 @@ async def messages(call: Call) -> web.StreamResponse:
         return await call.stream(generation, _MessageEvents(message, answer, prompt.num_tokens))
     await call.complete(generation)
     message["content"] = [_content_block(answer)]
-    message["stop_reason"] = _stop_reason(answer)
+    message |= _stop(answer)
     message["usage"] = _usage(generation)
     return await call.respond(message)
 
 
 async def count_tokens(call: Call) -> web.StreamResponse:
-    _, lora = call.replica.resolve_model(fields.required_text(call.body, "model"))
+    _, lora = call.replica.resolve_model(call.body["model"])
     prompt = chat_prompt(call.replica, _chat_body(call.body), lora)
     return await call.respond({"input_tokens": prompt.num_tokens})
 
 
 def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
     """The chat request that vLLM makes of a Messages request."""
-    chat: dict[str, Any] = {
-        "messages": [],
-        "tools": [_chat_tool(tool) for tool in fields.sequence(body, "tools")],
-        "cache_salt": body.get("cache_salt"),
-        "chat_template_kwargs": body.get("chat_template_kwargs"),
-    }
+    chat: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
+    chat["messages"] = []
+    if body.get("stop_sequences"):
+        chat["stop"] = body["stop_sequences"]
+    if schema := ((body.get("output_config") or {}).get("format") or {}).get("schema"):
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
     system = body.get("system")
     if isinstance(system, list):
         system = "".join(fields.required_text(fields.as_mapping(block, "system"), "text") for block in system)
@@ -59,15 +60,20 @@ def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat["messages"].append({"role": "system", "content": system})
     for at, message in enumerate(fields.sequence(body, "messages")):
         chat["messages"] += _chat_messages(fields.as_mapping(message, f"messages.{at}"))
-    choice = fields.mapping(body, "tool_choice")
+    if tools := fields.sequence(body, "tools"):
+        chat["tools"] = [_chat_tool(tool) for tool in tools]
+        chat["tool_choice"] = _chat_tool_choice(fields.mapping(body, "tool_choice"))
+    return chat
+
+
+def _chat_tool_choice(choice: dict[str, Any]) -> object:
     match choice.get("type", "auto"):
         case "any":
-            chat["tool_choice"] = "required"
+            return "required"
         case "tool":
-            chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+            return {"type": "function", "function": {"name": choice.get("name")}}
         case kind:
-            chat["tool_choice"] = kind
-    return chat
+            return kind
 
 
 def _chat_tool(tool: object) -> dict[str, Any]:
@@ -130,18 +136,22 @@ def _message_object(call: Call, model: str) -> dict[str, Any]:
 
 
 def _content_block(answer: Answer) -> dict[str, Any]:
-    text = "".join(answer.pieces)
     if answer.tool is None:
-        return {"type": "text", "text": text}
+        return {"type": "text", "text": answer.text}
     try:
-        arguments = orjson.loads(text)
+        arguments = orjson.loads(answer.text)
     except orjson.JSONDecodeError:  # cut off by max_tokens
         arguments = {}
     return {"type": "tool_use", "id": answer.tool.id, "name": answer.tool.name, "input": arguments}
 
 
-def _stop_reason(answer: Answer) -> str:
-    return "tool_use" if answer.tool is not None else _STOP_REASONS[answer.finish_reason]
+def _stop(answer: Answer) -> dict[str, str | None]:
+    """Why an answer ends, and at which of the stop sequences."""
+    if answer.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(answer.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_reason}
+    return {"stop_reason": "end_turn" if answer.tool is None else "tool_use", "stop_sequence": None}
 
 
 def _usage(generation: Generation) -> dict[str, int]:
@@ -159,19 +169,21 @@ class _MessageEvents:
     def head(self) -> bytes:
         return b""
 
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
+    def piece(self, choice: int, at: int) -> bytes:
         opening = b"" if self._opened else self._open()
         self._opened = True
+        text = self._answer.texts[at]
+        if not text:
+            return opening
         delta = {"type": "text_delta", "text": text}
         if self._answer.tool is not None:
             delta = {"type": "input_json_delta", "partial_json": text}
         return opening + _event("content_block_delta", {"index": 0, "delta": delta})
 
     def tail(self, generation: Generation) -> bytes:
-        delta = {"stop_reason": _stop_reason(self._answer), "stop_sequence": None}
         return (
             _event("content_block_stop", {"index": 0})
-            + _event("message_delta", {"delta": delta, "usage": _usage(generation)})
+            + _event("message_delta", {"delta": _stop(self._answer), "usage": _usage(generation)})
             + _event("message_stop", {})
         )
 

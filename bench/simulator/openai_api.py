@@ -3,113 +3,109 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from bench.simulator import fields
-from bench.simulator.answers import DEFAULT_TOKENS, Answer, text_answer, tool_answer
+from bench.simulator.answers import DEFAULT_TOKENS, Answer
 from bench.simulator.call import Call
-from bench.simulator.chat_template import render_chat
-from bench.simulator.errors import bad_request
-from bench.simulator.openai_stream import ChatChunks, CompletionChunks, usage_body
-from bench.simulator.prompt import Prompt, PromptBuilder, token_ids
+from bench.simulator.chat_template import render_chat, text_of_content
+from bench.simulator.errors import bad_request, bad_value
+from bench.simulator.generation import Generation
+from bench.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from bench.simulator.openai_stream import ChatChunks, CompletionChunks, Told, usage_body
+from bench.simulator.planning import check_tools, plan
+from bench.simulator.prompt import Prompt, PromptBuilder, token_ids, tokens_of
 from bench.simulator.replica import Replica
-
-_MAX_CHOICES = 64
+from bench.simulator.sampling import check_sampling
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
-    model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
-    prompt = chat_prompt(call.replica, call.body, lora)
-    limit = fields.integer(call.body, "max_completion_tokens", minimum=1)
-    limit = limit if limit is not None else fields.integer(call.body, "max_tokens", minimum=1)
-    seeds = _choice_seeds(call.body, [prompt])
-    answers = chat_answers(call.body, seeds, limit)
-    stream, include_usage = _stream_options(call.body)
+    body = call.body
+    model, lora = call.replica.resolve_model(body.get("model"))
+    check_sampling(body)
+    check_tools(body)
+    logprobs = chat_logprobs(body)
+    prompt = chat_prompt(call.replica, body, lora)
+    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    answers = plan(body, [prompt], [call.replica.token_limit(prompt, body.get(name), name)])
+    echoed = _last_words(body) if body.get("echo") else ""
+    stream = fields.flag(body, "stream")
     generation = call.generate([prompt], answers, stream)
     if stream:
-        chunks = ChatChunks(call, model, prompt, answers, include_usage)
-        return await call.stream(generation, chunks)
+        return await call.stream(generation, ChatChunks(call, model, prompt, answers, logprobs, echoed))
     await call.complete(generation)
     choices = [
         {
             "index": index,
-            "message": _message(answer),
-            "logprobs": None,
+            "message": _message(answer, echoed),
+            "logprobs": None if logprobs is None else logprobs.chat(answer.pieces),
             "finish_reason": answer.finish_reason,
-            "stop_reason": None,
+            "stop_reason": answer.stop_reason,
             "token_ids": _ids_if_wanted(call, answer.tokens),
+            "routed_experts": None,
         }
         for index, answer in enumerate(answers)
     ]
     return await call.respond(
         {
-            "id": f"chatcmpl-{call.request_id}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": None,
-            "usage": usage_body(call.replica, generation.usage()),
-            "prompt_logprobs": None,
+            **_envelope(call, "chatcmpl", "chat.completion", model, choices, generation),
+            "prompt_logprobs": _prompt_logprobs(body, prompt),
             "prompt_token_ids": _ids_if_wanted(call, prompt.tokens),
-            "kv_transfer_params": None,
+            "prompt_text": None,
         }
     )
 
 
 async def completions(call: Call) -> web.StreamResponse:
-    model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
-    cache_salt = fields.text(call.body, "cache_salt")
-    prompts = [text_prompt(each, lora, cache_salt) for each in _prompt_list(call.body.get("prompt"))]
+    body = call.body
+    model, lora = call.replica.resolve_model(body.get("model"))
+    check_sampling(body)
+    prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
+    told = _told(body)
     # Unlike for chat, vLLM has a default here: the answer is cut at 16 tokens.
-    limit = fields.integer(call.body, "max_tokens", minimum=1) or DEFAULT_TOKENS
-    answers = [text_answer(seed, limit) for seed in _choice_seeds(call.body, prompts)]
-    stream, include_usage = _stream_options(call.body)
+    max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if told.answer else 1
+    answers = plan(body, prompts, [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts])
+    if not told.answer:
+        answers = [replace(answer, shown=[""]) for answer in answers]
+    stream = fields.flag(body, "stream")
     generation = call.generate(prompts, answers, stream)
     prompt_of = [sequence.prompt for sequence in generation.sequences]
     if stream:
-        return await call.stream(generation, CompletionChunks(call, model, prompt_of, include_usage))
+        return await call.stream(generation, CompletionChunks(call, model, prompt_of, answers, told))
     await call.complete(generation)
     choices = [
         {
             "index": index,
-            "text": "".join(answer.pieces),
-            "logprobs": None,
+            "text": told.text(prompt, answer.text),
+            "logprobs": told.logprobs_of(prompt, answer.pieces, 0, 0),
             "finish_reason": answer.finish_reason,
-            "stop_reason": None,
+            "stop_reason": answer.stop_reason,
             "token_ids": _ids_if_wanted(call, answer.tokens),
-            "prompt_logprobs": None,
-            "prompt_token_ids": _ids_if_wanted(call, prompt_of[index].tokens),
+            "prompt_logprobs": _prompt_logprobs(body, prompt, body.get("logprobs") if told.echo else None),
+            "prompt_token_ids": _ids_if_wanted(call, prompt.tokens),
+            "routed_experts": None,
         }
-        for index, answer in enumerate(answers)
+        for index, (prompt, answer) in enumerate(zip(prompt_of, answers, strict=True))
     ]
-    return await call.respond(
-        {
-            "id": f"cmpl-{call.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": None,
-            "usage": usage_body(call.replica, generation.usage()),
-            "kv_transfer_params": None,
-        }
-    )
+    return await call.respond(_envelope(call, "cmpl", "text_completion", model, choices, generation))
 
 
 def chat_prompt(replica: Replica, body: dict[str, Any], lora: str | None) -> Prompt:
     """The prompt of a body with chat `messages`."""
+    generation_prompt = fields.flag(body, "add_generation_prompt", default=True)
+    continue_final_message = fields.flag(body, "continue_final_message")
+    if generation_prompt and continue_final_message:
+        raise bad_request("continue_final_message and add_generation_prompt are not compatible.")
     return render_chat(
         fields.sequence(body, "messages"),
         replica.images,
         tools=fields.sequence(body, "tools") if body.get("tool_choice") != "none" else (),
         template_kwargs=fields.mapping(body, "chat_template_kwargs"),
-        generation_prompt=fields.flag(body, "add_generation_prompt", default=True),
+        generation_prompt=generation_prompt,
+        continue_final_message=continue_final_message,
         lora=lora,
         cache_salt=fields.text(body, "cache_salt"),
     )
@@ -127,60 +123,61 @@ def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None 
     return builder.build(lora, cache_salt)
 
 
-def chat_answers(body: dict[str, Any], seeds: Sequence[bytes], max_tokens: int | None) -> list[Answer]:
-    """What a chat request is answered with: a tool call where the request forces one, else text."""
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        return [text_answer(seed, max_tokens) for seed in seeds]
-    functions = [
-        fields.mapping(fields.as_mapping(tool, "tools"), "function") for tool in fields.sequence(body, "tools")
-    ]
-    if choice == "required":
-        if not functions:
-            raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
-        name, finish_reason = fields.required_text(functions[0], "name"), "tool_calls"
-    else:
-        named = fields.mapping(fields.as_mapping(choice, "tool_choice"), "function")
-        name, finish_reason = fields.required_text(named, "name"), "stop"
-    for function in functions:
-        if function.get("name") == name:
-            return [tool_answer(seed, function, finish_reason, max_tokens) for seed in seeds]
-    raise bad_request("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+def _envelope(
+    call: Call, prefix: str, kind: str, model: str, choices: list[dict[str, Any]], generation: Generation
+) -> dict[str, Any]:
+    return {
+        "id": f"{prefix}-{call.request_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": usage_body(call.replica, generation.usage()),
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
 
 
-def _message(answer: Answer) -> dict[str, Any]:
-    text = "".join(answer.pieces)
-    calls = []
-    if answer.tool is not None:
-        function = {"name": answer.tool.name, "arguments": text}
-        calls.append({"id": answer.tool.id, "type": "function", "function": function})
-    content = None if answer.tool is not None else text
-    return {"role": "assistant", "content": content, "refusal": None, "tool_calls": calls, "reasoning": None}
+def _message(answer: Answer, echoed: str) -> dict[str, Any]:
+    """Like vLLM's, it has tool calls only where there are some."""
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
+    message |= {"audio": None, "function_call": None, "reasoning": None}
+    if answer.tool is None:
+        return message | {"content": echoed + answer.text}
+    function = {"name": answer.tool.name, "arguments": answer.text}
+    return message | {"tool_calls": [{"id": answer.tool.id, "type": "function", "function": function}]}
+
+
+def _last_words(body: dict[str, Any]) -> str:
+    """What the assistant has said last, where that is the last message."""
+    last = body["messages"][-1]
+    return text_of_content(last.get("content")) if last.get("role") == "assistant" else ""
+
+
+def _told(body: dict[str, Any]) -> Told:
+    """`max_tokens` 0 with `echo` tells of the prompt alone. One token is generated all the same, and counted."""
+    echo = bool(body.get("echo"))
+    return Told(echo, answer=not echo or body.get("max_tokens") != 0, logprobs=completion_logprobs(body))
+
+
+def _prompt_logprobs(body: dict[str, Any], prompt: Prompt, default: int | None = None) -> list[Any] | None:
+    top = body.get("prompt_logprobs", default)
+    return None if top is None else prompt_logprobs(tokens_of(prompt.tokens), top)
 
 
 def _ids_if_wanted(call: Call, tokens: bytes) -> list[int] | None:
     return token_ids(tokens) if fields.flag(call.body, "return_token_ids") else None
 
 
-def _choice_seeds(body: dict[str, Any], prompts: Sequence[Prompt]) -> list[bytes]:
-    """`n` seeds for each prompt; the first choice of equal prompts is equal whatever n is."""
-    n = fields.integer(body, "n", minimum=1) or 1
-    if n * len(prompts) > _MAX_CHOICES:
-        raise bad_request(f"n: at most {_MAX_CHOICES} choices in one request", "n")
-    return [prompt.seed + bytes(choice) for prompt in prompts for choice in range(n)]
-
-
-def _prompt_list(prompt: object) -> list[object]:
+def _prompt_list(prompt: Any) -> list[Any]:
     """A completion's prompts: text, token ids, or a list of either."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        return prompt
-    return [prompt]
-
-
-def _stream_options(body: dict[str, Any]) -> tuple[bool, bool]:
-    """(streamed, with a usage chunk)."""
-    stream = fields.flag(body, "stream")
-    options = fields.mapping(body, "stream_options")
-    if options and not stream:
-        raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-    return stream, fields.flag(options, "include_usage")
+    if prompt is None or prompt == "":
+        raise bad_value("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    if not prompt:
+        raise bad_request("You must pass at least one prompt")
+    return list(prompt)

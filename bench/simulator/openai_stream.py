@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -12,7 +13,8 @@ from bench.simulator import fields
 from bench.simulator.answers import Answer
 from bench.simulator.call import Call
 from bench.simulator.generation import Generation, Usage
-from bench.simulator.prompt import Prompt, token_ids, token_of
+from bench.simulator.logprobs import Logprobs
+from bench.simulator.prompt import Prompt, token_ids, token_of, tokens_of
 from bench.simulator.replica import Replica
 
 
@@ -28,23 +30,24 @@ def usage_body(replica: Replica, usage: Usage) -> dict[str, Any]:
     }
 
 
+_NO_TOKEN = {"logprobs": None, "finish_reason": None}
+"""What a chunk of chat has besides where no token is behind it."""
+
+
 class _Chunks:
     """What the two APIs' streams share: a fixed envelope around each choice, a usage chunk, [DONE].
 
     Fields that are null without `return_token_ids` are sent all the same, as by vLLM.
     """
 
-    def __init__(self, call: Call, model: str, kind: str, id_prefix: str, include_usage: bool) -> None:
-        envelope = {
-            "id": f"{id_prefix}{call.request_id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
+    def __init__(self, call: Call, model: str, kind: str, answers: Sequence[Answer]) -> None:
+        prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
+        envelope = {"id": f"{prefix}-{call.request_id}", "object": kind, "created": int(time.time()), "model": model}
         self._envelope = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
         self._replica = call.replica
-        self._include_usage = include_usage
+        self._include_usage = fields.flag(fields.mapping(call.body, "stream_options"), "include_usage")
         self._with_token_ids = fields.flag(call.body, "return_token_ids")
+        self._answers = answers
 
     def head(self) -> bytes:
         return b""
@@ -66,60 +69,112 @@ class _Chunks:
 
 
 class ChatChunks(_Chunks):
-    def __init__(self, call: Call, model: str, prompt: Prompt, answers: Sequence[Answer], include_usage: bool) -> None:
-        super().__init__(call, model, "chat.completion.chunk", "chatcmpl-", include_usage)
+    def __init__(
+        self,
+        call: Call,
+        model: str,
+        prompt: Prompt,
+        answers: Sequence[Answer],
+        logprobs: Logprobs | None,
+        echoed: str = "",
+    ) -> None:
+        """`echoed` comes before each answer."""
+        super().__init__(call, model, "chat.completion.chunk", answers)
+        self._logprobs = logprobs
         self._prompt = prompt
-        self._answers = answers
+        self._echoed = echoed
         self._opened = False
 
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
+    def piece(self, choice: int, at: int) -> bytes:
         opening = b"" if self._opened else b"".join(self._openings())
         self._opened = True
-        if self._answers[choice].tool is None:
-            delta: dict[str, Any] = {"content": text}
+        answer = self._answers[choice]
+        text, piece = answer.texts[at], answer.pieces[at]
+        if answer.tool is None:
+            delta: dict[str, Any] = {"content": text} if text else {}
         else:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
-        return opening + self._delta(choice, delta, token_of(text), finish_reason)
+        body = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": None if self._logprobs is None else self._logprobs.chat([piece], at),
+            "finish_reason": None,
+        }
+        if at == len(answer.pieces) - 1:
+            body["finish_reason"] = answer.finish_reason
+            body["stop_reason"] = answer.stop_reason
+        body["token_ids"] = self.ids_of(token_of(piece))
+        return opening + self.chunk(orjson.dumps(body))
 
     def _openings(self) -> list[bytes]:
-        prompt_ids = b',"prompt_token_ids":' + orjson.dumps(self.ids_of(self._prompt.tokens))
-        chunks = []
-        for choice in range(len(self._answers)):
-            opening = {"role": "assistant", "content": ""}
-            body = {"index": choice, "delta": opening, "logprobs": None, "finish_reason": None}
-            chunks.append(self.chunk(orjson.dumps(body), prompt_ids))
+        prompt_ids = b',"prompt_token_ids":' + orjson.dumps(self.ids_of(self._prompt.tokens)) + b',"prompt_text":null'
+        choices = range(len(self._answers))
+        chunks = [self._opening(choice, {"role": "assistant", "content": ""}, prompt_ids) for choice in choices]
+        if self._echoed:
+            chunks += [self._opening(choice, {"content": self._echoed}) for choice in choices]
         for choice, answer in enumerate(self._answers):
             if answer.tool is not None:
                 function = {"name": answer.tool.name, "arguments": ""}
                 start = {"id": answer.tool.id, "type": "function", "index": 0, "function": function}
-                chunks.append(self._delta(choice, {"tool_calls": [start]}, b"", None))
+                chunks.append(self._opening(choice, {"tool_calls": [start]}))
         return chunks
 
-    def _delta(self, choice: int, delta: dict[str, Any], tokens: bytes, finish_reason: str | None) -> bytes:
-        body = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        if finish_reason is not None:
-            body["stop_reason"] = None
-        body["token_ids"] = self.ids_of(tokens)
-        return self.chunk(orjson.dumps(body))
+    def _opening(self, choice: int, delta: dict[str, Any], more: bytes = b"") -> bytes:
+        return self.chunk(orjson.dumps({"index": choice, "delta": delta, **_NO_TOKEN}), more)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a completion tells of a prompt and its answer: with `echo` the prompt comes first."""
+
+    echo: bool
+    answer: bool
+    logprobs: Logprobs | None
+
+    def text(self, prompt: Prompt, text: str) -> str:
+        return prompt.text + text if self.echo else text
+
+    def logprobs_of(self, prompt: Prompt, pieces: Sequence[str], at: int, offset: int) -> dict[str, Any] | None:
+        """Of some tokens of the answer from the one at `at` on; with the first of them, of the prompt's."""
+        if self.logprobs is None:
+            return None
+        num_prompt_tokens = prompt.num_tokens if self.echo else 0
+        tokens = tokens_of(prompt.tokens) if self.echo and at == 0 else []
+        if self.answer:
+            tokens += map(token_of, pieces)
+        first = 0 if at == 0 else num_prompt_tokens + at
+        return self.logprobs.completion(tokens, num_prompt_tokens, first, offset)
 
 
 class CompletionChunks(_Chunks):
-    def __init__(self, call: Call, model: str, prompts: Sequence[Prompt], include_usage: bool) -> None:
+    def __init__(
+        self, call: Call, model: str, prompts: Sequence[Prompt], answers: Sequence[Answer], told: Told
+    ) -> None:
         """`prompts` has the prompt of each choice."""
-        super().__init__(call, model, "text_completion", "cmpl-", include_usage)
+        super().__init__(call, model, "text_completion", answers)
         self._prompts = prompts
-        self._opened: set[int] = set()
+        self._told = told
+        self._offsets = [0] * len(answers)
+        """How many characters of each choice's tokens have been told of."""
 
-    def piece(self, choice: int, text: str, finish_reason: str | None) -> bytes:
-        is_first = choice not in self._opened
-        self._opened.add(choice)
+    def piece(self, choice: int, at: int) -> bytes:
+        answer, prompt = self._answers[choice], self._prompts[choice]
+        text, piece = answer.texts[at], answer.pieces[at]
+        is_last = at == len(answer.pieces) - 1
         body = {
             "index": choice,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": None,
-            "prompt_token_ids": self.ids_of(self._prompts[choice].tokens) if is_first else None,
-            "token_ids": self.ids_of(token_of(text)),
+            "text": self._told.text(prompt, text) if at == 0 else text,
+            "logprobs": self._logprobs_of(choice, at),
+            "finish_reason": answer.finish_reason if is_last else None,
+            "stop_reason": answer.stop_reason if is_last else None,
+            "prompt_token_ids": self.ids_of(prompt.tokens) if at == 0 else None,
+            "token_ids": self.ids_of(token_of(piece)),
         }
         return self.chunk(orjson.dumps(body))
+
+    def _logprobs_of(self, choice: int, at: int) -> dict[str, Any] | None:
+        piece = self._answers[choice].pieces[at]
+        logprobs = self._told.logprobs_of(self._prompts[choice], [piece], at, self._offsets[choice])
+        if logprobs is not None:
+            self._offsets[choice] += sum(map(len, logprobs["tokens"]))
+        return logprobs

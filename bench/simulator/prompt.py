@@ -45,6 +45,11 @@ class Prompt:
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
+    @property
+    def text(self) -> str:
+        """Its text; image placeholders and what is not text leave no trace."""
+        return self.tokens.replace(_IMAGE_TOKEN, b"").replace(_PAD, b"").decode(errors="ignore")
+
 
 class PromptBuilder:
     """Collects text, images and token ids in order."""
@@ -75,7 +80,8 @@ class PromptBuilder:
         try:
             self._append(array("I", ids).tobytes())
         except (OverflowError, TypeError) as error:
-            raise bad_request(f"prompt: token ids must be 32-bit integers ({error})", "prompt") from error
+            odd = next((each for each in ids if not isinstance(each, int) or not 0 <= each < 2**32), ids)
+            raise bad_request(f"Token id {odd} is out of vocabulary") from error
 
     def build(self, lora: str | None = None, cache_salt: str | None = None) -> Prompt:
         self.end_token()
@@ -95,6 +101,16 @@ def token_of(piece: str) -> bytes:
     return piece.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES, _PAD)
 
 
+def text_of(token: bytes) -> str:
+    """The text of one token: none for an image's; what is half a character is replaced."""
+    return "" if token == _IMAGE_TOKEN else token.rstrip(_PAD).decode(errors="replace")
+
+
+def tokens_of(tokens: bytes) -> list[bytes]:
+    """A sequence's tokens one by one."""
+    return [tokens[at : at + TOKEN_BYTES] for at in range(0, len(tokens), TOKEN_BYTES)]
+
+
 def token_ids(tokens: bytes) -> list[int]:
     """The ids that /tokenize shows, and /v1/completions takes back."""
     ids = array("I")
@@ -106,7 +122,7 @@ def token_text(ids: list[int]) -> str:
     """The text behind token ids; image placeholders and what is not text leave no trace."""
     builder = PromptBuilder()
     builder.token_ids(ids)
-    return builder.build().tokens.replace(_IMAGE_TOKEN, b"").replace(_PAD, b"").decode(errors="ignore")
+    return builder.build().text
 
 
 def extra_keys(prompt: Prompt, block_size: int) -> dict[int, tuple[object, ...]]:

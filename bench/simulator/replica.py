@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.simulator.answers import Answer
 from bench.simulator.engine import Engine
-from bench.simulator.errors import Refused, bad_request
+from bench.simulator.errors import Refused, bad_request, bad_value
 from bench.simulator.faults import Faults
 from bench.simulator.generation import EventTag, Generation
 from bench.simulator.images import ImageReader
@@ -17,6 +17,7 @@ from bench.simulator.lmcache import Lmcache
 from bench.simulator.metrics import Metrics
 from bench.simulator.prompt import Prompt
 from bench.simulator.publisher import EventPublisher
+from bench.simulator.sampling import TokenLimit, token_limit
 from bench.simulator.settings import SimSettings
 from gateway.tasks import Tasks
 
@@ -109,7 +110,7 @@ class Replica:
 
     def resolve_model(self, name: str | None) -> tuple[str, str | None]:
         """The name to answer under and the LoRA adapter behind it; no name means the base model."""
-        if name is None:
+        if not name:
             return self.settings.served_names[0], None
         if name in self.settings.served_names:
             return name, None
@@ -125,11 +126,16 @@ class Replica:
         each_token: bool,
         tag: EventTag,
     ) -> Generation:
-        """Not started yet. Raises a 400 where a prompt and its answer would not fit into the cache."""
-        per_prompt = len(answers) // len(prompts)
-        for at, answer in enumerate(answers):
-            self._check_length(prompts[at // per_prompt].num_tokens, len(answer.pieces))
+        """Not started yet. Raises a 400 where a prompt is empty or too long; its answers are within `token_limit`."""
+        for prompt in prompts:
+            self._check_length(prompt, room=0)
         return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
+
+    def token_limit(self, prompt: Prompt, max_tokens: int | None, name: str) -> TokenLimit:
+        """How many tokens an answer to a prompt may have, where the request's field `name` says `max_tokens`."""
+        limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
+        self._check_length(prompt, room=1)
+        return limit
 
     def remember_response(self, stored: StoredResponse) -> None:
         self.responses[stored.response["id"]] = stored
@@ -178,18 +184,18 @@ class Replica:
         for publisher in self.publishers:
             publisher.close()
 
-    def _check_length(self, prompt_tokens: int, output_tokens: int) -> None:
-        if prompt_tokens == 0:
-            raise bad_request("The decoder prompt cannot be empty", "prompt")
+    def _check_length(self, prompt: Prompt, room: int) -> None:
+        """Raise a 400 unless a prompt leaves so many tokens of the model's length."""
+        if prompt.num_tokens == 0:
+            raise bad_request("The decoder prompt cannot be empty")
         limit = self.settings.max_model_len
-        if prompt_tokens + output_tokens > limit:
+        if prompt.num_tokens + room > limit:
             message = (
-                f"This model's maximum context length is {limit} tokens. However, you requested {output_tokens} "
-                f"output tokens and your prompt contains {prompt_tokens} input tokens, for a total of "
-                f"{prompt_tokens + output_tokens} tokens. Please reduce the length of the input prompt or the "
-                "number of requested output tokens."
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
+                f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+                "the length of the input prompt."
             )
-            raise bad_request(message, "input_tokens")
+            raise bad_value(message, "input_tokens", limit + 1)
 
     def _engine_for(self, headers: Mapping[str, str]) -> Engine:
         """The rank that the header names (one that is no number is ignored, as in vLLM), else the idlest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -15,44 +16,53 @@ from bench.simulator.call import Call
 from bench.simulator.chat_template import render_chat
 from bench.simulator.errors import Refused, bad_request
 from bench.simulator.generation import Generation, Usage
-from bench.simulator.openai_api import chat_answers
+from bench.simulator.logprobs import Logprobs, chat_logprobs
+from bench.simulator.planning import plan
 from bench.simulator.replica import Replica, StoredResponse
 from bench.simulator.response_events import ResponseEvents, output_item
+from bench.simulator.sampling import check_sampling
 
 _UNFINISHED = ("queued", "in_progress")
+_AS_IN_CHAT = (
+    "temperature", "top_p", "stop", "stop_token_ids", "include_stop_str_in_output", "structured_outputs",
+    "repetition_penalty", "cache_salt", "top_k", "min_p", "logit_bias",
+)  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"
 
 
 async def create_response(call: Call) -> web.StreamResponse:
     body = call.body
-    model, lora = call.replica.resolve_model(fields.text(body, "model"))
+    model, lora = call.replica.resolve_model(body.get("model"))
     conversation = [*_previous_messages(call), *_input_messages(body)]
-    instructions = fields.text(body, "instructions")
-    tools = [_chat_tool(tool) for tool in fields.sequence(body, "tools")]
+    instructions = body.get("instructions")
+    chat = _chat_body(body)
+    check_sampling(chat)
+    logprobs = chat_logprobs(chat)
     prompt = render_chat(
         [{"role": "system", "content": instructions}, *conversation] if instructions else conversation,
         call.replica.images,
-        tools=tools,
+        tools=chat["tools"],
         lora=lora,
-        cache_salt=fields.text(body, "cache_salt"),
+        cache_salt=body.get("cache_salt"),
     )
-    limit = fields.integer(body, "max_output_tokens", minimum=1)
-    chat = {"tools": tools, "tool_choice": _chat_tool_choice(body.get("tool_choice"))}
-    (answer,) = chat_answers(chat, [prompt.seed], limit)
+    limit = call.replica.token_limit(prompt, body.get("max_output_tokens"), "max_output_tokens")
+    (answer,) = plan(chat, [prompt], [limit])
     stream, background = fields.flag(body, "stream"), fields.flag(body, "background")
     generation = call.generate([prompt], [answer], stream)
 
     response = _response_object(call, model, "queued" if background else "in_progress")
+    finishing = _Finishing(call.replica, response, answer, logprobs)
     if fields.flag(body, "store", default=True):
         call.replica.remember_response(StoredResponse(response, [*conversation, _as_message(answer)], generation))
     elif background:
         raise bad_request("background can only be used when `store` is true", "background")
     if background:
-        call.replica.tasks.spawn(_finish_later(call.replica, generation, response, answer), response["id"])
+        call.replica.tasks.spawn(_finish_later(finishing, generation), response["id"])
         return await call.respond(response)
     if stream:
-        return await call.stream(generation, _FinishingEvents(call.replica, response, answer))
+        return await call.stream(generation, _FinishingEvents(finishing))
     await call.complete(generation)
-    _finish(call.replica, response, answer, generation.usage())
+    finishing.finish(generation.usage())
     return await call.respond(response)
 
 
@@ -116,10 +126,22 @@ def _call_message(name: object, arguments: object, call_id: object) -> dict[str,
 
 
 def _as_message(answer: Answer) -> dict[str, Any]:
-    text = "".join(answer.pieces)
     if answer.tool is not None:
-        return _call_message(answer.tool.name, text, answer.tool.id)
-    return {"role": "assistant", "content": text}
+        return _call_message(answer.tool.name, answer.text, answer.tool.id)
+    return {"role": "assistant", "content": answer.text}
+
+
+def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
+    """What a request wants of its answer, as a chat request says it."""
+    chat = {name: body[name] for name in _AS_IN_CHAT if name in body}
+    chat["tools"] = [_chat_tool(tool) for tool in fields.sequence(body, "tools")]
+    chat["tool_choice"] = _chat_tool_choice(body.get("tool_choice"))
+    if _LOGPROBS in (body.get("include") or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+    wanted = (body.get("text") or {}).get("format")
+    if wanted is not None:
+        chat["response_format"] = {"type": wanted["type"], "json_schema": {"schema": wanted.get("schema")}}
+    return chat
 
 
 def _chat_tool(tool: object) -> dict[str, Any]:
@@ -153,42 +175,53 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
         "max_output_tokens": body.get("max_output_tokens"),
         "previous_response_id": body.get("previous_response_id"),
         "status": status,
+        "text": body.get("text"),
+        "top_logprobs": body.get("top_logprobs") or 0,
         "usage": None,
     }
 
 
-def _finish(replica: Replica, response: dict[str, Any], answer: Answer, usage: Usage) -> None:
-    """Complete a response object, the stored one with it."""
-    details = usage.cached_tokens if replica.settings.prompt_tokens_details else 0
-    response["output"] = [output_item(response["id"], answer, "completed")]
-    response["usage"] = {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": details},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_tokens,
-    }
-    response["status"] = "completed"
-    if answer.finish_reason == "length":
-        response["status"] = "incomplete"
-        response["incomplete_details"] = {"reason": "max_output_tokens"}
+@dataclass(frozen=True, slots=True)
+class _Finishing:
+    """What completes a response object, and the stored one with it."""
+
+    replica: Replica
+    response: dict[str, Any]
+    answer: Answer
+    logprobs: Logprobs | None
+
+    def finish(self, usage: Usage) -> None:
+        details = usage.cached_tokens if self.replica.settings.prompt_tokens_details else 0
+        response = self.response
+        response["output"] = [output_item(response["id"], self.answer, "completed", self.logprobs)]
+        response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": details},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+        response["status"] = "completed"
+        if self.answer.finish_reason == "length":
+            response["status"] = "incomplete"
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
 
 
-async def _finish_later(replica: Replica, generation: Generation, response: dict[str, Any], answer: Answer) -> None:
+async def _finish_later(finishing: _Finishing, generation: Generation) -> None:
     """Run a background response, until it is done or cancelled."""
-    response["status"] = "in_progress"
+    finishing.response["status"] = "in_progress"
     await generation.completion()
-    if response["status"] == "in_progress":
-        _finish(replica, response, answer, generation.usage())
+    if finishing.response["status"] == "in_progress":
+        finishing.finish(generation.usage())
 
 
 class _FinishingEvents(ResponseEvents):
     """The event stream of a response; its last event carries the finished object."""
 
-    def __init__(self, replica: Replica, response: dict[str, Any], answer: Answer) -> None:
-        super().__init__(response, answer)
-        self._replica = replica
+    def __init__(self, finishing: _Finishing) -> None:
+        super().__init__(finishing.response, finishing.answer, finishing.logprobs)
+        self._finishing = finishing
 
     def tail(self, generation: Generation) -> bytes:
-        _finish(self._replica, self.response, self.answer, generation.usage())
+        self._finishing.finish(generation.usage())
         return super().tail(generation)

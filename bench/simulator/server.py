@@ -16,31 +16,33 @@ from bench.simulator import (
     messages_api,
     openai_api,
     pooling_api,
+    protocol,
     responses_api,
 )
 from bench.simulator.call import control, inference
 from bench.simulator.errors import Refused
 from bench.simulator.replica import Replica
 from bench.simulator.settings import SimSettings
+from bench.simulator.validation import parser, unread
 
 _MAX_BODY_BYTES = 512 * 2**20
 _DRAIN_S = 3.0
 _REPLICA = web.AppKey("replica", Replica)
 
 _INFERENCE = {
-    "/v1/chat/completions": openai_api.chat_completions,
-    "/v1/completions": openai_api.completions,
-    "/v1/responses": responses_api.create_response,
-    "/v1/embeddings": pooling_api.embeddings,
-    "/v1/score": pooling_api.score,
-    "/score": pooling_api.score,
-    "/v1/rerank": pooling_api.rerank,
-    "/rerank": pooling_api.rerank,
-    "/tokenize": pooling_api.tokenize,
+    "/v1/chat/completions": (openai_api.chat_completions, parser(protocol.ChatRequest)),
+    "/v1/completions": (openai_api.completions, parser(protocol.CompletionRequest)),
+    "/v1/responses": (responses_api.create_response, parser(protocol.ResponsesRequest)),
+    "/v1/embeddings": (pooling_api.embeddings, unread),
+    "/v1/score": (pooling_api.score, unread),
+    "/score": (pooling_api.score, unread),
+    "/v1/rerank": (pooling_api.rerank, unread),
+    "/rerank": (pooling_api.rerank, unread),
+    "/tokenize": (pooling_api.tokenize, unread),
 }
 _INFERENCE_ANTHROPIC = {
-    "/v1/messages": messages_api.messages,
-    "/v1/messages/count_tokens": messages_api.count_tokens,
+    "/v1/messages": (messages_api.messages, parser(protocol.MessagesRequest)),
+    "/v1/messages/count_tokens": (messages_api.count_tokens, parser(protocol.CountTokensRequest)),
 }
 _CONTROL = (
     ("GET", "/v1/responses/{response_id}", responses_api.get_response),
@@ -74,10 +76,10 @@ def build_app(settings: SimSettings) -> web.Application:
     replica = Replica(settings)
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app[_REPLICA] = replica
-    for path, handler in _INFERENCE.items():
-        app.router.add_post(path, inference(replica, handler))
-    for path, handler in _INFERENCE_ANTHROPIC.items():
-        app.router.add_post(path, inference(replica, handler, Refused.anthropic_body))
+    for path, (handler, parse) in _INFERENCE.items():
+        app.router.add_post(path, inference(replica, handler, parse))
+    for path, (handler, parse) in _INFERENCE_ANTHROPIC.items():
+        app.router.add_post(path, inference(replica, handler, parse, Refused.anthropic_body))
     for method, path, control_handler in _CONTROL:
         app.router.add_route(method, path, control(replica, control_handler))
     app.cleanup_ctx.append(_engines)

@@ -30,7 +30,7 @@ def test_a_stream_of_messages_ends_as_anthropic_says(stage: Stage) -> None:
 
 
 def test_a_replicas_refusal_keeps_anthropics_shape(stage: Stage) -> None:
-    answer = stage.post("/v1/messages", {"model": "sim", "messages": user("Hello")})
+    answer = stage.post("/v1/messages", {"model": "sim", "messages": user("Hello"), "max_tokens": 1, "temperature": 9})
     assert answer.status_code == 400
     assert answer.json()["type"] == "error"
 

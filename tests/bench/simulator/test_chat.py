@@ -206,6 +206,15 @@ _FIELDS = [
     "n",
     "stream",
     "stream_options",
+    "stop",
+    "stop_sequences",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "text",
+    "response_format",
+    "structured_outputs",
     "cache_salt",
     "session_id",
     "vllm_xargs",
@@ -248,7 +257,7 @@ async def test_what_is_not_a_json_object_is_a_bad_request(replica: RunningReplic
     headers = {"Content-Type": "application/json"}
     async with replica.http.post("/v1/chat/completions", data=body, headers=headers) as response:
         assert response.status == 400
-        assert (await response.json())["error"]["type"] == "BadRequestError"
+        assert (await response.json())["error"]["type"] == "Bad Request"
 
 
 async def test_token_ids_are_returned_where_they_are_asked_for(replica: RunningReplica) -> None:

@@ -52,7 +52,8 @@ async def test_a_stream_of_several_prompts_interleaves_their_choices(replica: Ru
 @pytest.mark.parametrize("prompt", [None, [], "", [-1], [2**32], ["a", 1], {"a": 1}])
 async def test_a_prompt_that_is_none_is_a_bad_request(replica: RunningReplica, prompt: Any) -> None:
     status, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": prompt})
-    assert (status, answer["error"]["type"]) == (400, "BadRequestError")
+    assert status == 400
+    assert answer["error"]["type"] in ("BadRequestError", "Bad Request")
 
 
 async def test_details_of_prompt_tokens_are_left_out_where_they_are_switched_off(

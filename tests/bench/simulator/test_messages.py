@@ -87,5 +87,5 @@ async def test_errors_have_anthropics_shape(replica: RunningReplica) -> None:
         "type": "error",
         "error": {"type": "NotFoundError", "message": "The model `x` does not exist."},
     }
-    status, answer = await replica.post("/v1/messages", {"model": "sim", "messages": []})
+    status, answer = await replica.post("/v1/messages", {**_BODY, "messages": [], "system": None})
     assert (status, answer["type"]) == (400, "error")

@@ -1,0 +1,62 @@
+"""The simulated replica refuses what a real vLLM 0.32 refused, in its words, and its answers have the shape of vLLM's.
+
+`vllm-refusals.jsonl` has requests with odd values and what vLLM said of each (`error` null: it took it). Left out is
+where vLLM's words come from what the simulator does not have: its unions of message types, its grammars' compilers.
+`vllm-answers.jsonl` has answers, whole ones and the events of streams.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.simulator.conftest import RunningReplica, StartReplica
+
+_CAPTURES = Path(__file__).parent.parent / "captures"
+_NOT_SIMULATED = {"usage", "system_fingerprint"}
+_BY_TOKEN = {"top_logprobs", "prompt_logprobs"}
+"""Fields whose objects have tokens for keys, in completions."""
+
+
+def captured(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (_CAPTURES / name).read_text("utf-8").splitlines()]
+
+
+@pytest.fixture
+async def replica(start_replica: StartReplica) -> RunningReplica:
+    return await start_replica(num_gpu_blocks=256)  # 4096 tokens, as the one that was captured
+
+
+async def test_odd_values_are_refused_and_taken_as_by_vllm(replica: RunningReplica) -> None:
+    captures = captured("vllm-refusals.jsonl")
+    assert len(captures) > 150
+    for capture in captures:
+        body = {"model": "sim", **capture["body"]}
+        async with replica.http.post(capture["path"], json=body) as response:
+            told = await response.read()
+            error = None if response.status == 200 else json.loads(told)
+        assert (response.status, error) == (capture["status"], capture["error"]), capture["body"]
+
+
+async def test_answers_have_the_fields_of_vllms(replica: RunningReplica) -> None:
+    for capture in captured("vllm-answers.jsonl"):
+        path, body = capture["path"], {"model": "sim", **capture["body"]}
+        if body.get("stream"):
+            answer: Any = await replica.chunks(path, body)
+        else:
+            _, answer = await replica.post(path, body)
+        assert fields_of(answer) == fields_of(capture["answer"]), capture["body"]
+
+
+def fields_of(value: Any, name: str = "") -> Any:
+    """Names and types all the way down; a list is the set of its items' shapes."""
+    if isinstance(value, list):
+        return frozenset(fields_of(inner, name) for inner in value)
+    if not isinstance(value, dict):
+        return type(value).__name__
+    if name in _BY_TOKEN and "token" not in value and "logprob" not in value:
+        return frozenset(fields_of(inner, name) for inner in value.values())
+    return tuple(sorted((key, fields_of(inner, key)) for key, inner in value.items() if key not in _NOT_SIMULATED))
