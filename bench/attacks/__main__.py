@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -43,13 +44,14 @@ _OPEN_FILES = 8192
 def _attacked(name: str, arena: Arena, caps: Caps) -> Row:
     attack = ATTACKS[name]
     try:
-        target = arena.target(attack.settings)
-        row = asyncio.run(measure(name, attack, target, caps))
+        row = asyncio.run(measure(name, attack, arena.target(attack.settings), caps))
+        if row.missed:
+            arena.discard()
     except (RuntimeError, OSError, httpx.HTTPError, WitnessFailed) as error:
         problem = f"could not be measured: {type(error).__name__}: {error}"
         row = Row(name, attack.sentence, problem, is_alive=False, missed=(problem,))
-    if row.missed:
-        arena.discard()
+        with suppress(OSError):
+            arena.discard()
     return row
 
 

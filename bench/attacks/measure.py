@@ -26,7 +26,7 @@ class Caps:
 
 
 class WitnessFailed(Exception):
-    """The witness ended without a word: its stderr says why."""
+    """The witness ended and did not say what it saw: its stderr tells why."""
 
 
 async def measure(name: str, attack: Attack, target: Target, caps: Caps) -> Row:
@@ -44,6 +44,8 @@ async def measure(name: str, attack: Attack, target: Target, caps: Caps) -> Row:
         if witness.returncode is None:
             witness.kill()
             await witness.wait()
+    if not said:
+        raise WitnessFailed
     seen: dict[str, Any] = orjson.loads(said)
     missed = (outcome.missed,) if outcome.missed else ()
     return Row(name, attack.sentence, outcome.got, seconds, missed=missed, **seen).judged()
