@@ -4,6 +4,7 @@
 # make test-slow  more of them, in five minutes: soaks, benches, sentinels that fail over, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
+# make test-clients  client libraries on broken streams, errors and ordinary calls; installs them first (0.8 GB, once)
 # make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
 # make bench-quick  in eight minutes, how KVGate routes and what it costs beside others: a page with plots
 # make bench  all of it, in hours; real vLLM included
@@ -28,7 +29,7 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-lmcache compose-test bench bench-quick check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients compose-test bench bench-quick check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -69,6 +70,10 @@ test-vllm: install
 test-lmcache: install
 	@$(BIN)/python -m bench.vllm.lmcache
 	$(BIN)/pytest tests/lmcache -m lmcache -s $(ARGS)
+
+test-clients: install
+	@$(BIN)/python -m tests.clients.install
+	$(BIN)/pytest tests/clients -m clients $(ARGS)
 
 # -s: Docker tells how far it is.
 compose-test: install

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "vllm": "make test-vllm",
     "lmcache": "make test-lmcache",
     "compose": "make compose-test",
+    "clients": "make test-clients",
 }
 """Markers of tests that a plain `pytest` leaves out, and who runs them."""
 

@@ -51,7 +51,7 @@ def model(size: str) -> Path:
 
 def install(size: str = TINY) -> None:
     """Make the environment and a model where they are not there; a second process waits for the first one's work."""
-    with lock():
+    with lock(home()):
         # python() is a link: it does not exist once the interpreter that made the environment is gone.
         if not (is_stamped(environment(), _RECIPE) and python().exists()):
             _install_vllm()
@@ -87,10 +87,10 @@ def stamp(folder: Path, recipe: str) -> None:
 
 
 @contextmanager
-def lock() -> Iterator[None]:
-    """One process installs at a time."""
-    home().mkdir(parents=True, exist_ok=True)
-    with (home() / "install.lock").open("w") as file:
+def lock(folder: Path) -> Iterator[None]:
+    """One process installs at a time into what this folder holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "install.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
 def install_lmcache(size: str = install.TINY) -> None:
     """vLLM, a model and LMCache, where they are not there."""
     install.install(size)
-    with install.lock():
+    with install.lock(install.home()):
         if install.is_stamped(folder(), _RECIPE):
             return
         print(f"installing LMCache {VERSION} into {folder()} (half a minute, once)", flush=True)
