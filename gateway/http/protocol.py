@@ -8,8 +8,6 @@ What uvicorn's own protocol costs beside this one is in docs/adr/0006-hot-path.m
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -24,6 +22,7 @@ from gateway.http.answer_head import answer_head
 from gateway.http.exchange import Exchange
 from gateway.http.parser import Refused, RequestParser
 from gateway.http.request_head import RawHeaders, malformed, next_request
+from gateway.http.reset import reset
 
 _log = structlog.get_logger("kvgate.http")
 
@@ -31,7 +30,6 @@ MAX_KEPT_BYTES = 64 * 1024
 """Of what comes behind a request that is being answered."""
 IDLE_S = 75.0
 _LINGER_S = 2.0
-_NO_LINGERING = struct.pack("ii", 1, 0)
 _PROBE_S = 0.25
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
@@ -239,14 +237,7 @@ class HttpProtocol(asyncio.Protocol):
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
             if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
-                self._cut(exchange)
-
-    def _cut(self, exchange: Exchange) -> None:
-        """Reset the connection, if an answer has begun: HTTP/1.0 takes a connection's end for that of the answer."""
-        sock = self._transport.get_extra_info("socket")
-        if exchange.has_started and sock is not None and not self._transport.is_closing():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
-        self._transport.abort()
+                reset(self._transport)
 
     def write(self, data: bytes) -> None:
         if self._is_full:

@@ -102,8 +102,10 @@ async def gateway_before(replica: ScriptedReplica, **settings: Any) -> AsyncIter
     configured = {"replicas": [{"id": "r0", "url": replica.url}], "redis": {"url": "redis://127.0.0.1:1"}, **settings}
     gateway = Gateway(GatewaySettings.model_validate(configured))
     await gateway.start()
-    state = ServerState()
-    server = await asyncio.get_running_loop().create_server(lambda: HttpProtocol(gateway.answer, state), "127.0.0.1", 0)
+    state, write_s = ServerState(), gateway.settings.timeouts.write_s
+    server = await asyncio.get_running_loop().create_server(
+        lambda: HttpProtocol(gateway.answer, state, write_s), "127.0.0.1", 0
+    )
     try:
         await eventually(lambda: gateway.fleet.served)
         yield gateway, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
