@@ -237,7 +237,7 @@ class HttpProtocol(asyncio.Protocol):
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
             if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
-                reset(self._transport)
+                reset(self._transport) if exchange.has_started else self._transport.abort()
 
     def write(self, data: bytes) -> None:
         if self._is_full:
