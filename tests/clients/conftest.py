@@ -1,5 +1,5 @@
-"""One cluster for all tests of this folder: two gateways, three simulated replicas and an embedded Redis; and a process
-for each client library that is used."""
+"""One cluster for all tests of this folder: two gateways, three simulated replicas, a half one and an embedded Redis.
+Each client library that is used is a process."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from bench.cluster import running_cluster
+from bench.cluster import running_gateways, running_replicas
 from tests.clients.half import running_half_replica
 from tests.clients.libraries import Libraries, Library
-from tests.clients.stage import CONFIG, REPLICA_ARGUMENTS, REQUEST_S, Stage
+from tests.clients.stage import CONFIG, REPLICA_ARGUMENTS, REPLICAS, REQUEST_S, Stage
 
 
 @pytest.fixture(scope="package")
-def stage() -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with (
         running_half_replica() as half,
-        running_cluster(gateways=2, replicas=3, replica_arguments=REPLICA_ARGUMENTS, config=CONFIG) as cluster,
+        running_replicas(tmp_path_factory.mktemp("replicas"), REPLICAS, REPLICA_ARGUMENTS) as sims,
+        running_gateways({sim.id: sim.url for sim in sims} | {"half": half.url}, gateways=2, config=CONFIG) as cluster,
     ):
-        stage = Stage(cluster, half)
+        stage = Stage(cluster, sims, half)
         timeouts = {"connect_s": REQUEST_S, "first_byte_s": REQUEST_S, "request_s": REQUEST_S}
         with stage.another_gateway(timeouts=timeouts) as hurried:
             stage.hurried_url = hurried.url

@@ -19,6 +19,7 @@ from tests.clients.half import HalfReplica
 from tests.cluster.gateways import configured_like
 from tests.polling import wait_until
 
+REPLICAS = 3
 # A token takes 20 ms, so that an answer of 4 000 outlasts every test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 # A busy machine is not what these tests are about, and replicas that are made to fail are not to be left alone.
@@ -26,7 +27,7 @@ CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "health": {"interval_s": 0.25, "breaker_failures": 1000},
 }
-REQUEST_S = 1
+REQUEST_S = 2
 """The time limit of the hurried gateway."""
 
 
@@ -38,9 +39,10 @@ class Gateway:
 
 @dataclass
 class Stage:
-    """Two gateways before three simulated replicas; gateways of a test's own stand before these and a half replica."""
+    """Two gateways before three simulated replicas and a half one."""
 
     cluster: Cluster
+    sims: list[SimReplica]
     half: HalfReplica
     hurried_url: str = ""
     """A gateway at which a request may take REQUEST_S."""
@@ -58,7 +60,7 @@ class Stage:
         """The replica with the only request under way."""
 
         def found() -> SimReplica | None:
-            running = [(replica, replica.state()["running"]) for replica in self.cluster.replicas]
+            running = [(replica, replica.state()["running"]) for replica in self.sims]
             busy = [replica for replica, requests in running if requests]
             return busy[0] if sum(requests for _, requests in running) == 1 else None
 
@@ -68,42 +70,42 @@ class Stage:
     @contextmanager
     def failing(self, mode: str, **details: Any) -> Iterator[None]:
         """Every simulated replica fails like this until the end; see bench/simulator/faults.py."""
-        for replica in self.cluster.replicas:
+        for replica in self.sims:
             replica.fail(mode, count=-1, **details)
         try:
             yield
         finally:
-            for replica in self.cluster.replicas:
+            for replica in self.sims:
                 replica.fail("none")
 
     def revive(self) -> None:
         """Start the replicas that were killed, and wait until every gateway serves on all of them."""
-        for replica in self.cluster.replicas:
+        for replica in self.sims:
             if replica.process is None or replica.process.poll() is not None:
                 replica.start()
+                replica.wait_until_ready()
         for url in self.urls:
-            _wait_until_ready(url, len(self.cluster.replicas))
+            _wait_until_ready(url)
 
     @contextmanager
     def another_gateway(self, **overrides: Any) -> Iterator[Gateway]:
         """One more gateway, serving; `overrides` are sections of its configuration."""
         config = configured_like(self.cluster, f"beside-{next(self._numbers)}", **overrides)
-        config["replicas"].append({"id": "half", "url": self.half.url})
         file = self.cluster.state_dir / f"{config['id']}.yaml"
         file.write_text(yaml.safe_dump(config))
         command = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config", str(file))
         with file.with_suffix(".log").open("wb") as log, running(command, log) as process:
             gateway = Gateway(f"http://127.0.0.1:{config['port']}", process)
-            _wait_until_ready(gateway.url, len(config["replicas"]))
+            _wait_until_ready(gateway.url)
             yield gateway
 
 
-def _wait_until_ready(url: str, replicas: int) -> None:
-    """Until a gateway serves on so many replicas."""
+def _wait_until_ready(url: str) -> None:
+    """Until a gateway serves on all replicas."""
 
     def is_ready() -> bool:
         try:
-            return len(httpx.get(f"{url}/ready").json()["replicas"]) == replicas
+            return len(httpx.get(f"{url}/ready").json()["replicas"]) == REPLICAS + 1
         except httpx.TransportError:
             return False
 
