@@ -60,7 +60,7 @@ class Gateway:
         self.upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
         self.fleet = Fleet(settings.replicas, settings.health, self.store, self.upstream)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
-        self.reader = Reader(settings, self.keyring, self.fleet)
+        self.reader = Reader(settings, self.keyring, self.fleet, self.metrics)
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)

@@ -82,6 +82,9 @@ class Metrics:
         self.decisions = Tally(
             "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry
         )
+        self.worker_reads = Tally(
+            "kvgate_worker_reads", "Bodies read in another process, as that takes long.", (), registry
+        )
         self.loop_lag_s = Distribution(
             "kvgate_event_loop_lag_seconds",
             "How late the event loop runs a timer: for so long something held it.",

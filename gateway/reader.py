@@ -11,6 +11,7 @@ from gateway.fleet import Fleet
 from gateway.http.exchange import Exchange
 from gateway.job import TRUSTED_FIELDS, Job, resolve_model, upstream_headers
 from gateway.keyring import Caller, Keyring
+from gateway.metrics import Metrics
 from gateway.paths import PROMPT_PATHS, folded, is_denied, is_plain, upstream_target
 from gateway.prompt import Engine, PromptLimits, Steps, TokenEstimator, TooManySteps
 from gateway.reading import Ask, Body, Reading, Resolve, Rules, read_body
@@ -34,7 +35,7 @@ _MAX_PARSED_BYTES: Final = 200 * 2**20
 class Reader:
     """Reads requests; keeps, per pool, what was learned of its tokenizer."""
 
-    def __init__(self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet) -> None:
+    def __init__(self, settings: GatewaySettings, keyring: Keyring, fleet: Fleet, metrics: Metrics) -> None:
         security, limits = settings.security, settings.limits
         self._keyring = keyring
         self._fleet = fleet
@@ -53,6 +54,7 @@ class Reader:
             limits.max_form_parts,
         )
         self._workers = Workers(self._rules)
+        self._metrics = metrics
         self._estimators: dict[str, TokenEstimator] = {}
 
     def estimator(self, pool: str) -> TokenEstimator:
@@ -88,6 +90,7 @@ class Reader:
 
         reading = self._read_here(ask, body, resolve)
         if reading is None:
+            self._metrics.worker_reads.inc()
             async with self._workers.turns.of(place.holder):
                 parsed_bytes = min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
                 with place.holding(_COPIES * len(body) + parsed_bytes):

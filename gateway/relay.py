@@ -27,7 +27,7 @@ _DONE = (b"data: [DONE]", b"data:[DONE]")
 _END_MARKS = {
     "/v1/chat/completions": _DONE,
     "/v1/completions": _DONE,
-    "/v1/messages": (b"event: message_stop",),
+    "/v1/messages": (b"event: message_stop", b"event: error"),
     "/v1/responses": tuple(
         b"event: response." + state for state in (b"completed", b"failed", b"incomplete", b"cancelled")
     ),
