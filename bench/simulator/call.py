@@ -129,7 +129,7 @@ class Call:
             case "truncate":
                 await response.write_eof()
             case "error":
-                await response.write_eof(b"data: " + self.fault.refusal().openai_body() + b"\n\ndata: [DONE]\n\n")
+                await response.write_eof(self._last_words(self.fault.refusal()))
             case "hang":
                 await hang()
             case "crash":
@@ -138,6 +138,12 @@ class Call:
             case _:
                 await close_connection(self.request)
         return response
+
+    def _last_words(self, refused: Refused) -> bytes:
+        """The end of a stream whose engine fails."""
+        if self.request.path == "/v1/messages":
+            return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
+        return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
 
     def _session_id(self) -> str | None:
         """In vLLM's order: body, header, vllm_xargs."""

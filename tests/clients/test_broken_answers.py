@@ -77,6 +77,7 @@ def _ended_gateway(stage: Stage, number: signal.Signals) -> Iterator[tuple[str, 
 
 
 BREAKS = (
+    Break("its engine fails", "Simulated failure", lambda stage: _fault(stage, "error")),
     Break("its connection is cut", "incomplete", lambda stage: _fault(stage, "cut")),
     Break("it ends early", "incomplete", lambda stage: _fault(stage, "truncate")),
     Break("its replica is killed", "incomplete", _killed_replica),
