@@ -164,18 +164,19 @@ def json_of(**fields: object) -> bytes:
 
 
 JSON, FORM = "application/json", "multipart/form-data; boundary=x"
-CHAT, AUDIO = "/v1/chat/completions", "/v1/audio/transcriptions"
+CHAT, TOKENIZE, AUDIO = "/v1/chat/completions", "/tokenize", "/v1/audio/transcriptions"
+# Tokenized, they leave nothing behind that other tests' placements would be measured against.
 QUICK = {
-    "a long text": (CHAT, JSON, json_of(user="so, it goes on " * 20_000)),
-    "a large image": (CHAT, JSON, json_of(user="A" * 3 * MIB)),
-    "a conversation": (CHAT, JSON, json_of(messages=[{"role": "user", "content": "x"}] * 300)),
+    "a long text": (TOKENIZE, JSON, json_of(user="so, it goes on " * 20_000)),
+    "a large image": (TOKENIZE, JSON, json_of(user="A" * 3 * MIB)),
+    "a conversation": (TOKENIZE, JSON, json_of(messages=[{"role": "user", "content": "x"}] * 300)),
     "a short recording": (AUDIO, FORM, form_of(300_000)),
 }
 SLOW = {
-    "many small messages": (CHAT, JSON, json_of(messages=[{"role": "user", "content": ""}] * 8000)),
-    "many parts": (CHAT, JSON, json_of(messages=[{"role": "user", "content": [""] * 8000}])),
-    "many values": (CHAT, JSON, json_of(metadata=[[]] * 300_000)),
-    "a very large text": (CHAT, JSON, json_of(user="a, b " * MIB)),
+    "many small messages": (TOKENIZE, JSON, json_of(messages=[{"role": "user", "content": ""}] * 8000)),
+    "many parts": (TOKENIZE, JSON, json_of(messages=[{"role": "user", "content": [""] * 8000}])),
+    "many values": (TOKENIZE, JSON, json_of(metadata=[[]] * 300_000)),
+    "a very large text": (TOKENIZE, JSON, json_of(user="a, b " * MIB)),
     "a long recording": (AUDIO, FORM, form_of(2 * MIB)),
 }
 
