@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ from gateway.fleet import Fleet
 from gateway.held import Held
 from gateway.job import Job, no_replica
 from gateway.metrics import Metrics
-from gateway.reading.document import Body, with_fields
+from gateway.reading.document import with_fields
 from gateway.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
 from gateway.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas
@@ -23,7 +24,7 @@ from gateway.retry_budget import RetryBudget
 from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings
 from gateway.sse import event_data
-from gateway.upstream import Answer, Upstream, UpstreamError
+from gateway.upstream import Answer, Buffer, Upstream, UpstreamError
 
 _COMPUTE_NOTHING = frozenset({"/tokenize"})
 _JSON = ((b"content-type", b"application/json"),)
@@ -137,7 +138,7 @@ class Attempts:
         try:
             with self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task):
                 answer = await self._upstream.send(
-                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket) or None
+                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
                 )
                 if answer.status in RETRIED_STATUSES:
                     return await _declined(answer, held)
@@ -196,16 +197,16 @@ async def _declined(answer: Answer, held: Held) -> Failure:
     return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
 
-def _body(job: Job, ticket: Ticket) -> Body:
+def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
     """The body for this replica: where its agent has to learn what an answer was computed from, asked to tell."""
     if ticket.placement is None or job.is_batch:
-        return job.body
+        return (job.body,)
     asked: dict[str, Any] = {}
     if ticket.placement.report:
         asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
     if asks_token_ids(job, ticket):
         asked["return_token_ids"] = True
-    return with_fields(job.body, asked) if asked else job.body
+    return with_fields(job.body, asked) if asked else (job.body,)
 
 
 def _broken_start(first: bytes) -> Failure | None:

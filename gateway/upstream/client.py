@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,7 @@ import orjson
 from gateway.excerpts import MAX_CONTAINERS, is_light
 from gateway.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
+from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Origin
 
@@ -45,17 +46,16 @@ class Upstream:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
-    async def send(
-        self, method: str, url: str, target: str, headers: Headers, body: bytes | bytearray | None
-    ) -> Answer:
+    async def send(self, method: str, url: str, target: str, headers: Headers, body: Sequence[Buffer] = ()) -> Answer:
         """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
-        as it stands. Raises UpstreamError."""
+        as it stands, and so do the pieces of the body. Raises UpstreamError."""
         origin = self._origins.get(url) or self._new_origin(url)
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
         lines.append(self._key_line)
-        if body is not None or method in _WITH_BODY:
-            lines.append(f"content-length: {len(body or b'')}\r\n")
+        body_bytes = sum(map(len, body))
+        if body_bytes or method in _WITH_BODY:
+            lines.append(f"content-length: {body_bytes}\r\n")
         lines.append("\r\n")
         connection = await origin.acquire()
         answer = connection.send("".join(lines).encode("latin-1"), body, method == "HEAD")

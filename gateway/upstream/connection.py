@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httptools
 
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
+
+Buffer = bytes | bytearray | memoryview
 
 MAX_HEAD_BYTES = 64 * 1024
 _COPIED_BYTES = 2**16
@@ -31,19 +33,17 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._body: list[bytes] = []
 
-    def send(self, head: bytes, body: bytes | bytearray | None, is_head: bool) -> Answer:
+    def send(self, head: bytes, body: Sequence[Buffer], is_head: bool) -> Answer:
         """Send a request; its answer is still to come."""
         self._answer = answer = Answer(self, self._loop)
         self._is_head = is_head
         self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
         self._head_bytes = 0
-        if body is None:
-            self._transport.write(head)
-        elif len(body) <= _COPIED_BYTES:
-            self._transport.write(head + body)  # one system call
+        if sum(map(len, body)) <= _COPIED_BYTES:
+            self._transport.write(b"".join((head, *body)))  # one system call
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            for piece in (head, *body):
+                self._transport.write(piece)
         return answer
 
     # -- what an answer asks for ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tests.polling import eventually
 
 
 async def get(upstream: Upstream, raw: RawReplica, method: str = "GET") -> Answer:
-    return await upstream.send(method, raw.url, "/v1/x?y=1", {"accept": "*/*"}, None)
+    return await upstream.send(method, raw.url, "/v1/x?y=1", {"accept": "*/*"})
 
 
 async def test_a_request_goes_out_as_it_was_given_with_the_replicas_key(raw: RawReplica, upstream: Upstream) -> None:
@@ -108,7 +108,7 @@ async def test_an_answer_that_is_refused_says_why(raw: RawReplica, upstream: Ups
 
 async def test_nobody_there_is_refused(upstream: Upstream) -> None:
     with pytest.raises(UpstreamError) as failure:
-        await upstream.send("GET", "http://127.0.0.1:1", "/", {}, None)
+        await upstream.send("GET", "http://127.0.0.1:1", "/", {})
     assert failure.value.reason == "refused"
 
 

@@ -31,7 +31,7 @@ def left(raw: RawReplica) -> asyncio.Event:
 
 
 async def hi(raw: RawReplica, upstream: Upstream) -> bytes:
-    return await rest(await upstream.send("GET", raw.url, "/", {}, None))
+    return await rest(await upstream.send("GET", raw.url, "/", {}))
 
 
 async def test_an_idle_connection_to_a_replica_that_is_gone_is_closed(
@@ -58,7 +58,7 @@ async def test_an_answer_of_a_replica_that_is_gone_goes_on_to_its_end(raw: RawRe
             gone.set()
 
     raw.serve = slow
-    answer = await upstream.send("GET", raw.url, "/", {}, None)
+    answer = await upstream.send("GET", raw.url, "/", {})
     upstream.keep_only([])
     assert upstream._origins == {}
     go_on.set()
