@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,8 +97,11 @@ def _warm_up(url: str) -> None:
     with httpx.Client(base_url=url, timeout=30) as client:
         for body in [chat()] * 50 + [chat(stream=True)] * 10:
             client.post(_CHAT, content=body, headers=_JSON).raise_for_status()
-        for body in (chat(b"word " * 500_000), messages(1_500_000), images.chat_with("png", [images.png(1)])):
+        for body in (messages(1_500_000), images.chat_with("png", [images.png(1)])):
             client.post(_CHAT, content=body, headers=_JSON)
+        with ThreadPoolExecutor() as together:  # for every worker process one
+            large = chat(b"word " * 500_000)
+            list(together.map(lambda _: client.post(_CHAT, content=large, headers=_JSON), range(4)))
         client.post(
             "/v1/audio/transcriptions", content=_FORM, headers={"content-type": "multipart/form-data; boundary=b"}
         )
