@@ -81,6 +81,7 @@ class Place:
                 413,
                 "request_too_large",
                 f"body: larger than this gateway's limit of {limit} bytes (limits.max_body_bytes).",
+                "body",
                 headers={"connection": "close"},
             )
 
@@ -110,6 +111,10 @@ class Place:
         if count:
             self._admission.held_bytes.give_back(self.holder, count)
             self._held_bytes -= count
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
 
     def release(self) -> None:
         """All of it is free again. Twice is harmless."""

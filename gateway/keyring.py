@@ -43,7 +43,7 @@ class Keyring:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not presented:
-            message = "Send your API key as `Authorization: Bearer <key>`."
+            message = "Send your API key as `Authorization: Bearer <key>`, or as `x-api-key: <key>`."
             raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
         digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
         found = None

@@ -22,6 +22,7 @@ from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.job import Job
 from gateway.keyring import Keyring
+from gateway.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.limit_settings import TimeoutSettings
 from gateway.metrics import Metrics
 from gateway.reader import Reader
@@ -58,6 +59,7 @@ class Proxy:
         self._metrics = metrics
         self._body_s = timeouts.body_s
         self._logs_requests = logs_requests
+        self._large_bodies = LargeBodies()
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request; every ending is counted and logged here."""
@@ -95,6 +97,8 @@ class Proxy:
             reply.refuse(ApiError(500, "internal_error", "This gateway failed; its log says where."))
         finally:
             if place is not None:
+                if place.held_bytes >= LARGE_BYTES:
+                    self._large_bodies.released()
                 place.release()
             self._count(exchange.path, reply, time.perf_counter() - started)
 

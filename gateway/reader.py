@@ -76,6 +76,8 @@ class Reader:
         _check_kind(exchange.method, ask, has_body=bool(body))
         policy = self.policy(headers)
         passed = upstream_headers(headers, request_id, pass_authorization=self._pass_authorization)
+        if body and not ask.is_form:
+            passed["content-type"] = "application/json"  # by whatever name it came: engines know this one only
         target = upstream_target(exchange.path, exchange.query)
         job = Job(request_id, exchange.method, exchange.path, target, caller, policy, passed)
         await self.fill(job, ask, place, body)
@@ -145,6 +147,7 @@ def _check_kind(method: str, ask: Ask, has_body: bool) -> None:
         raise ApiError(
             415,
             "unsupported_media_type",
-            "content-type: must be application/json (or multipart/form-data where a form is uploaded).",
+            f"content-type: is {media_type[:100] or 'missing'}; send application/json (curl: -H 'content-type: "
+            "application/json'), or multipart/form-data where a form is uploaded.",
             "content-type",
         )

@@ -51,7 +51,8 @@ def identify_image_data(data: str, param: str, limits: PromptLimits) -> ImageIde
     image = decode_base64(data, param)
     size = read_image_size(image)
     if size is not None and size.width * size.height > limits.max_image_pixels:
-        message = f"declares {size.width} x {size.height} pixels; at most {limits.max_image_pixels} are allowed"
+        allowed = f"at most {limits.max_image_pixels} are allowed (limits.max_image_pixels)"
+        message = f"declares {size.width} x {size.height} pixels; {allowed}"
         raise bad_field(param, message, "image_too_large")
     return ImageIdentity(blake3(image).digest(), size, is_data=True)
 

@@ -15,7 +15,6 @@ It ends when its input does, as it does when the gateway is gone.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -27,6 +26,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import ApiError
+from gateway.memory import give_memory_back
 from gateway.prompt import Engine, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.reading.document import Ask, Body, Rules, read_body
@@ -36,7 +36,6 @@ TASK, QUESTION, ENGINE, READING, REFUSAL, FAILURE = b"T", b"Q", b"E", b"R", b"X"
 
 _INPUT, _OUTPUT = 0, 1
 _PIPE_BYTES = 2**20
-_C_LIBRARY = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,7 @@ def main() -> None:
         _, told_bytes, body_bytes = HEAD.unpack(head)
         task = msgspec.msgpack.decode(_take(told_bytes), type=Task)
         _answer(task, _take(body_bytes))
-        _give_memory_back()
-
-
-def _give_memory_back() -> None:
-    """glibc keeps what small objects had, 30 MB after a large conversation; other libraries have no such call."""
-    trim = getattr(_C_LIBRARY, "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        give_memory_back()
 
 
 def _answer(task: Task, body: Body) -> None:
