@@ -194,6 +194,7 @@ async def _declined(answer: Answer, held: Held) -> Failure:
     """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
     is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
     body = answer.take() if is_whole else None
+    held.keep()
     return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
 
 

@@ -8,24 +8,30 @@ from gateway.admission import Admission
 class Held:
     """Bytes of answers, counted until they are `let_go`."""
 
-    __slots__ = ("_admission", "_counted_bytes")
+    __slots__ = ("_admission", "_counted_bytes", "_kept_bytes")
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._counted_bytes = 0
+        self._kept_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes may be held; then they are counted. What was counted before is part of them."""
-        more = size_bytes - self._counted_bytes
+        """Whether so many bytes of the current answer may be held; then they are counted. What was counted of it before
+        is part of them."""
+        more = self._kept_bytes + size_bytes - self._counted_bytes
         if more <= 0:
             return True
         if not self._admission.try_hold(more):
             return False
-        self._counted_bytes = size_bytes
+        self._counted_bytes += more
         return True
+
+    def keep(self) -> None:
+        """What is counted stays; another answer follows."""
+        self._kept_bytes = self._counted_bytes
 
     def let_go(self) -> None:
         """Nothing is held any more."""
         if self._counted_bytes:
             self._admission.let_go(self._counted_bytes)
-            self._counted_bytes = 0
+            self._counted_bytes = self._kept_bytes = 0

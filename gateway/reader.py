@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,7 +22,7 @@ from gateway.settings import GatewaySettings
 
 POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
 
-# What is larger, or takes more steps, another process reads: with these the event loop is held for 20 ms at the most.
+# What is larger, or takes more steps, another process reads: with these the event loop is held for 40 ms at the most.
 # A sparse body (an image) is copied, not taken to pieces: it may be larger.
 _INLINE_BYTES: Final = 2**19
 _INLINE_SPARSE_BYTES: Final = 2**22
@@ -30,6 +31,7 @@ _INLINE_STEPS: Final = 3000
 _COPIES: Final = 3
 _PARSED_BYTES_PER_BYTE: Final = 10
 _MAX_PARSED_BYTES: Final = 200 * 2**20
+_TURN_S: Final = 60.0
 
 
 class Reader:
@@ -54,6 +56,7 @@ class Reader:
             limits.max_form_parts,
         )
         self._workers = Workers(self._rules)
+        self._max_buffered_bytes = limits.max_buffered_bytes
         self._metrics = metrics
         self._estimators: dict[str, TokenEstimator] = {}
 
@@ -93,10 +96,7 @@ class Reader:
         reading = self._read_here(ask, body, resolve)
         if reading is None:
             self._metrics.worker_reads.inc()
-            async with self._workers.turns.of(place.holder):
-                parsed_bytes = min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
-                with place.holding(_COPIES * len(body) + parsed_bytes):
-                    reading = await self._workers.read(ask, body, resolve)
+            reading = await self._read_by_a_worker(ask, body, place, resolve)
         job.body = body if reading.body is None else reading.body
         place.hold_only(len(job.body))
         self._take(job, reading)
@@ -109,6 +109,20 @@ class Reader:
             return read_body(ask, body, self._rules, resolve, Steps(_INLINE_STEPS))
         except TooManySteps:
             return None
+
+    async def _read_by_a_worker(self, ask: Ask, body: Body, place: Place, resolve: Resolve) -> Reading:
+        """Wait for a turn, and for the reading. Raises a 429 where that is too long, or takes too much memory."""
+        parsed_bytes = 0 if ask.is_form else min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
+        # However little a gateway may hold, one body that it takes it also reads.
+        reading_bytes = min(_COPIES * len(body) + parsed_bytes, self._max_buffered_bytes // 2)
+        try:
+            async with asyncio.timeout(_TURN_S) as waiting, self._workers.turns.of(place.holder):
+                waiting.reschedule(None)
+                with place.holding(reading_bytes):
+                    return await self._workers.read(ask, body, resolve)
+        except TimeoutError:
+            message = f"body: too many large ones are read before it; it has waited for {_TURN_S:g} s. Retry shortly."
+            raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None
 
     def _take(self, job: Job, reading: Reading) -> None:
         job.path, job.model = reading.path, reading.model

@@ -27,7 +27,8 @@ class Shares:
         """Take `count` units if they are there, and if that leaves enough for others who want some."""
         held = self._by_holder.get(holder, 0)
         left = self.limit - self.taken
-        if count > left or (held and held + count > FAIR_FACTOR * left and self._is_wanted_by_others(holder)):
+        is_greedy = held > 0 and held + count > FAIR_FACTOR * (left - count)
+        if count > left or (is_greedy and self._is_wanted_by_others(holder)):
             self._refuse(holder)
             return False
         self._by_holder[holder] = held + count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -30,7 +31,12 @@ async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[b
             headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
             exchange.whole(start["status"], [*headers, *added_headers], b"".join(pieces))
 
-    await app(_scope(exchange), receive, send)
+    exchange.stops_when_gone = True
+    try:
+        await app(_scope(exchange), receive, send)
+    except asyncio.CancelledError:
+        if not exchange.is_gone:
+            raise
 
 
 def _scope(exchange: Exchange) -> dict[str, Any]:

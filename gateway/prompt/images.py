@@ -23,7 +23,7 @@ _MAX_HEADER_CHARS: Final = 1024
 # An allow-list holds only if the engine's URL parser finds the same host. Parsers disagree on user
 # names, backslashes, whitespace and non-ASCII hosts, so a URL with any of them has no host here.
 _HOST: Final = re.compile(
-    r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?(?=[/?#]|\Z)[^\x00-\x20\\]*\Z",
+    r"https?://(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?(?=[/?#]|\Z)[^\x00-\x20\\]*\Z",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -40,6 +40,8 @@ def identify_image(url: str, param: str, limits: PromptLimits) -> ImageIdentity:
     """Identify the image behind a data: or http(s) URL; `param` names the URL in errors."""
     if url[:5].lower() != "data:":
         return ImageIdentity(media_url_digest(url, param, limits), None, is_data=False)
+    if not url.isascii():  # a copy of it would take four times its size
+        raise bad_field(param, "is not valid base64: it has other characters than ASCII")
     header, comma, data = url[5:].partition(",")
     if not comma or len(header) > _MAX_HEADER_CHARS or "base64" not in header.lower().replace(" ", "").split(";")[1:]:
         raise bad_field(param, "must be a base64 data: URL, data:<type>;base64,<data>")
@@ -48,6 +50,8 @@ def identify_image(url: str, param: str, limits: PromptLimits) -> ImageIdentity:
 
 def identify_image_data(data: str, param: str, limits: PromptLimits) -> ImageIdentity:
     """Identify an image given as base64."""
+    if not data.isascii():
+        raise bad_field(param, "is not valid base64: it has other characters than ASCII")
     image = decode_base64(data, param)
     size = read_image_size(image)
     if size is not None and size.width * size.height > limits.max_image_pixels:
@@ -65,7 +69,9 @@ def media_url_digest(url: str, param: str, limits: PromptLimits) -> bytes:
         match = _HOST.match(url)
         host = match[1].strip("[]").lower() if match else ""
         if not any(host == allowed.lower() for allowed in limits.image_hosts):
-            raise bad_field(param, f"media from host {host!r} is not allowed", "image_host_not_allowed")
+            raise bad_field(
+                param, f"media from host {host!r} is not allowed", "image_host_not_allowed"
+            )
     return blake3(utf8(url, param)).digest()
 
 

@@ -24,6 +24,9 @@ from gateway.prompt.steps import Steps
 from gateway.prompt.stream import PromptStream, frame
 
 _SAMPLE_BYTES: Final = 2048
+_MAX_PARSED_CHARS: Final = 65_536
+"""Longer arguments count as they are spelled: what they hold is JSON that nobody has counted."""
+_CHARS_PER_STEP: Final = 64
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _ROLE_FRAMES: Final = {
     role: frame(tags.MESSAGE, role.encode()) for role in ("system", "user", "assistant", "tool", "developer")
@@ -172,7 +175,11 @@ class PromptWriter:
 
     def arguments(self, value: Json, param: str) -> None:
         """A call's arguments: an object, or the JSON text of one. What is no object is `{}` to the engine."""
+        if isinstance(value, str) and len(value) > _MAX_PARSED_CHARS:
+            self.stream.text(utf8(value, param), tags.ARGUMENTS)
+            return
         if isinstance(value, str) and value:
+            self.steps.take(len(value) // _CHARS_PER_STEP)
             try:
                 parsed = orjson.loads(value)
             except orjson.JSONDecodeError:

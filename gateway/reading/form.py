@@ -33,7 +33,7 @@ _MAX_HEADERS: Final = 8
 _MAX_HEADER_BYTES: Final = 2048
 _MAX_MODEL_BYTES: Final = 256
 
-logging.getLogger("python_multipart").disabled = True  # it warns of what is answered with a 400 here
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of what is answered with a 400 here
 
 
 def is_form(content_type: str) -> bool:

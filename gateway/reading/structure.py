@@ -17,6 +17,8 @@ from gateway.errors import ApiError
 
 _SLICE_BYTES: Final = 2**18
 _OTHER: Final = bytes(set(range(256)) - set(b'{}[]",:'))
+_BACKSLASH: Final = 0x5C
+_MORE_BACKSLASHES: Final = re.compile(rb"\\*")
 _STRING: Final = re.compile(rb'"[^"]*"')
 _NOT_BRACKETS: Final = b'",:'
 _DEPTH: Final = tuple({"{": 1, "[": 1, "}": -1, "]": -1}.get(chr(byte), 0) for byte in range(256))
@@ -54,8 +56,8 @@ def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
 
 
 def is_sparse(body: bytes | bytearray, marks: int = 1024) -> bool:
-    """Whether a JSON text has few values for its size: then parsing it costs little more than copying it."""
-    return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b","))
+    """Whether a JSON text has few values and escapes for its size: then parsing it costs little more than a copy."""
+    return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b",", b'"', b"\\"))
 
 
 def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
@@ -83,8 +85,8 @@ def _structure(body: bytes | bytearray) -> Iterator[bytes]:
     view, start, in_string = memoryview(body), 0, False
     while start < len(body):
         end = min(start + _SLICE_BYTES, len(body))
-        while end < len(body) and body[end - 1] == 0x5C:  # an escape stays in one slice
-            end += 1
+        if body[end - 1] == _BACKSLASH and (more := _MORE_BACKSLASHES.match(body, end)):  # an escape stays in one slice
+            end = min(more.end() + 1, len(body))
         piece = bytes(view[start:end])
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")

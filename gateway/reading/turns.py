@@ -46,18 +46,20 @@ class Turns:
             raise
 
     def _leave(self, holder: str, turn: asyncio.Future[None]) -> None:
-        line = self._waiting[holder]
-        line.remove(turn)
-        if not line:
-            del self._waiting[holder]
+        line = self._waiting.get(holder)
+        if line is not None and turn in line:  # else it was passed over already
+            line.remove(turn)
+            if not line:
+                del self._waiting[holder]
 
     def _pass_on(self) -> None:
-        if not self._waiting:
-            self._free += 1
-            return
-        holder = next(iter(self._waiting))
-        line = self._waiting.pop(holder)
-        turn = line.popleft()
-        if line:
-            self._waiting[holder] = line  # behind all others
-        turn.set_result(None)
+        while self._waiting:
+            holder = next(iter(self._waiting))
+            line = self._waiting.pop(holder)
+            turn = line.popleft()
+            if line:
+                self._waiting[holder] = line  # behind all others
+            if not turn.done():  # one that was cancelled leaves the line only when its task runs next
+                turn.set_result(None)
+                return
+        self._free += 1

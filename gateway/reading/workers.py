@@ -52,7 +52,7 @@ class Workers:
 
     async def read(self, ask: Ask, body: Body, resolve: Resolve) -> Reading:
         """As `read_body`, in another process. Raises ApiError."""
-        worker = self._idle.pop() if self._idle else await self._start()
+        worker = self._idle_one() or await self._start()
         is_reusable = False
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -74,12 +74,21 @@ class Workers:
                 self._end(worker)
         return reading
 
+    def _idle_one(self) -> _Worker | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            self._end(worker)
+        return None
+
     async def _start(self) -> _Worker:
         process, connection = _spawn()
         try:
             worker = _Worker(process, *await asyncio.open_connection(sock=connection, limit=_PIECE_BYTES))
         except BaseException:
-            connection.close()  # at the end of its input it ends
+            connection.close()
+            self._reap(process)
             raise
         self._running.add(worker)
         return worker
@@ -109,8 +118,11 @@ class Workers:
     def _end(self, worker: _Worker) -> None:
         self._running.discard(worker)
         worker.writer.close()
-        worker.process.kill()
-        ended = asyncio.get_running_loop().run_in_executor(None, worker.process.wait)
+        self._reap(worker.process)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        ended = asyncio.get_running_loop().run_in_executor(None, process.wait)
         self._ending.add(ended)
         ended.add_done_callback(self._ending.discard)
 

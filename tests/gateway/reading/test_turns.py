@@ -51,6 +51,19 @@ async def test_a_client_that_hangs_up_leaves_the_line() -> None:
     assert begun == ["a", "c"]
 
 
+async def test_clients_that_hang_up_together_lose_nobodys_place() -> None:
+    turns, begun, end = Turns(2), Began(), asyncio.Event()
+    gone = [await started(turns, "crowd", begun, end) for _ in range(8)]
+    other = await started(turns, "other", begun, asyncio.Event())
+    for task in gone:
+        task.cancel()  # those that hold a place and those that wait, before any of them runs again
+    await asyncio.gather(*gone, return_exceptions=True)
+    await eventually(lambda: begun[-1] == "other")
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+    assert repr(turns) == "<Turns 2 free, waiting: {}>"
+
+
 async def test_a_client_that_hangs_up_as_its_turn_comes_passes_it_on() -> None:
     turns, begun = Turns(1), Began()
     first, forever = asyncio.Event(), asyncio.Event()
