@@ -50,7 +50,7 @@ def folded(path: str) -> str:
 
 def upstream_target(path: str, query: bytes) -> str:
     """Path and query as a replica gets them: what was judged is what is sent."""
-    target = quote(path, safe=_SAFE_IN_PATH)
+    target = path if path in PROMPT_PATHS else quote(path, safe=_SAFE_IN_PATH)
     return f"{target}?{quote(query, safe=_SAFE_IN_QUERY)}" if query else target
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -21,7 +20,7 @@ from gateway.body import read_body, upload_body
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.job import Job
-from gateway.keyring import Keyring
+from gateway.keyring import Caller, Keyring
 from gateway.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.limit_settings import TimeoutSettings
 from gateway.metrics import Metrics
@@ -72,11 +71,7 @@ class Proxy:
             place = self._admission.place(holder_of(caller, exchange.peer))
             body = await self._receive(place, exchange)
             place.begin()
-            with self._while_client_is_there(exchange):
-                job = await self._reader.read(exchange, reply.request_id, caller, place, body)
-                del body  # the job has what the replica gets
-                await self._pin(job)
-                await self._attempts.run(job, reply)
+            await self._serve(exchange, reply, caller, place, body)
         except ApiError as error:
             reply.refuse(error)
         except ClientGone:
@@ -109,14 +104,16 @@ class Proxy:
         rate = self._admission.limits.min_body_bytes_per_s
         return await upload_body(place, exchange.headers, exchange.receive, self._body_s, rate)
 
-    @contextmanager
-    def _while_client_is_there(self, exchange: Exchange) -> Iterator[None]:
-        """Stop at once when the client hangs up: what has been sent to a replica is then aborted there."""
+    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place, body: Body) -> None:
+        """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""
         if exchange.is_gone:
             raise ClientGone
         exchange.stops_when_gone = True
         try:
-            yield
+            job = await self._reader.read(exchange, reply.request_id, caller, place, body)
+            del body  # the job has what the replica gets
+            await self._pin(job)
+            await self._attempts.run(job, reply)
         except asyncio.CancelledError:
             if exchange.is_gone:
                 exchange.task.uncancel()

@@ -24,7 +24,7 @@ POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_o
 
 # What is larger, or takes more steps, another process reads: with these the event loop is held for 40 ms at the most.
 # A sparse body (an image) is copied, not taken to pieces: it may be larger.
-_INLINE_BYTES: Final = 2**19
+_INLINE_BYTES: Final = 2**18
 _INLINE_SPARSE_BYTES: Final = 2**22
 _INLINE_STEPS: Final = 3000
 # What a worker takes to read a body, at the most, its answer included: see docs/adr/0011-reading.md.
@@ -61,7 +61,10 @@ class Reader:
         self._estimators: dict[str, TokenEstimator] = {}
 
     def estimator(self, pool: str) -> TokenEstimator:
-        return self._estimators.setdefault(pool, TokenEstimator())
+        estimator = self._estimators.get(pool)
+        if estimator is None:
+            estimator = self._estimators[pool] = TokenEstimator()
+        return estimator
 
     async def close(self) -> None:
         await self._workers.close()
@@ -155,6 +158,8 @@ def _check_kind(method: str, ask: Ask, has_body: bool) -> None:
     a web page of another origin may send such a one without asking."""
     if ask.path in PROMPT_PATHS and method != "POST":
         raise ApiError(405, "method_not_allowed", f"{ask.path} takes POST.", headers={"allow": "POST"})
+    if ask.content_type == "application/json":
+        return
     media_type = ask.content_type.partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or (media_type[:12] == "application/" and media_type[-5:] == "+json")
     if has_body and not is_json and not ask.is_form:

@@ -69,9 +69,7 @@ def media_url_digest(url: str, param: str, limits: PromptLimits) -> bytes:
         match = _HOST.match(url)
         host = match[1].strip("[]").lower() if match else ""
         if not any(host == allowed.lower() for allowed in limits.image_hosts):
-            raise bad_field(
-                param, f"media from host {host!r} is not allowed", "image_host_not_allowed"
-            )
+            raise bad_field(param, f"media from host {host!r} is not allowed", "image_host_not_allowed")
     return blake3(utf8(url, param)).digest()
 
 

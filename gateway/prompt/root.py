@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import IGNORED_FIELDS, Json, list_at, object_at, ordered_json, sorted_json, utf8
@@ -32,8 +31,7 @@ _TOOL_FIELDS: Final = ("type", "function")
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters")
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(NamedTuple):
     """Whose KV cache the prompt is for: prompts share nothing across different values of these."""
 
     root_model: str

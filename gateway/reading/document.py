@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -43,8 +43,7 @@ class Rules:
     max_form_parts: int = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What comes with a body. `path` may be empty: then the body's fields tell which API it belongs to."""
 
     path: str
