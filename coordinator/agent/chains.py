@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
 from coordinator.agent.tokens import EVEN, Ruler
@@ -39,6 +39,9 @@ class Binding:
     is_measured: bool = False
     path: list[int] = field(default_factory=list)
     """The prompt's blocks as far as the events have told; 0 where one is not known."""
+    sure_blocks: int = 0
+    """So many of them hold nothing but the prompt, whatever the estimate: an answer fills its blocks one at a time, and
+    the first of them has the end of the prompt in it."""
     spans: list[MediaSpan] = field(default_factory=list)
     """The media along `path`."""
     last: int = 0
@@ -68,7 +71,7 @@ class Bindings:
         """Add a binding; it goes on from what is known of its tip already."""
         known = self._by_tip.pop(binding.tip, None)
         if known is not None:
-            binding.path, binding.spans = known.path, known.spans
+            binding.path, binding.spans, binding.sure_blocks = known.path, known.spans, known.sure_blocks
             binding.last, binding.expected = known.last, known.expected
             if known.is_measured:
                 binding.prompt_tokens, binding.is_measured = known.prompt_tokens, True
@@ -85,7 +88,7 @@ class Bindings:
     def forget_paths(self) -> None:
         """The chains stay, their blocks are gone."""
         for binding in self._by_tip.values():
-            binding.path, binding.spans, binding.expected, binding.last = [], [], [], 0
+            binding.path, binding.spans, binding.expected, binding.last, binding.sure_blocks = [], [], [], 0, 0
         self._path_blocks = 0
 
     def _trim(self) -> None:
@@ -135,6 +138,20 @@ def places(
         found.append(Place(binding.keys[anchor.index], tokens, tokens - behind, anchor.is_exact))
         text_bytes, behind, first = binding.text_bytes[anchor.index], tokens, anchor.index + 1
     return found
+
+
+def sure_places(binding: Binding, found: list[Place], block_size: int) -> list[Place]:
+    """Those places that hold nothing of an answer, however wrong the estimate. Until a prompt is measured, only whole
+    blocks are sure at its end; where its answer may have begun, it ends in the last of them."""
+    if binding.is_measured:
+        return found
+    sure, (*before, tip) = binding.sure_blocks, found
+    kept = [place for place in before if place.tokens // block_size <= sure]
+    blocks = tip.tokens // block_size
+    if 0 < blocks <= sure or 0 < sure < len(binding.path):
+        tokens = min(blocks, sure) * block_size
+        kept.append(replace(tip, tokens=tokens, span_tokens=max(0, tip.span_tokens - (tip.tokens - tokens))))
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

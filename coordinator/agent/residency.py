@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chains import Binding, Bindings, Place, places, prompt_end
+from coordinator.agent.chains import Binding, Bindings, Place, places, prompt_end, sure_places
 from coordinator.agent.events import Cleared, Event, Removed, Stored
 from coordinator.agent.residents import Evicted, Reset, Resident, Residents, Transition
 from coordinator.agent.tokens import Ruler
@@ -43,7 +43,8 @@ class Residency:
         """Keys that a measured prompt has placed."""
         self._exact: OrderedDict[str, int] = OrderedDict()
         self._bindings = Bindings()
-        self._unbound: OrderedDict[str, int] = OrderedDict()
+        self._unbound: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """Of each session its last block, and how many up to that were stored one at a time."""
         self._relearned_at = 0
         self._nameless = 0
 
@@ -84,8 +85,8 @@ class Residency:
     def bind(self, binding: Binding) -> list[Transition]:
         """A chain has become known, before its session's events or after."""
         self._bindings.put(binding)
-        last = self._unbound.pop(binding.tip, None)
-        return self._extend(binding, [last], None) if last is not None and last in self.table else []
+        last, alone = self._unbound.pop(binding.tip, (None, 0))
+        return self._extend(binding, [last], None, alone) if last is not None and last in self.table else []
 
     def measure(self, tip: str, prompt_tokens: int, token_ids: Sequence[int] = ()) -> list[Transition]:
         """The engine has said how long a prompt was, or, where it does not name sessions, which tokens it had."""
@@ -137,9 +138,11 @@ class Residency:
         self._notice_echo(event)
         changes = self._residents.refresh(event.hashes)
         if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
+            is_alone = len(event.hashes) == 1
             if binding is not None:
-                return changes + self._extend(binding, event.hashes, event.parent)
-            self._unbound[event.session] = event.hashes[-1]
+                return changes + self._extend(binding, event.hashes, event.parent, int(is_alone))
+            _, alone = self._unbound.get(event.session, (0, 0))
+            self._unbound[event.session] = (event.hashes[-1], alone + 1 if is_alone else 0)
             self._unbound.move_to_end(event.session)
             if len(self._unbound) > _MAX_UNBOUND:
                 self._unbound.popitem(last=False)
@@ -154,8 +157,9 @@ class Residency:
                 self.echoes_sessions = False
                 self.table.keeps_tokens = True
 
-    def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None) -> list[Transition]:
-        """The session's events have come as far as the last of these blocks, which lie behind `parent`."""
+    def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None, alone: int) -> list[Transition]:
+        """The session's events have come as far as the last of these blocks, which lie behind `parent`; so many up to
+        that were stored `alone`, one at a time."""
         follows = parent is not None and parent == binding.last
         binding.last = hashes[-1]
         # What follows a prompt is its answer, which fills one block at a time.
@@ -163,13 +167,16 @@ class Residency:
         if is_answer and follows and all(key in self._residents for key in binding.expected):
             return []
         if follows and not is_answer and binding.path[-1:] == [parent]:
-            self._adopt(binding, [*binding.path, *hashes])
+            longer = [*binding.path, *hashes]
+            _make_sure(binding, longer, alone, self.table.block_size)
+            self._adopt(binding, longer)
             return self._resolve(binding)
         path = self.table.path(binding.last)
         if path is None:
             if not self.is_relearning:  # its beginning was never told
                 self.relearn()
             return []
+        _make_sure(binding, path, alone, self.table.block_size)
         common = min(len(path), len(binding.path))
         if path[:common] != binding.path[:common]:  # what an image's URL names has changed
             binding.is_measured = False
@@ -194,7 +201,7 @@ class Residency:
         changes: list[Transition] = []
         binding.expected = []
         ruler = Ruler(self.table.text_bytes(path), size)
-        for place in places(binding, spans, end, self._exact, ruler):
+        for place in sure_places(binding, places(binding, spans, end, self._exact, ruler), size):
             index = place.tokens // size
             if index > len(path):
                 break
@@ -215,15 +222,17 @@ class Residency:
         if known is not None and not place.is_exact:
             index = min(index, self._agreed(known, path) or index)
         block_hash = path[index - 1]
+        tokens = min(place.tokens, (index + 1) * size - 1)
         if known is not None:
             before = path[known.tokens // self.table.block_size - 1 :][:1]
             may_stay = place.key in self._firm and not place.is_exact and before in ([], [known.block_hash])
-            if known.block_hash == block_hash or may_stay:
+            # An engine computes a prompt's last token in any case: of whole blocks it serves all but the last.
+            is_said = not place.is_exact or (tokens - 1) // size == (known.tokens - 1) // size
+            if may_stay or (known.block_hash == block_hash and is_said):
                 # Chains that share a key put it a few tokens apart: it stays, or every request would move it.
                 self._residents.touch(known)
                 return []
         self._firm.pop(place.key, None)
-        tokens = min(place.tokens, (index + 1) * size - 1)
         span_tokens = max(0, place.span_tokens - (place.tokens - tokens))
         return self._residents.watch(place.key, tokens, span_tokens, block_hash)
 
@@ -235,3 +244,14 @@ class Residency:
             return 0
         other = self.table.path(known.block_hash) or []
         return next((at for at, (a, b) in enumerate(zip(other, path, strict=False)) if a != b), 0)
+
+
+def _make_sure(binding: Binding, path: Sequence[int], alone: int, block_size: int) -> None:
+    """What of a prompt is known to be no answer's, now that its session's events have led to this path. No estimate is
+    so wrong that the answer begins in what it takes for the prompt's first half."""
+    common = min(len(path), binding.sure_blocks)
+    sure = binding.sure_blocks if path[:common] == binding.path[:common] else 0
+    if not alone or 2 * len(path) * block_size <= binding.prompt_tokens:
+        binding.sure_blocks = max(sure, len(path))
+    else:
+        binding.sure_blocks = sure or len(path) - alone

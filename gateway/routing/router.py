@@ -40,7 +40,7 @@ class Ticket:
     url: str
     why: str
     matched_tokens: int
-    """How many tokens of the prompt its engine is predicted to have cached: whole blocks, where it told of them."""
+    """How many tokens of the prompt its engine is predicted to serve from its cache, in whole blocks."""
     placement: Placement | None
     """None when the store did not decide."""
     computed: bool = False
@@ -117,7 +117,7 @@ class Router:
                     placement.incarnation,
                     job.served.replicas[placement.replica],
                     placement.why,
-                    self._predicted_tokens(placement),
+                    self._predicted_tokens(request, placement),
                     placement,
                 )
                 if placement.passed_over_tokens:
@@ -127,11 +127,18 @@ class Router:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
         return ticket
 
-    def _predicted_tokens(self, placement: Placement) -> int:
-        """Engines serve whole blocks from cache."""
-        if placement.matched_kind != "resident":
-            return placement.matched_tokens
-        return placement.matched_tokens - placement.matched_tokens % self._block_tokens(placement.replica)
+    def _predicted_tokens(self, request: PlaceRequest, placement: Placement) -> int:
+        """Engines serve whole blocks from cache, and compute a prompt's last token in any case. Where the tokens behind
+        the matched key are this gateway's estimate, one block more is left out."""
+        keys, tokens = placement.matched_keys, placement.matched_tokens
+        if not keys:
+            return 0
+        block_tokens = self._block_tokens(placement.replica)
+        if placement.matched_kind == "claim" and tokens == request.tokens[keys - 1]:
+            tokens -= block_tokens
+        if keys == len(request.keys):
+            tokens -= 1
+        return max(0, tokens - tokens % block_tokens)
 
     def pool(self, job: Job) -> Pool:
         return self._store.pool(job.served.pool)

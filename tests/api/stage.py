@@ -121,12 +121,12 @@ class Stage:
 
     def until_resident(self, body: Any, gateway: int = 0, prompt_tokens: int = 0) -> Json:
         """Wait until the engine's events have confirmed all of a chat's prompt; the owner's record. With the engine's
-        `prompt_tokens`, until the map has them too, to the block: before that a prompt's end is estimated."""
+        `prompt_tokens`, until the map has them too, to the served block: before that only whole blocks are sure."""
 
         def confirmed() -> Json | None:
             owners = [owner for owner in self.owners(body, gateway) if owner["kind"] == "resident"]
             if prompt_tokens:
-                owners = [owner for owner in owners if owner["tokens"] // 16 == prompt_tokens // 16]
+                owners = [owner for owner in owners if (owner["tokens"] - 1) // 16 == (prompt_tokens - 1) // 16]
             return owners[0] if owners else None
 
         found: Json = wait_until(confirmed)

@@ -85,6 +85,23 @@ def test_an_answer_says_up_to_where_more_may_be_cached_than_is_known(stage: Stag
     assert again.matched_tokens <= next_boundary(again.response.headers)
 
 
+@pytest.mark.parametrize("cluster", ["stage", "unfollowed"])
+def test_no_more_is_said_to_be_matched_than_an_engine_can_serve(cluster: str, request: pytest.FixtureRequest) -> None:
+    """vLLM serves whole blocks, and computes a prompt's last token in any case. Answers fill blocks as well, which are
+    worth nothing to the prompt that comes again."""
+    stage: Stage = request.getfixturevalue(cluster)
+    seen = set()
+    for size in range(1500, 1580, 4):
+        context = text(size)
+        for turn, max_tokens in enumerate((40, 70, 1, 40)):
+            answer = stage.chat(context, gateway=turn % len(stage.gateways), max_tokens=max_tokens, temperature=0)
+            seen.add(answer.prompt_tokens % 16)
+            assert answer.matched_tokens <= (answer.prompt_tokens - 1) // 16 * 16
+            assert turn == 0 or answer.matched_tokens > 0
+    assert 0 in seen
+    assert len(seen) > 8
+
+
 def test_a_refusal_by_a_replica_says_which_one(stage: Stage) -> None:
     answer = stage.post("/v1/chat/completions", chat_body(text(50), max_tokens=-1))
     assert answer.status_code == 400

@@ -14,16 +14,16 @@ from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, re
 
 
 def test_a_session_whose_beginning_was_never_told_means_that_there_is_more_to_learn() -> None:
-    residency = bound(chain(4, 8, 12))
+    residency = bound(chain(4, 8, 16))
     assert residency.apply([told([3], 2)]) == []
     assert residency.is_relearning
-    assert brief(residency.apply([told([1, 2]), told([4], 3)])) == ["+k4@1", "+k8@2", "+tip@3"]
+    assert brief(residency.apply([told([1, 2]), told([4, 5], 3)])) == ["+k4@1", "+k8@2", "+tip@4"]
 
 
 def test_a_report_tells_of_the_beginning_and_said_again_changes_nothing() -> None:
-    residency = bound(chain(4, 8, 12, is_report=True))
+    residency = bound(chain(4, 8, 16, is_report=True))
     residency.relearn()
-    assert brief(residency.apply([told([1, 2]), told([3], 2)])) == ["+k4@1", "+k8@2", "+tip@3"]
+    assert brief(residency.apply([told([1, 2]), told([3, 4], 2)])) == ["+k4@1", "+k8@2", "+tip@4"]
     for _ in range(3):
         assert residency.apply([told([1, 2])]) == []
     assert brief(residency.apply([removed(2)])) == ["-k8"]
@@ -188,11 +188,11 @@ def test_keys_that_were_forgotten_are_said_again_when_their_prompt_is_computed_a
 def test_sessions_that_are_never_bound_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency_module, "_MAX_UNBOUND", 2)
     residency = bound()
-    residency.apply([told([block], session=f"s{block}") for block in (1, 2, 3)])
-    residency.apply([told([12], 2, session="s2"), told([4], session="s4")])
+    residency.apply([told([block, 10 * block], session=f"s{block}") for block in (1, 2, 3)])
+    residency.apply([told([50, 51], 20, session="s2"), told([4, 40], session="s4")])
     assert [brief(residency.bind(chain(4, tip=f"s{block}"))) for block in (1, 2, 3, 4)] == [
         [],
-        ["+s2@2"],
+        ["+s2@51"],
         [],
         ["+s4@4"],
     ]

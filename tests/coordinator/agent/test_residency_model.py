@@ -156,6 +156,7 @@ class Watch:
         self.listener = Listener()
         self.chains: dict[str, Request] = {}
         self.told: set[str] = set()
+        self.measured: set[str] = set()
         self.overheard: set[str] = set()
         """Sessions that were named before they were bound. Whether their last blocks are a prompt's or its answer's is
         only known once the prompt is measured."""
@@ -163,6 +164,7 @@ class Watch:
     def serve(self, request: Request, is_exact: bool) -> None:
         """Run a request; where its estimate `is_exact`, all that is said must be right at every step."""
         hear = self.listener.hear
+        on_its_way = None if request.tip in self.measured else request
         if request.is_bound != "before" and not self.residency.is_bound(request.tip):
             self.overheard.add(request.tip)
         if request.is_bound == "before":
@@ -175,14 +177,21 @@ class Watch:
             if self.residency.is_bound(request.tip):
                 self.told.add(request.tip)
             if is_exact and request.tip not in self.overheard:
-                self.check()
+                self.check(on_its_way)
+            self.check_tip(request)
         if request.is_bound == "after":
             hear(self.residency.bind(request.binding()))
             self.chains[request.tip] = request
+            self.check_tip(request)
         if is_named and self.residency.is_bound(request.tip):
             self.told.add(request.tip)
-        hear(self.residency.measure(request.tip, len(request.prompt)))
+        self.measure(request)
         self.check()
+
+    def measure(self, request: Request) -> None:
+        if self.residency.is_bound(request.tip):
+            self.measured.add(request.tip)
+        self.listener.hear(self.residency.measure(request.tip, len(request.prompt)))
 
     def serve_late(self, request: Request) -> None:
         """Run a request of an engine whose past is not known."""
@@ -191,11 +200,12 @@ class Watch:
             self.chains[request.tip] = request
         elif not self.residency.is_bound(request.tip):
             self.overheard.add(request.tip)
+        on_its_way = None if request.tip in self.measured else request
         for batch in self.engine.steps(request):
             self.listener.hear(self.residency.apply(batch))
             if request.tip not in self.overheard:
-                self.check(is_complete=False)
-        self.listener.hear(self.residency.measure(request.tip, len(request.prompt)))
+                self.check(on_its_way, is_complete=False)
+        self.measure(request)
         self.check(is_complete=False)
 
     def clear(self) -> None:
@@ -203,21 +213,31 @@ class Watch:
         self.told.clear()
         self.check()
 
-    def check(self, is_complete: bool = True) -> None:
-        """What is said to be resident is in the cache; where a chain's blocks were named, all that is in it is said."""
+    def check_tip(self, request: Request) -> None:
+        """No more blocks are told of a prompt than it has, where it was estimated at no more than twice its length."""
+        said = {resident.key: resident.tokens for resident in self.residency.residents()}
+        if request.estimate_tokens <= 2 * len(request.prompt):
+            assert said.get(request.tip, 0) // SIZE <= len(request.prompt) // SIZE
+
+    def check(self, on_its_way: Request | None = None, is_complete: bool = True) -> None:
+        """What is said to be resident is in the cache; where a chain's blocks were named, all that is in it is said. Of
+        a prompt that is not measured yet, keys may be said to end in an earlier block than they do."""
         said = {resident.key: resident for resident in self.residency.residents()}
         assert said == self.listener.held
         assert len(said) == len(self.residency)
+        unsure = {key_of(on_its_way.prompt[:end]) for end in on_its_way.ends()} if on_its_way else set()
         for tip, request in self.chains.items():
             for end in request.ends():
                 prefix = request.prompt[:end]
-                block = block_hash(prefix[: end // SIZE * SIZE])
-                medium = self.engine.medium_of(block) if end >= SIZE else ""
-                found = said.get(key_of(prefix))
+                key, blocks = key_of(prefix), [block_hash(prefix[:at]) for at in range(SIZE, end + 1, SIZE)]
+                found = said.get(key)
                 if found is not None:
-                    assert (found.medium, found.block_hash) == (medium, block)
-                elif is_complete and tip in self.told:
-                    assert not medium, f"{end} tokens of {request.prompt} are held, but not said to be"
+                    assert found.tokens // SIZE == blocks.index(found.block_hash) + 1
+                    assert found.medium == self.engine.medium_of(found.block_hash)
+                    assert key in unsure or found.block_hash == blocks[-1]
+                elif is_complete and tip in self.told and key not in unsure and blocks:
+                    held = self.engine.medium_of(blocks[-1])
+                    assert not held, f"{end} tokens of {request.prompt} are held, but not said to be"
 
 
 @st.composite
