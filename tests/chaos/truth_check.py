@@ -42,6 +42,11 @@ def fitted(text: str, last_block_tokens: int) -> str:
     return text
 
 
+def served_blocks(prompt_tokens: int) -> int:
+    """How many blocks of a prompt an engine serves from cache at most: it computes the last token in any case."""
+    return (prompt_tokens - 1) // BLOCK_TOKENS
+
+
 def path_of(text: str) -> list[str]:
     """The blocks of a prompt of one user's message."""
     prompt = prompt_of(text)

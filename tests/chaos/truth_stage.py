@@ -24,7 +24,7 @@ from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
 from gateway.tasks import Tasks
 from tests.chaos import glass_replica
-from tests.chaos.truth_check import BLOCK_TOKENS, Told, fitted, path_of, untold, untrue
+from tests.chaos.truth_check import BLOCK_TOKENS, Told, fitted, path_of, prompt_of, served_blocks, untold, untrue
 from tests.cluster.clients import CHAT, chat, is_complete, prose
 from tests.cluster.ledger import Ledger
 from tests.polling import Patience, eventually
@@ -193,8 +193,8 @@ class TruthStage:
 
     async def is_measured(self, texts: Sequence[str]) -> bool:
         """Whether agents have heard how long these prompts were, and have nothing more to say of them."""
-        told = [(len(path_of(text)), (await self.told(text))[1].values()) for text in texts]
-        at_the_end = all(each.tokens // BLOCK_TOKENS == blocks for blocks, of_one in told for each in of_one)
+        told = [(prompt_of(text).num_tokens, (await self.told(text))[1].values()) for text in texts]
+        at_the_end = all(served_blocks(each.tokens) == served_blocks(end) for end, of_one in told for each in of_one)
         return at_the_end and await self.is_confirmed(texts)
 
     async def is_confirmed(self, texts: Sequence[str]) -> bool:
