@@ -167,10 +167,10 @@ JSON, FORM = "application/json", "multipart/form-data; boundary=x"
 CHAT, TOKENIZE, AUDIO = "/v1/chat/completions", "/tokenize", "/v1/audio/transcriptions"
 # Tokenized, they leave nothing behind that other tests' placements would be measured against.
 QUICK = {
-    "a long text": (TOKENIZE, JSON, json_of(user="so, it goes on " * 20_000)),
+    "a long text": (TOKENIZE, JSON, json_of(user="so, it goes on " * 15_000)),
     "a large image": (TOKENIZE, JSON, json_of(user="A" * 3 * MIB)),
     "a conversation": (TOKENIZE, JSON, json_of(messages=[{"role": "user", "content": "x"}] * 300)),
-    "a short recording": (AUDIO, FORM, form_of(300_000)),
+    "a short recording": (AUDIO, FORM, form_of(200_000)),
 }
 SLOW = {
     "many small messages": (TOKENIZE, JSON, json_of(messages=[{"role": "user", "content": ""}] * 8000)),

@@ -49,8 +49,8 @@ def test_bytes_are_limited_for_one_body_and_for_all() -> None:
     with pytest.raises(ApiError) as too_many:
         admission.place("b").hold(2000)
     assert (too_large.value.status, too_many.value.status) == (413, 429)
-    with place.holding(900):
-        assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2900 bytes held>"
+    with place.holding(500):
+        assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2500 bytes held>"
     place.hold_only(500)
     assert not admission.try_hold(2501)
     assert admission.try_hold(2500)
