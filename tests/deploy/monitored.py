@@ -80,10 +80,10 @@ def let_it_all_happen(stage: Stage) -> None:
     for sim in stage.sims:
         sim.fail("none")
     body = chat_body(forgotten := text())
-    held_by = stage.chat(forgotten).replica
-    stage.until_resident(body)
+    first = stage.chat(forgotten)
+    stage.until_resident(body, prompt_tokens=first.prompt_tokens)  # measured: no later word moves its end
     stage.chat(forgotten)  # by which the gateway knows that this replica tells what it had cached
-    next(sim for sim in stage.sims if sim.id == held_by).fail("amnesia")
+    next(sim for sim in stage.sims if sim.id == first.replica).fail("amnesia")
     stage.chat(forgotten)
 
 
