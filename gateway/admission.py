@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gateway.errors import ApiError
@@ -24,11 +24,11 @@ _ANSWERS = "answers"
 class Admission:
     """What a gateway has room for."""
 
-    def __init__(self, limits: LimitSettings, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
-        self.uploads = Shares(limits.max_uploads, now_s)
-        self.requests = Shares(limits.max_in_flight, now_s)
-        self.held_bytes = Shares(limits.max_buffered_bytes, now_s)
+        self.uploads = Shares(limits.max_uploads, time.monotonic)
+        self.requests = Shares(limits.max_in_flight, time.monotonic)
+        self.held_bytes = Shares(limits.max_buffered_bytes, time.monotonic)
 
     def __repr__(self) -> str:
         uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken

@@ -69,9 +69,7 @@ class Proxy:
             caller = self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
             place = self._admission.place(holder_of(caller, exchange.peer))
-            body = await self._receive(place, exchange)
-            place.begin()
-            await self._serve(exchange, reply, caller, place, body)
+            await self._serve(exchange, reply, caller, place)
         except ApiError as error:
             reply.refuse(error)
         except ClientGone:
@@ -104,14 +102,16 @@ class Proxy:
         rate = self._admission.limits.min_body_bytes_per_s
         return await upload_body(place, exchange.headers, exchange.receive, self._body_s, rate)
 
-    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place, body: Body) -> None:
+    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place) -> None:
         """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""
+        body = await self._receive(place, exchange)
+        place.begin()
         if exchange.is_gone:
             raise ClientGone
         exchange.stops_when_gone = True
         try:
             job = await self._reader.read(exchange, reply.request_id, caller, place, body)
-            del body  # the job has what the replica gets
+            del body  # the job has what the replica gets; nobody else may hold it, as it is not accounted for any more
             await self._pin(job)
             await self._attempts.run(job, reply)
         except asyncio.CancelledError:
