@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.admission import Place
 from gateway.errors import ApiError
+from gateway.pieces import joined
 
 More = Callable[[], Awaitable[bytes]]
 """The next piece of a body; empty at its end."""
@@ -18,23 +19,7 @@ GRACE_S = 5.0
 async def read_body(place: Place, headers: Mapping[str, str], more: More) -> bytes | bytearray:
     """Read it whole. Raises ApiError as soon as it is too large, and what `more` raises."""
     _check_head(place, headers)
-    first = await more()
-    if not first:
-        return b""
-    place.refuse_larger(len(first))
-    place.hold(len(first))
-    second = await more()
-    if not second:
-        return first
-    # A bytearray grows where it lies: the body is in memory once.
-    body = bytearray(first)
-    del first
-    while second:
-        place.refuse_larger(len(body) + len(second))
-        place.hold(len(second))
-        body += second
-        second = await more()
-    return body
+    return await _gathered(place, more)
 
 
 async def upload_body(
@@ -56,13 +41,22 @@ async def upload_body(
 
     try:
         async with asyncio.timeout(min(limit_s, GRACE_S)) as limit:
-            return await read_body(place, headers, timed)
+            return await _gathered(place, timed)
     except TimeoutError:
         message = (
             f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {min_bytes_per_s} bytes per "
             "second (limits.min_body_bytes_per_s)."
         )
         raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
+
+
+async def _gathered(place: Place, more: More) -> bytes | bytearray:
+    body: bytes | bytearray = b""
+    while piece := await more():
+        place.refuse_larger(len(body) + len(piece))
+        place.hold(len(piece))
+        body = joined(body, piece)
+    return body
 
 
 def _check_head(place: Place, headers: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.http.answer_head import answer_head
+from gateway.pieces import joined
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -138,12 +139,7 @@ class Exchange:
         self._came_bytes += len(piece)
         if self.is_answered:
             return
-        if not self._held:
-            self._held = piece
-        else:  # in one place: a list of small pieces would take many times what is in them
-            if isinstance(self._held, bytes):
-                self._held = bytearray(self._held)
-            self._held += piece
+        self._held = joined(self._held, piece)
         if len(self._held) > _READ_AHEAD_BYTES and not self._is_paused:
             self._is_paused = True
             self._line.pause_reading()

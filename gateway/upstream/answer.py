@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from gateway.pieces import joined
 from gateway.upstream.errors import UpstreamError
 
 Sink = Callable[[bytes], bool]
@@ -143,12 +144,7 @@ class Answer:
         if self._sink is not None:
             self._give(piece)
             return
-        if not self._held:
-            self._held = piece
-        else:  # in one place: a list of small pieces would take many times what is in them
-            if isinstance(self._held, bytes):
-                self._held = bytearray(self._held)
-            self._held += piece
+        self._held = joined(self._held, piece)
         if len(self._held) > _READ_AHEAD_BYTES:
             self._pause()
         self.wake()
