@@ -30,6 +30,17 @@ def prompt_tokens(relayed: Relayed) -> bool:
     return 'kvgate_prompt_tokens_total{replica="r0"} 7.0' in relayed.gateway.metrics.exposition().decode()
 
 
+async def read_while_it_comes(relayed: Relayed, go_on: asyncio.Event) -> tuple[httpx.Response, bytes]:
+    """An answer and its body, whose rest the replica sends once the client has the first of it."""
+    async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
+        pieces = answer.aiter_bytes()
+        got = await anext(pieces)
+        go_on.set()
+        async for piece in pieces:
+            got += piece
+    return answer, got
+
+
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["of known length", "chunked"])
 async def test_a_large_answer_reaches_its_client_before_it_is_complete(relayed: Relayed, is_chunked: bool) -> None:
     body, go_on = document(3 * MIB), asyncio.Event()
@@ -38,12 +49,7 @@ async def test_a_large_answer_reaches_its_client_before_it_is_complete(relayed: 
         relayed.replica.says(head(*CHUNKED) + chunk(first), go_on, chunk(second) + chunk(b""))
     else:
         relayed.replica.says(head(f"content-length: {len(body)}") + first, go_on, second)
-    async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
-        pieces = answer.aiter_bytes()
-        got = await anext(pieces)
-        go_on.set()
-        async for piece in pieces:
-            got += piece
+    answer, got = await read_while_it_comes(relayed, go_on)
     assert got == body
     assert answer.headers.get("content-length") == (None if is_chunked else str(len(body)))
     assert prompt_tokens(relayed)
@@ -67,12 +73,7 @@ async def test_what_is_gathered_is_counted_until_its_client_has_it(relayed: Rela
 async def test_where_there_is_no_room_an_answer_is_relayed_from_where_it_stands(relayed: Relayed) -> None:
     body, go_on = document(2**16), asyncio.Event()
     relayed.replica.says(head(f"content-length: {len(body)}") + body[:-10], go_on, body[-10:])
-    async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
-        pieces = answer.aiter_bytes()
-        got = await anext(pieces)
-        go_on.set()
-        async for piece in pieces:
-            got += piece
+    _, got = await read_while_it_comes(relayed, go_on)
     assert got == body
     assert prompt_tokens(relayed)
 

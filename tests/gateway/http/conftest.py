@@ -103,6 +103,16 @@ async def echo(exchange: Exchange) -> None:
     exchange.whole(200, [(b"x-mark", b"1")], said)
 
 
+def echo_after(event: asyncio.Event) -> Handler:
+    """A handler that waits for the event, and then says what it was asked."""
+
+    async def waiting(exchange: Exchange) -> None:
+        await event.wait()
+        await echo(exchange)
+
+    return waiting
+
+
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     served = Served()

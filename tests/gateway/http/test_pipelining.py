@@ -11,7 +11,7 @@ import pytest
 from gateway.http import protocol as protocol_module
 from gateway.http.exchange import Exchange
 from gateway.http.parser import RequestParser
-from tests.gateway.http.conftest import CLOSE, Served, Wire, echo
+from tests.gateway.http.conftest import CLOSE, Served, Wire, echo_after
 from tests.polling import eventually
 
 GET = b"GET /get HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -75,11 +75,7 @@ async def test_wherever_they_are_cut_each_is_what_it_was(monkeypatch: pytest.Mon
 async def test_beyond_what_is_kept_they_are_not_answered_and_the_client_is_told(served: Served) -> None:
     go_on = asyncio.Event()
 
-    async def waiting(exchange: Exchange) -> None:
-        await go_on.wait()
-        await echo(exchange)
-
-    served.handle = waiting
+    served.handle = echo_after(go_on)
     async with served.client() as (reader, writer):
         writer.write(GET * 10_000)
         await writer.drain()

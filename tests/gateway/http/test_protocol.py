@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.http import protocol as protocol_module
 from gateway.http.exchange import ClientGone, Exchange
-from tests.gateway.http.conftest import CLOSE, Served, echo, undated
+from tests.gateway.http.conftest import CLOSE, Served, echo, echo_after, undated
 from tests.polling import eventually
 
 
@@ -180,11 +180,7 @@ async def test_a_client_that_does_not_read_is_waited_for(served: Served) -> None
 async def test_a_large_body_is_held_back_until_it_is_read(served: Served) -> None:
     begin = asyncio.Event()
 
-    async def late(exchange: Exchange) -> None:
-        await begin.wait()
-        await echo(exchange)
-
-    served.handle = late
+    served.handle = echo_after(begin)
     size = 50 * 2**20
     async with served.client() as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + CLOSE + b"content-length: %d\r\n\r\n" % size)
@@ -228,11 +224,7 @@ async def test_an_idle_connection_is_closed_and_one_that_is_answered_is_not(
 async def test_a_server_that_stops_lets_answers_end(served: Served) -> None:
     go_on = asyncio.Event()
 
-    async def waiting(exchange: Exchange) -> None:
-        await go_on.wait()
-        await echo(exchange)
-
-    served.handle = waiting
+    served.handle = echo_after(go_on)
     async with served.client() as (reader, writer), served.client() as (idle, _):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await eventually(lambda: served.state.tasks and len(served.state.connections) == 2)
