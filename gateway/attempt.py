@@ -148,7 +148,8 @@ class Attempts:
                 return self._doubted(ticket, failure)
             ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
             self._router.succeeded(ticket)
-            self._count(tickets[:-1], failures, was_answered=True)
+            if failures:
+                self._count(tickets, failures, was_answered=True)
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer)
             else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 from gateway.admission import Place
+from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.pieces import joined
 
-More = Callable[[], Awaitable[bytes]]
+More = Callable[[], Awaitable[bytes | bytearray]]
 """The next piece of a body; empty at its end."""
 
 GRACE_S = 5.0
@@ -23,24 +26,23 @@ async def read_body(place: Place, headers: Mapping[str, str], more: More) -> byt
 
 
 async def upload_body(
-    place: Place, headers: Mapping[str, str], more: More, limit_s: float, min_bytes_per_s: int
+    place: Place, headers: Mapping[str, str], more: More, deadlines: Deadlines, limit_s: float, min_bytes_per_s: int
 ) -> bytes | bytearray:
     """The same of a body that is still coming, counted as an upload meanwhile. Raises a 408 when it is not complete
     after `limit_s`, or slower than `min_bytes_per_s`."""
     _check_head(place, headers)
     place.upload()
-    loop = asyncio.get_running_loop()
-    started_s, received = loop.time(), 0
+    started_s, received = time.monotonic(), 0
 
-    async def timed() -> bytes:
+    async def timed() -> bytes | bytearray:
         nonlocal received
         piece = await more()
         received += len(piece)
-        limit.reschedule(started_s + min(limit_s, GRACE_S + received / min_bytes_per_s))
+        limit.due_s = started_s + min(limit_s, GRACE_S + received / min_bytes_per_s)
         return piece
 
     try:
-        async with asyncio.timeout(min(limit_s, GRACE_S)) as limit:
+        with deadlines.within(min(limit_s, GRACE_S), cast("asyncio.Task[None]", asyncio.current_task())) as limit:
             return await _gathered(place, timed)
     except TimeoutError:
         message = (

@@ -17,6 +17,7 @@ from coordinator.watch.watcher import Watcher
 from gateway import __version__
 from gateway.admission import Admission, holder_of
 from gateway.body import upload_body
+from gateway.deadlines import Deadlines
 from gateway.discovery.discovery import Discovery
 from gateway.errors import ApiError
 from gateway.explain import Explainer
@@ -165,6 +166,8 @@ def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
 
 
 def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer, body_s: float) -> None:
+    deadlines = Deadlines()
+
     @app.post("/v1/route/explain")
     async def explain(request: Request, path: str | None = None) -> Response:
         headers = dict(request.headers)
@@ -174,7 +177,7 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
         place = admission.place(holder_of(caller, request.client.host if request.client else ""))
         more = partial(anext, request.stream(), b"")
         try:
-            body = await upload_body(place, headers, more, body_s, admission.limits.min_body_bytes_per_s)
+            body = await upload_body(place, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
             place.begin()
             return _json(200, await explainer.explain(body, headers, caller, place, path))
         except ClientDisconnect:

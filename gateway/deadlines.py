@@ -50,11 +50,13 @@ class Limit:
         self._limit_s = limit_s
         self._has_expired = False
         self.due_s = 0.0
+        """By time.monotonic(); it may be moved."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Limit:
         if self._limit_s is not None:
             self.due_s = time.monotonic() + self._limit_s
             self._deadlines.add(self)
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def joined(held: bytes | bytearray, piece: bytes) -> bytes | bytearray:
+def joined(held: bytes | bytearray, piece: bytes | bytearray) -> bytes | bytearray:
     """What is held, and a piece behind it.
 
     A bytearray grows in place. A list of small pieces would take many times what is in them; joining a list of large

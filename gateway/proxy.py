@@ -17,6 +17,7 @@ import structlog
 from gateway.admission import Admission, Place, holder_of
 from gateway.attempt import Attempts
 from gateway.body import read_body, upload_body
+from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.job import Job
@@ -58,6 +59,7 @@ class Proxy:
         self._metrics = metrics
         self._body_s = timeouts.body_s
         self._logs_requests = logs_requests
+        self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -100,7 +102,7 @@ class Proxy:
         if exchange.has_body:
             return await read_body(place, exchange.headers, exchange.receive)
         rate = self._admission.limits.min_body_bytes_per_s
-        return await upload_body(place, exchange.headers, exchange.receive, self._body_s, rate)
+        return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 
     async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place) -> None:
         """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""

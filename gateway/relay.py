@@ -96,11 +96,12 @@ class Relay:
             if not pass_on(answer.take()):
                 await reply.drained()
             held.let_go()
-            await answer.relay(pass_on, reply.drained)
+            last = await answer.relay(pass_on, reply.drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ticket.pool.done(ticket.request.reservation)
-        reply.end()
+        reply.end(last)
+        end += last
         if _teaches(job, ticket):
             self._learn(job, ticket, {"usage": last_usage(end)}, [])
 
@@ -117,15 +118,18 @@ class Relay:
         )
         reason = ""
 
+        def complete(piece: bytes) -> bytes:
+            ready = relay.feed(piece)
+            if ready and watch is not None:
+                watch(ready)
+            return ready
+
         def pass_on(piece: bytes) -> bool:
             nonlocal reason
-            ready = relay.feed(piece)
-            if not ready:
-                reason = _why_not_held(relay.held_bytes, held)
-                return not reason
-            if watch is not None:
-                watch(ready)
-            return reply.more(ready)
+            if ready := complete(piece):
+                return reply.more(ready)
+            reason = _why_not_held(relay.held_bytes, held)
+            return not reason
 
         async def drained() -> None:
             if reason:
@@ -134,16 +138,17 @@ class Relay:
 
         reply.start_stream(answer)
         try:
-            await answer.relay(pass_on, drained)
+            last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
+        ready = complete(last) if last else b""
         rest = relay.finish()
         if reason or not relay.saw_end:
+            if ready:
+                reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
-        if rest:
-            reply.more(rest)
         ticket.pool.done(ticket.request.reservation)
-        reply.end()
+        reply.end(ready + rest)
         self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:

@@ -102,8 +102,9 @@ class Reply:
     async def drained(self) -> None:
         await self._exchange.drained()
 
-    def end(self) -> None:
-        self._exchange.end()
+    def end(self, data: bytes = b"") -> None:
+        """The answer is complete with this last piece of its body."""
+        self._exchange.end(data)
 
     def refuse(self, error: ApiError) -> None:
         """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
@@ -116,8 +117,7 @@ class Reply:
             if not self._has_events:
                 return
             number = next_sequence_number(self.numbered_events)
-            self.more(error_event(error, path, self.request_id, number))
-            self.end()
+            self.end(error_event(error, path, self.request_id, number))
             return
         self.status = error.status
         headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]

@@ -26,9 +26,9 @@ class Shares:
     def try_take(self, holder: str, count: int) -> bool:
         """Take `count` units if they are there, and if that leaves enough for others who want some."""
         held = self._by_holder.get(holder, 0)
-        left = self.limit - self.taken
-        is_greedy = held > 0 and held + count > FAIR_FACTOR * (left - count)
-        if count > left or (is_greedy and self._is_wanted_by_others(holder)):
+        left = self.limit - self.taken - count
+        is_greedy = held > 0 and held + count > FAIR_FACTOR * left
+        if left < 0 or (is_greedy and self._is_wanted_by_others(holder)):
             self._refuse(holder)
             return False
         self._by_holder[holder] = held + count

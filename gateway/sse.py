@@ -130,7 +130,7 @@ class EventRelay:
         kept: list[bytes] = []
         latest = None
         for event in reversed(split_events(ready)):
-            if _HAS_USAGE.search(event):
+            if b'"usage"' in event and _HAS_USAGE.search(event):
                 has_no_more = self._strip_usage and _NO_CHOICES.search(event) is not None
                 document = (event_data(event) if has_no_more or latest is None else None) or {}
                 usage = document.get("usage")

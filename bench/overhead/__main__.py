@@ -24,8 +24,8 @@ from rich.table import Table
 
 from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
-from bench.overhead.cell import Figures, Row, Shape, measure, median_of
-from bench.overhead.contenders import CONTENDERS, of_checkout
+from bench.overhead.cell import Figures, Row, Shape, cpu_ratio, measure, median_of
+from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.peers import PEERS, DoesNotStart
 from gateway.local.ports import free_ports
@@ -58,6 +58,8 @@ def _table(rows: list[Row]) -> Table:
     columns = ["CPU us", "Redis us", "req/s", "first p50", "p99 ms"]
     if any(row.figures.failed for row in rows):
         columns.append("failed")
+    if any(row.cpu_ratio is not None for row in rows):
+        columns.append("CPU ratio")
     title = "CPU per request, requests/s and time to the first byte: medians"
     table = tables.table(title, ("prompt", "answer", "load", "proxy"), columns)
     above = None
@@ -73,6 +75,7 @@ def _table(rows: list[Row]) -> Table:
             f"{figures.first_byte_p50_ms:.2f}",
             f"{figures.first_byte_p99_ms:.2f}",
             *([str(figures.failed)] if "failed" in columns else []),
+            *([f"{row.cpu_ratio:.3f}" if row.cpu_ratio else ""] if "CPU ratio" in columns else []),
         )
         above = shape
     return table
@@ -104,7 +107,16 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
                     progress.update(task, description=f"{shape.prompt}, {shape.answer}: {name}")
                     rounds[name].append(measure(shape, proxy, urls[0], options.warm_up_s, options.seconds))
                     progress.advance(task)
-            found.rows += [Row(shape, name, median_of(figures)) for name, figures in rounds.items()]
+            found.rows += _rows(shape, rounds)
+
+
+def _rows(shape: Shape, rounds: dict[str, list[Figures]]) -> list[Row]:
+    rows = []
+    for name, figures in rounds.items():
+        is_compared = name == "kvgate" and BESIDE in rounds
+        ratio = cpu_ratio(figures, rounds[BESIDE]) if is_compared else None
+        rows.append(Row(shape, name, median_of(figures), ratio))
+    return rows
 
 
 def _options() -> argparse.Namespace:

@@ -61,9 +61,13 @@ class Row:
     shape: Shape
     contender: str
     figures: Figures
+    cpu_ratio: float | None = None
+    """Its CPU a request against that of the checkout it was measured beside: the median over rounds of their ratios,
+    which a machine whose speed drifts spoils less than the ratio of medians."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures)}
+        ratio = {} if self.cpu_ratio is None else {"cpu_ratio": self.cpu_ratio}
+        return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures), **ratio}
 
 
 def median_of(rounds: Sequence[Figures]) -> Figures:
@@ -72,6 +76,11 @@ def median_of(rounds: Sequence[Figures]) -> Figures:
     middle = {field.name: median(getattr(one, field.name) for one in answered) for field in fields(Figures)}
     counted = {name: sum(getattr(one, name) for one in rounds) for name in ("requests", "failed")}
     return Figures(**middle | counted)
+
+
+def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> float:
+    """What the requests of the same rounds cost, the ones against the others."""
+    return round(median(one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)), 3)
 
 
 def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:

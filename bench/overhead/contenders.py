@@ -60,11 +60,14 @@ def _kvgate(gateways: int, python: str = sys.executable) -> Callable[[Sequence[s
     return start
 
 
+BESIDE = "kvgate beside"
+
+
 def of_checkout(checkout: Path) -> Contender:
     """The gateways of another checkout of KVGate, with what is installed in its .venv: the code before a change."""
     python = checkout / ".venv" / "bin" / "python"
     missing = "" if python.exists() else f"run `make install` in {checkout}"
-    return Contender("kvgate beside", _kvgate(1, str(python)), lambda: missing)
+    return Contender(BESIDE, _kvgate(1, str(python)), lambda: missing)
 
 
 def _of_peer(peer: Peer) -> Contender:

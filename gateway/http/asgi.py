@@ -20,7 +20,7 @@ async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[b
             piece = await exchange.receive()
         except ClientGone:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+        return {"type": "http.request", "body": bytes(piece), "more_body": bool(piece)}
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -46,6 +46,7 @@ class Exchange:
         "_is_paused",
         "_line",
         "_loop",
+        "_unsent_head",
         "_waiter",
         "has_started",
         "headers",
@@ -100,6 +101,8 @@ class Exchange:
         self._has_all = False
         self._is_paused = False
         self._is_chunked = False
+        self._unsent_head = b""
+        """It goes out with the first piece of the body: that is one system call less."""
         self._expects_continue = http_version != "1.0" and self.headers.get("expect", "").lower() == "100-continue"
         self._waiter: asyncio.Future[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
@@ -117,7 +120,7 @@ class Exchange:
         declared = self.headers.get("content-length")
         return None if declared is None else int(declared) - self._came_bytes
 
-    async def receive(self) -> bytes:
+    async def receive(self) -> bytes | bytearray:
         """What has come of the body since; empty at its end. Raises ClientGone."""
         if self._expects_continue:
             self._expects_continue = False
@@ -132,7 +135,7 @@ class Exchange:
         if self._is_paused:
             self._is_paused = False
             self._line.resume_reading()
-        return bytes(held)
+        return held
 
     def put(self, piece: bytes) -> None:
         """More of the body has come."""
@@ -174,24 +177,30 @@ class Exchange:
             length = b"content-length: %d\r\n" % length_bytes
         elif has_body and not self._is_chunked:
             self.keeps_alive = False  # its end is the connection's
-        self._write(self._head(status, headers, length))
+        self._unsent_head = self._head(status, headers, length)
 
     def write(self, data: bytes) -> bool:
         """A piece of the body, not empty; False where the client does not keep up: then wait until it is `drained`.
         A client that is gone gets nothing, silently."""
-        if self.is_gone:
-            return True
-        if self._is_chunked:
-            self._line.write(b"%x\r\n%b\r\n" % (len(data), data))
-        elif self.method != "HEAD":
-            self._line.write(data)
-        return self._can_write is None
+        if piece := self._framed(data):
+            self._write(piece)
+        return self._can_write is None or self.is_gone
 
-    def end(self) -> None:
-        """The answer is complete."""
-        if self._is_chunked:
-            self._write(b"0\r\n\r\n")
+    def end(self, data: bytes = b"") -> None:
+        """The answer is complete with this last piece of its body."""
+        last = self._framed(data) + b"0\r\n\r\n" if self._is_chunked else self._framed(data)
+        if last:
+            self._write(last)
         self._complete()
+
+    def _framed(self, data: bytes) -> bytes:
+        """What goes out with a piece of the body."""
+        head, self._unsent_head = self._unsent_head, b""
+        if not data or self.method == "HEAD":
+            return head
+        if self._is_chunked:
+            return b"%b%x\r\n%b\r\n" % (head, len(data), data)
+        return head + data if head else data
 
     async def drained(self) -> None:
         """Until the client has taken most of what was written, or is gone."""

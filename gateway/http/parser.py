@@ -15,7 +15,9 @@ from gateway.http.request_head import (
     MAX_HEADERS,
     TOO_MANY_HEADERS,
     RawHeaders,
+    end_of_head,
     malformed,
+    next_request,
     problem_of,
     without_upgrade,
 )
@@ -53,6 +55,15 @@ class RequestParser:
         # What follows a request that asks to close is ignored; without this, it would spoil that one's answer.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
+
+    def end_of_piece(self, data: bytes, at: int) -> int:
+        """How far to feed what lies behind `at`: the parser cannot be stopped, and one request is read at a time. To
+        the end of a head, or of a body; where that is not known, to where another request may begin."""
+        if self.receiving is None:
+            # The end of a head that has begun may lie in two reads.
+            return next_request(data, at) if self.in_head else end_of_head(data, at)
+        missing_bytes = self.receiving.missing_bytes
+        return next_request(data, at) if missing_bytes is None else min(len(data), at + missing_bytes)
 
     def feed(self, piece: bytes | memoryview) -> int:
         """How much of it was read: not all where a request that wants to change the protocol was read again. Raises

@@ -21,7 +21,7 @@ from gateway.errors import ApiError
 from gateway.http.answer_head import answer_head
 from gateway.http.exchange import Exchange
 from gateway.http.parser import Refused, RequestParser
-from gateway.http.request_head import RawHeaders, malformed, next_request
+from gateway.http.request_head import RawHeaders, malformed
 from gateway.http.reset import reset
 
 _log = structlog.get_logger("kvgate.http")
@@ -163,8 +163,7 @@ class HttpProtocol(asyncio.Protocol):
             if receiving is None and (self._answering is not None or self._is_full):
                 self._keep(data[at:])
                 return
-            missing = None if receiving is None else receiving.missing_bytes
-            end = next_request(data, at) if missing is None else min(size, at + missing)
+            end = self._parser.end_of_piece(data, at)
             try:
                 at += self._parser.feed(data if end - at == size else memoryview(data)[at:end])
             except Refused as refused:

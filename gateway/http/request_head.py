@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from gateway.errors import ApiError
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -25,6 +27,7 @@ _UNKNOWN_CODING = ApiError(
 )
 
 _VERSION = b" HTTP/1."
+_HEAD_END = b"\r\n\r\n"
 _OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 
@@ -36,20 +39,17 @@ def malformed(reason: str) -> ApiError:
 def problem_of(url: bytes, headers: RawHeaders, version: str) -> ApiError | None:
     """Why a request with this head is refused. What its length would be must not be read in two ways (RFC 9112, 6.1),
     and whose it is must be told once (3.2)."""
-    size_bytes, hosts = len(url), 0
-    for name, value in headers:
-        size_bytes += len(name) + len(value)
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            if version == "1.0":
-                return malformed("HTTP/1.0 has no Transfer-Encoding")
-            # Where `chunked` is not the last, there is no length at all: the parser says so.
-            coding = value.strip().lower()
-            if coding != b"chunked" and coding.endswith(b"chunked"):
-                return _UNKNOWN_CODING
-    if size_bytes > MAX_HEAD_BYTES:
+    if len(url) + sum(map(len, chain.from_iterable(headers))) > MAX_HEAD_BYTES:
         return HEAD_TOO_LARGE
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names:
+        if version == "1.0":
+            return malformed("HTTP/1.0 has no Transfer-Encoding")
+        # Where `chunked` is not the last, there is no length at all: the parser says so.
+        codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+        if any(coding != b"chunked" and coding.endswith(b"chunked") for coding in codings):
+            return _UNKNOWN_CODING
+    hosts = names.count(b"host")
     if version not in ("1.1", "1.0"):
         return malformed("its version is neither HTTP/1.1 nor HTTP/1.0")
     if hosts > 1 or (not hosts and version == "1.1"):
@@ -62,6 +62,13 @@ def without_upgrade(method: bytes, url: bytes, headers: RawHeaders) -> bytes:
     it is read again once."""
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _OF_UPGRADES]
     return b"".join([b"%b %b HTTP/1.1\r\n" % (method, url), *lines, b"connection: close\r\n\r\n"])
+
+
+def end_of_head(data: bytes, at: int) -> int:
+    """Where the head that begins at `at` ends; the end of `data` where it does not. Empty lines may stand before it."""
+    line = data.find(_VERSION, at)
+    found = data.find(_HEAD_END, line) if line >= 0 else -1
+    return found + len(_HEAD_END) if found >= 0 else len(data)
 
 
 def next_request(data: bytes, at: int) -> int:

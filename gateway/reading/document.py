@@ -144,7 +144,7 @@ def upstream_body(
     body: Body, document: dict[str, Any], removed: tuple[str, ...], added: Mapping[str, Any], changed: bool
 ) -> bytes | None:
     """The body for the replica: None as it came, with `added` appended, or serialised again where fields must go."""
-    if changed or any(name in document for name in removed):
+    if changed or not document.keys().isdisjoint(removed):
         kept = {name: value for name, value in document.items() if name not in removed}
         kept.update(added)
         try:

@@ -14,25 +14,22 @@ from gateway.recent import Recent
 class Outcomes:
     """Of one replica."""
 
-    __slots__ = ("_bad", "_good", "_knobs", "_suspect_until_s", "_untold")
+    __slots__ = ("_bad", "_good", "_knobs", "_suspect_until_s")
 
     def __init__(self, knobs: BreakerKnobs) -> None:
         window_s = knobs.window_ms / 1000
         self._knobs = knobs
         self._good, self._bad = Recent(window_s), Recent(window_s)
-        self._untold = Recent(window_s)
         self._suspect_until_s = 0.0
 
     def succeeded(self, now_s: float) -> None:
         """An attempt was answered."""
         self._good.add(now_s)
-        self._untold.add(now_s)
         self._suspect_until_s = 0.0
 
     def broke_off(self, now_s: float) -> None:
         """An attempt that had been answered has failed after all: it is not one that ended well."""
         self._good.add(now_s, -1)
-        self._untold.add(now_s, -1)
 
     def failed(self, now_s: float) -> int:
         """An attempt failed. Returns how many ended well that the store was not told of yet."""
@@ -41,7 +38,7 @@ class Outcomes:
         bad, good = self._bad.total(now_s), max(0, self._good.total(now_s))
         if bad >= knobs.failures and bad >= knobs.error_rate * (bad + good):
             self._suspect_until_s = now_s + knobs.open_ms / 1000
-        return max(0, self._untold.take(now_s))
+        return max(0, self._good.untold(now_s))
 
     def is_suspect(self, now_s: float) -> bool:
         """Whether requests are better sent elsewhere while the store is away."""

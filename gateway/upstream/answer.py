@@ -99,12 +99,12 @@ class Answer:
         self._resume()
         return held
 
-    async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> None:
-        """Give each piece to `sink` as it comes, until the end; where it takes no more, wait for `drained()`.
-        Raises UpstreamError."""
+    async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> bytes:
+        """Give each piece to `sink` as it comes; where it takes no more, wait for `drained()`. Returns the last piece,
+        if it came together with the end: then both can go on in one. Raises UpstreamError."""
         self._sink = sink
         try:
-            if self._held:
+            if self._held and not self.is_complete:
                 self._give(self.take())
             while not self.is_complete:
                 if self._is_paused:
@@ -112,6 +112,7 @@ class Answer:
                     self._resume()
                 else:
                     await self._news()
+            return self.take()
         finally:
             self._sink = None
 
@@ -139,9 +140,9 @@ class Answer:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def put(self, piece: bytes) -> None:
-        """What one read of the socket brought."""
-        if self._sink is not None:
+    def put(self, piece: bytes, *, is_last: bool) -> None:
+        """What one read of the socket brought; `is_last`: the end comes with it."""
+        if self._sink is not None and not is_last:
             self._give(piece)
             return
         self._held = joined(self._held, piece)

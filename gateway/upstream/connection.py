@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
             answer.wake()
         if self._body:
             pieces, self._body = self._body, []
-            answer.put(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            answer.put(pieces[0] if len(pieces) == 1 else b"".join(pieces), is_last=self._is_over)
         if self._is_over:
             self._finish(answer)
 

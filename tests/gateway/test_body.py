@@ -10,6 +10,7 @@ import pytest
 from gateway import body as bodies
 from gateway.admission import Admission, Place
 from gateway.body import read_body, upload_body
+from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.limit_settings import LimitSettings
 
@@ -63,7 +64,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up_long_before_its_time_is_
         return b"x"
 
     with pytest.raises(ApiError) as refused:
-        await upload_body(place, {}, drop_by_drop, 600, min_bytes_per_s=1000)
+        await upload_body(place, {}, drop_by_drop, Deadlines(), 600, min_bytes_per_s=1000)
     assert (refused.value.status, refused.value.code) == (408, "body_timeout")
     assert "limits.min_body_bytes_per_s" in refused.value.message
 
@@ -77,4 +78,4 @@ async def test_a_body_that_comes_fast_enough_may_take_its_time(place: Place, mon
         await asyncio.sleep(0.03)
         return await read()
 
-    assert await upload_body(place, {}, steadily, 600, min_bytes_per_s=100) == b"x" * 3000
+    assert await upload_body(place, {}, steadily, Deadlines(), 600, min_bytes_per_s=100) == b"x" * 3000
