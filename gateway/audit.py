@@ -71,10 +71,11 @@ def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_l
     """Why a prediction was wrong; empty where it was right, that is within a block of what the map could know: no less
     than the matched key, no more than the chain's next one."""
     placement = ticket.placement
-    if placement is None or cached_tokens > ticket.boundary_tokens + block_tokens:
-        return "" if placement is None else "untold"
-    if cached_tokens >= ticket.matched_tokens - block_tokens:
+    if placement is None:
         return ""
+    if cached_tokens >= ticket.matched_tokens - block_tokens:
+        is_known = cached_tokens <= ticket.matched_tokens or cached_tokens <= ticket.boundary_tokens + block_tokens
+        return "" if is_known else "untold"
     if not is_current_life:
         return "restarted"
     if placement.matched_kind == "claim":

@@ -27,7 +27,8 @@ PROMPT_PATHS = frozenset(
     }
 )
 _AMBIGUOUS = re.compile(r"//|/\.{1,2}(?:/|\Z)|/\Z|[\x00-\x1f\x7f\\%]")
-_BY_RESPONSE = re.compile(r"/v1/responses/([^/]+)(?:/.*)?")
+_OF_RESPONSES = "/v1/responses/"
+_BY_RESPONSE = re.compile(_OF_RESPONSES + r"([^/]+)(?:/.*)?")
 _SAFE_IN_PATH = "/:@!$&'()*+,;=~"
 _SAFE_IN_QUERY = _SAFE_IN_PATH + "?%[]"
 
@@ -56,5 +57,5 @@ def upstream_target(path: str, query: bytes) -> str:
 
 def stored_response(path: str) -> str:
     """The id of the stored response that a path is about; empty where it is about none."""
-    found = _BY_RESPONSE.fullmatch(path)
+    found = _BY_RESPONSE.fullmatch(path) if path.startswith(_OF_RESPONSES) else None
     return found[1] if found else ""

@@ -44,6 +44,7 @@ class Reader:
         self._policy = settings.policy
         self._pass_authorization = not security.api_keys and security.replica_api_key is None
         self._denied = tuple(folded(path) for path in security.denied_paths)
+        self._allowed = frozenset(path for path in PROMPT_PATHS if not is_denied(path, self._denied))
         removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
         self._rules = Rules(
             removed,
@@ -71,7 +72,7 @@ class Reader:
 
     def refuse_denied(self, path: str) -> None:
         """Raises a 404 for the paths that must never reach a replica."""
-        if is_denied(path, self._denied) or not is_plain(path):
+        if path not in self._allowed and (is_denied(path, self._denied) or not is_plain(path)):
             raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
 
     async def read(self, exchange: Exchange, request_id: str, caller: Caller, place: Place, body: Body) -> Job:

@@ -63,7 +63,7 @@ class Reply:
                 (b"x-kvgate-replica", ticket.replica.encode()),
                 (b"x-kvgate-matched-tokens", str(ticket.matched_tokens).encode()),
                 (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),
-                (b"x-kvgate-decision", ticket.decision.encode()),
+                (b"x-kvgate-decision", self.decision.encode()),
             ]
 
     @property

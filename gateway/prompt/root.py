@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import IGNORED_FIELDS, Json, list_at, object_at, ordered_json, sorted_json, utf8
+from gateway.prompt.stream import frame
 from gateway.prompt.writer import PromptWriter
 
 # Kinds keep requests apart that the engine renders by different rules.
@@ -50,10 +52,7 @@ def write_root(
 
     `flags` are boolean parameters with their default: one that says its default is left out.
     """
-    stream = writer.stream
-    stream.field(tags.VERSION, tags.FORMAT_VERSION)
-    stream.field(tags.KIND, kind)
-    stream.field(tags.MODEL, utf8(engine.root_model, "model"))
+    writer.stream.framed(_beginning(kind, utf8(engine.root_model, "model")))
     writer.optional_field(tags.ADAPTER, engine.adapter, "model")
     writer.optional_field(tags.CACHE_SALT, engine.cache_salt, "cache_salt")
     for name in _OPTIONS:
@@ -62,6 +61,11 @@ def write_root(
     for name, default in flags:
         if (value := options.get(name)) is not None and value is not default:
             write_option(writer, name, value)
+
+
+@lru_cache(maxsize=64)
+def _beginning(kind: bytes, model: bytes) -> bytes:
+    return frame(tags.VERSION, tags.FORMAT_VERSION) + frame(tags.KIND, kind) + frame(tags.MODEL, model)
 
 
 def write_option(writer: PromptWriter, name: str, value: Json) -> None:
