@@ -19,17 +19,20 @@ GRACE_S = 5.0
 """A body may begin as slowly as this before its rate counts."""
 
 
-async def read_body(place: Place, headers: Mapping[str, str], more: More) -> bytes | bytearray:
-    """Read it whole. Raises ApiError as soon as it is too large, and what `more` raises."""
+def whole_body(place: Place, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
+    """A body that is here already. Raises ApiError where it is not taken."""
     _check_head(place, headers)
-    return await _gathered(place, more)
+    if body:
+        place.refuse_larger(len(body))
+        place.hold(len(body))
+    return body
 
 
 async def upload_body(
     place: Place, headers: Mapping[str, str], more: More, deadlines: Deadlines, limit_s: float, min_bytes_per_s: int
 ) -> bytes | bytearray:
-    """The same of a body that is still coming, counted as an upload meanwhile. Raises a 408 when it is not complete
-    after `limit_s`, or slower than `min_bytes_per_s`."""
+    """Read a body that is still coming, counted as an upload meanwhile. Raises ApiError as soon as it is too large, a
+    408 when it is not complete after `limit_s` or slower than `min_bytes_per_s`, and what `more` raises."""
     _check_head(place, headers)
     place.upload()
     started_s, received = time.monotonic(), 0

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.admission import Admission, Place, holder_of
 from gateway.attempt import Attempts
-from gateway.body import read_body, upload_body
+from gateway.body import upload_body, whole_body
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
@@ -100,7 +100,7 @@ class Proxy:
     async def _receive(self, place: Place, exchange: Exchange) -> Body:
         """The whole body, which is mostly here already."""
         if exchange.has_body:
-            return await read_body(place, exchange.headers, exchange.receive)
+            return whole_body(place, exchange.headers, exchange.take())
         rate = self._admission.limits.min_body_bytes_per_s
         return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 

@@ -131,6 +131,10 @@ class Exchange:
                 raise ClientGone
             self._waiter = self._loop.create_future()
             await self._waiter
+        return self.take()
+
+    def take(self) -> bytes | bytearray:
+        """What has come of the body since, without waiting for it."""
         held, self._held = self._held, b""
         if self._is_paused:
             self._is_paused = False

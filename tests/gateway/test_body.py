@@ -9,7 +9,7 @@ import pytest
 
 from gateway import body as bodies
 from gateway.admission import Admission, Place
-from gateway.body import read_body, upload_body
+from gateway.body import upload_body, whole_body
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.limit_settings import LimitSettings
@@ -40,14 +40,22 @@ def place(admission: Admission) -> Place:
 async def test_a_body_is_what_its_pieces_are_and_all_of_it_is_accounted_for(
     admission: Admission, place: Place, pieces: list[bytes]
 ) -> None:
-    assert await read_body(place, {}, coming(*pieces)) == b"".join(pieces)
+    assert await upload_body(place, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1) == b"".join(pieces)
     assert admission.held_bytes.taken == len(b"".join(pieces))
 
 
 @pytest.mark.parametrize("pieces", [[b"a" * 5000], [b"a" * 4000, b"b" * 100]])
 async def test_a_body_that_is_too_large_is_refused_as_soon_as_that_is_known(place: Place, pieces: list[bytes]) -> None:
     with pytest.raises(ApiError) as refused:
-        await read_body(place, {}, coming(*pieces))
+        await upload_body(place, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1)
+    assert refused.value.status == 413
+
+
+def test_a_body_that_is_here_is_bounded_and_accounted_for_as_well(admission: Admission, place: Place) -> None:
+    assert whole_body(place, {}, b"whole") == b"whole"
+    assert admission.held_bytes.taken == 5
+    with pytest.raises(ApiError) as refused:
+        whole_body(place, {}, b"a" * 5000)
     assert refused.value.status == 413
 
 
