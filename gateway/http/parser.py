@@ -12,8 +12,6 @@ from gateway.http.exchange import Exchange
 from gateway.http.request_head import (
     HEAD_TOO_LARGE,
     MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    TOO_MANY_HEADERS,
     RawHeaders,
     end_of_head,
     malformed,
@@ -95,8 +93,6 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # else a trailer
             self._headers.append((name.lower(), value))
-            if len(self._headers) > MAX_HEADERS:
-                raise Refused(TOO_MANY_HEADERS)
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -55,9 +55,10 @@ def write_root(
     writer.stream.framed(_beginning(kind, utf8(engine.root_model, "model")))
     writer.optional_field(tags.ADAPTER, engine.adapter, "model")
     writer.optional_field(tags.CACHE_SALT, engine.cache_salt, "cache_salt")
-    for name in _OPTIONS:
-        if (value := options.get(name)) is not None:
-            write_option(writer, name, value)
+    if not options.keys().isdisjoint(_OPTIONS):
+        for name in _OPTIONS:
+            if (value := options.get(name)) is not None:
+                write_option(writer, name, value)
     for name, default in flags:
         if (value := options.get(name)) is not None and value is not default:
             write_option(writer, name, value)
