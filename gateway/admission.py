@@ -42,8 +42,12 @@ class Admission:
         """Account for bytes of an answer, if there is room for them."""
         return self.held_bytes.try_take(_ANSWERS, count)
 
+    def hold(self, count: int) -> None:
+        """Account for bytes of an answer that are held already."""
+        self.held_bytes.take(_ANSWERS, count)
+
     def let_go(self, count: int) -> None:
-        """Give back what `try_hold` took."""
+        """Give back what `try_hold` and `hold` took."""
         self.held_bytes.give_back(_ANSWERS, count)
 
 

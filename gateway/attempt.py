@@ -150,6 +150,7 @@ class Attempts:
             self._router.succeeded(ticket)
             if failures:
                 self._count(tickets, failures, was_answered=True)
+                failures.clear()  # what they answered is not needed any more
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer)
             else:

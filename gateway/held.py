@@ -26,6 +26,13 @@ class Held:
         self._counted_bytes += more
         return True
 
+    def hold(self, size_bytes: int) -> None:
+        """So many bytes of the current answer are held already: they are counted, whether there is room or not."""
+        more = self._kept_bytes + size_bytes - self._counted_bytes
+        if more > 0:
+            self._admission.hold(more)
+            self._counted_bytes += more
+
     def keep(self) -> None:
         """What is counted stays; another answer follows."""
         self._kept_bytes = self._counted_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -75,9 +75,7 @@ class Relay:
             reply.whole(answer.status, passed_headers(answer), body)
             return
         reply.start_body(answer, len(body))
-        if not reply.more(body):
-            await reply.drained()
-        reply.end()
+        await _ended(reply, body, reply.drained)
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
         """Relay an answer that is not to be gathered as it comes. Raises StreamBroken when it breaks off."""
@@ -89,18 +87,21 @@ class Relay:
             end = (end + piece)[-WINDOW_BYTES:] if len(piece) < WINDOW_BYTES else piece[-WINDOW_BYTES:]
             return reply.more(piece)
 
+        async def drained() -> None:
+            await _drained(reply, held)
+
         if _teaches(job, ticket):
             self._responses.notice(job, ticket, answer.look())
         reply.start_body(answer, answer.content_length)
         try:
             if not pass_on(answer.take()):
-                await reply.drained()
+                await drained()
             held.let_go()
-            last = await answer.relay(pass_on, reply.drained)
+            last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ticket.pool.done(ticket.request.reservation)
-        reply.end(last)
+        await _ended(reply, last, drained)
         end += last
         if _teaches(job, ticket):
             self._learn(job, ticket, {"usage": last_usage(end)}, [])
@@ -134,7 +135,7 @@ class Relay:
         async def drained() -> None:
             if reason:
                 raise StreamBroken(reason, by_replica=False)
-            await reply.drained()
+            await _drained(reply, held)
 
         reply.start_stream(answer)
         try:
@@ -148,7 +149,7 @@ class Relay:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
         ticket.pool.done(ticket.request.reservation)
-        reply.end(ready + rest)
+        await _ended(reply, ready + rest, drained)
         self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
@@ -202,6 +203,23 @@ def _confirm(ticket: Ticket) -> None:
 def _teaches(job: Job, ticket: Ticket) -> bool:
     """Whether something can be learned from an answer that is not streamed."""
     return ticket.computed and job.prompt is not None and bool(job.prompt.keys)
+
+
+async def _drained(reply: Reply, held: Held) -> None:
+    """Until the client has taken most of what was sent on. What waits for it is counted, so it leaves less room for
+    others, but it is not given up."""
+    held.hold(reply.unsent_bytes)
+    await reply.drained()
+    held.let_go()
+
+
+async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None]]) -> None:
+    """End an answer with its last piece. What is left to the connection then is little: nobody counts it any more."""
+    if len(last) > _WRITE_AHEAD_BYTES:
+        if not reply.more(last):
+            await drained()
+        last = b""
+    reply.end(last)
 
 
 def _why_not_held(size_bytes: int, held: Held) -> str:

@@ -99,6 +99,11 @@ class Reply:
         """Send on a piece of the body; False where the client does not keep up: then wait until it is `drained`."""
         return self._exchange.write(data)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was sent on and the client has not taken."""
+        return self._exchange.unsent_bytes
+
     async def drained(self) -> None:
         await self._exchange.drained()
 

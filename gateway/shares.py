@@ -31,9 +31,13 @@ class Shares:
         if left < 0 or (is_greedy and self._is_wanted_by_others(holder)):
             self._refuse(holder)
             return False
-        self._by_holder[holder] = held + count
-        self.taken += count
+        self.take(holder, count)
         return True
+
+    def take(self, holder: str, count: int) -> None:
+        """Take `count` units, whether they are there or not: so many are in use."""
+        self._by_holder[holder] = self._by_holder.get(holder, 0) + count
+        self.taken += count
 
     def give_back(self, holder: str, count: int) -> None:
         """Give back what was taken."""

@@ -22,6 +22,9 @@ class ClientGone(Exception):
 class Line(Protocol):
     """The connection that an exchange takes place on."""
 
+    @property
+    def unsent_bytes(self) -> int: ...
+
     def write(self, data: bytes) -> None: ...
 
     def pause_reading(self) -> None: ...
@@ -205,6 +208,11 @@ class Exchange:
         if self._is_chunked:
             return b"%b%x\r\n%b\r\n" % (head, len(data), data)
         return head + data if head else data
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and the client has not taken."""
+        return 0 if self.is_gone else self._line.unsent_bytes
 
     async def drained(self) -> None:
         """Until the client has taken most of what was written, or is gone."""

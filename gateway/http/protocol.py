@@ -238,6 +238,10 @@ class HttpProtocol(asyncio.Protocol):
             if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
                 reset(self._transport) if exchange.has_started else self._transport.abort()
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
     def write(self, data: bytes) -> None:
         if self._is_full:
             self._unsent_bytes += len(data)

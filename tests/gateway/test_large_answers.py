@@ -118,7 +118,9 @@ async def test_a_large_answer_whose_time_is_over_is_cut(relayed: Relayed) -> Non
     assert relayed.gateway.admission.held_bytes.taken == 0
 
 
-async def test_a_client_that_does_not_read_holds_its_replica_back(relayed: Relayed) -> None:
+async def test_a_client_that_does_not_read_holds_its_replica_back_and_what_waits_for_it_is_counted(
+    relayed: Relayed,
+) -> None:
     size, written = 64 * MIB, 0
 
     async def flood(writer: asyncio.StreamWriter) -> None:
@@ -136,7 +138,9 @@ async def test_a_client_that_does_not_read_holds_its_replica_back(relayed: Relay
             before = written
             await asyncio.sleep(0.1)
         assert written < size
+        assert relayed.gateway.admission.held_bytes.taken > 2**16
         assert sum([len(piece) async for piece in answer.aiter_raw()]) == size
+    await eventually(lambda: relayed.gateway.admission.held_bytes.taken == 0)
 
 
 @pytest.mark.parametrize("status", [429, 500])

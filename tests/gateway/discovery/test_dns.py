@@ -110,7 +110,10 @@ async def test_who_is_told_to_stop_while_an_answer_comes_in_stops(dns: DnsServer
         else:
             following.cancel()
 
-    dns.on_answer = lambda: cancel_after(turns)
-    done, _ = await asyncio.wait([following], timeout=0.5)
-    dns.on_answer = lambda: None
+    def cancel_once() -> None:
+        dns.on_answer = lambda: None
+        cancel_after(turns)
+
+    dns.on_answer = cancel_once
+    done, _ = await asyncio.wait([following], timeout=5)
     assert following in done
