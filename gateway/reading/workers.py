@@ -1,8 +1,8 @@
 """Processes that read bodies which would hold the event loop for too long.
 
-JSON's parser keeps Python's lock, so a thread would not help. A process is started when it is first needed. One that
-has read a very large body is replaced, since an allocator rarely gives its memory back; so is one whose client hung up
-meanwhile, and one that takes too long.
+JSON's parser keeps Python's lock, so a thread would not help. A process is started when it is needed, and ended when
+nobody has needed it for a while. One that has read a very large body is replaced, since an allocator rarely gives its
+memory back; so is one whose client hung up meanwhile, and one that takes too long.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _log = structlog.get_logger("kvgate.reading")
 
 WORKERS = 2
 LIMIT_S = 30.0
+IDLE_S = 5.0
+"""A process has 25 MB; starting one takes 0.1 s."""
 _LARGE_BYTES = 8 * 2**20
 _PIECE_BYTES = 2**18
 
@@ -46,7 +48,8 @@ class Workers:
         self._rules = rules
         self.turns = Turns(WORKERS)
         """Wait here for a turn before `read`."""
-        self._idle: list[_Worker] = []
+        self._idle: dict[_Worker, asyncio.TimerHandle] = {}
+        """Those that nobody needs, and when each ends."""
         self._running: set[_Worker] = set()
         self._ending: set[asyncio.Future[int]] = set()
 
@@ -69,14 +72,19 @@ class Workers:
             raise _failed() from None
         finally:
             if is_reusable:
-                self._idle.append(worker)
+                self._idle[worker] = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle, worker)
             else:
                 self._end(worker)
         return reading
 
+    def _end_idle(self, worker: _Worker) -> None:
+        del self._idle[worker]
+        self._end(worker)
+
     def _idle_one(self) -> _Worker | None:
         while self._idle:
-            worker = self._idle.pop()
+            worker, ends = self._idle.popitem()
+            ends.cancel()
             if worker.process.poll() is None:
                 return worker
             self._end(worker)
@@ -128,6 +136,8 @@ class Workers:
 
     async def close(self) -> None:
         """End the processes."""
+        for ends in self._idle.values():
+            ends.cancel()
         for worker in list(self._running):
             self._end(worker)
         await asyncio.gather(*self._ending)

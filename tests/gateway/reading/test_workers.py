@@ -16,6 +16,7 @@ from gateway.errors import ApiError
 from gateway.prompt import Engine, PromptLimits, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.reading import Ask, Reading, Rules, read_body
+from gateway.reading import workers as processes
 from gateway.reading.workers import Workers
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
@@ -135,6 +136,14 @@ async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(work
     for reading in gone:
         reading.cancel()
     assert (await other).model == "m"
+
+
+async def test_a_process_that_nobody_needs_any_more_ends(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "IDLE_S", 0.05)
+    before = children()
+    await asyncio.gather(*(read(workers, chat()) for _ in range(3)))
+    await eventually(lambda: children() == before)
+    assert (await read(workers, chat())).model == "m", "another one is started"
 
 
 async def test_processes_end_with_their_gateway(workers: Workers) -> None:
