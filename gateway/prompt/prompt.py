@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
+from blake3 import blake3
 
 
 class ImageSize(NamedTuple):
@@ -30,7 +31,7 @@ class PromptLimits:
     max_content_parts: int = 16_384
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every request, and that would treble what it costs
 class Prompt:
     """A request's prompt as a chain of prefix keys, shallow to deep.
 
@@ -47,12 +48,17 @@ class Prompt:
     """How many of `images` are behind each key."""
     images: list[ImageSize | None]
     """Sizes in prompt order; None where unknown (an http URL, an unknown format, audio, video)."""
-    affinity: bytes
-    """16 bytes for rendezvous hashing while the store is away: what is likely to be asked about again."""
+    sample: bytes
+    """What is likely to be asked about again, and stands for it: its beginning, its first image."""
     body_changed: bool
     """The body was edited (a media uuid set or dropped) and must be serialised again."""
     image_ids: tuple[str, ...] = ()
     """The uuids that the gateway gave to images, in prompt order: what the engine calls them."""
+
+    @property
+    def affinity(self) -> bytes:
+        """16 bytes for rendezvous hashing: only few requests need them."""
+        return blake3(self.sample).digest(length=16)
 
     def shape(self) -> bytes:
         """What lies behind each key, for the agents: see `bind` in coordinator/README.md."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from blake3 import blake3
-
 from gateway.errors import bad_field
 from gateway.prompt.anthropic import read_anthropic
 from gateway.prompt.chat import read_chat
@@ -54,8 +52,8 @@ def read_prompt(
     reader = _READERS.get(path)
     model = body.get("model")
     if reader is None:
-        affinity = blake3(root_model.encode(errors="replace")).digest(length=16)
-        return Prompt(model if isinstance(model, str) else "", [], [], [], [], affinity, body_changed=False)
+        sample = root_model.encode(errors="replace")
+        return Prompt(model if isinstance(model, str) else "", [], [], [], [], sample, body_changed=False)
     if not utf8(model, "model"):
         raise bad_field("model", "must name a model")
     writer = PromptWriter(limits, steps or Steps(UNBOUNDED))

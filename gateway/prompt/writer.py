@@ -199,7 +199,7 @@ class PromptWriter:
             text_bytes=stream.text_bytes,
             image_counts=stream.image_counts,
             images=stream.images,
-            affinity=blake3(self._seed + content).digest(length=16),
+            sample=self._seed + content,
             body_changed=self.body_changed,
             image_ids=tuple(self._image_ids),
         )

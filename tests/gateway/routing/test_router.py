@@ -51,8 +51,8 @@ async def place(router: Router, affinity: bytes) -> Ticket:
 
 
 async def test_a_replica_that_fails_is_avoided_until_it_answers_again() -> None:
-    router = lonely_router()
     for affinity in (b"a" * 16, b"b" * 16, b"c" * 16):
+        router = lonely_router()
         first = await place(router, affinity)
         for _ in range(FAILURES):
             assert (await place(router, affinity)).replica == first.replica
