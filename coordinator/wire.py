@@ -28,10 +28,10 @@ from coordinator.scripts import Script
 Reply = Callable[[Any], None]
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Marks a failure as seen: most calls are written behind and nobody awaits them."""
-    if not future.cancelled():
-        future.exception()
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """The failure counts as seen: there may be nobody who awaits it."""
+    future.set_exception(error)
+    future.exception()
 
 
 def check_server(url: str) -> None:
@@ -139,7 +139,7 @@ class Wire(asyncio.Protocol):
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
         `budget_s`). `at_once`: it does not wait for this turn of the loop to end."""
         call = _Call(self._loop.time())
-        future = call.future = self._future()
+        future = call.future = self._loop.create_future()
         self._enqueue(call, command)
         if at_once:
             self._write()
@@ -160,7 +160,7 @@ class Wire(asyncio.Protocol):
         cancelled) goes to `on_abandoned`, in the order of the connection; an exception where Redis refused the call.
         """
         call = _Call(self._loop.time())
-        future = call.future = self._future()
+        future = call.future = self._loop.create_future()
         call.on_reply = on_abandoned
         self._enqueue_script(call, script, keys, args)
         self._limit(call, budget_s)
@@ -189,11 +189,6 @@ class Wire(asyncio.Protocol):
         elif self._write_later is None and not self._writes_soon:
             self._write_later = self._loop.call_later(_BEHIND_S, self._write)
 
-    def _future(self) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        future.add_done_callback(_retrieve)
-        return future
-
     def _enqueue_script(self, call: _Call, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
         call.script, call.tail = script, (len(keys), *keys, *args)
         self._enqueue(call, ("EVALSHA", script.sha, *call.tail))
@@ -221,7 +216,7 @@ class Wire(asyncio.Protocol):
         if first_time and overrun > 0.002:
             call.timer = self._loop.call_later(min(overrun, budget_s), self._late, call, budget_s, False)
             return
-        call.future.set_exception(StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
+        _fail(call.future, StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
 
     def oldest_age_s(self) -> float:
         """How long the oldest unanswered call has waited; 0 when none does."""
@@ -293,6 +288,6 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
         if call.on_reply is not None and not (is_broken and future is not None):
             call.on_reply(reply)
     elif isinstance(reply, Exception):
-        future.set_exception(reply)
+        _fail(future, reply)
     else:
         future.set_result(reply)

@@ -222,9 +222,8 @@ class HttpProtocol(asyncio.Protocol):
             keeps_alive and not self._is_closing,
             self._peer,
         )
-        task = exchange.task = self._loop.create_task(self._run(exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        exchange.task = self._loop.create_task(self._run(exchange))
+        self._tasks.add(exchange.task)
         return exchange
 
     async def _run(self, exchange: Exchange) -> None:
@@ -235,6 +234,7 @@ class HttpProtocol(asyncio.Protocol):
             place = traceback.extract_tb(error.__traceback__)[-1]
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
+            self._tasks.discard(exchange.task)
             if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
                 reset(self._transport) if exchange.has_started else self._transport.abort()
 
