@@ -101,10 +101,9 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ticket.pool.done(ticket.request.reservation)
-        await _ended(reply, last, drained)
-        end += last
         if _teaches(job, ticket):
-            self._learn(job, ticket, {"usage": last_usage(end)}, [])
+            self._learn(job, ticket, {"usage": last_usage(end + last)}, [])
+        await _ended(reply, last, drained)
 
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
         """Relay events as they come. Raises StreamBroken when the stream breaks off."""
@@ -149,8 +148,8 @@ class Relay:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
         ticket.pool.done(ticket.request.reservation)
-        await _ended(reply, ready + rest, drained)
         self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
+        await _ended(reply, ready + rest, drained)
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
         """What looks at the events of a response as they pass: for its first token, its id and their numbers."""
@@ -214,12 +213,15 @@ async def _drained(reply: Reply, held: Held) -> None:
 
 
 async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None]]) -> None:
-    """End an answer with its last piece. What is left to the connection then is little: nobody counts it any more."""
-    if len(last) > _WRITE_AHEAD_BYTES:
-        if not reply.more(last):
-            await drained()
-        last = b""
-    reply.end(last)
+    """End an answer with its last piece. What is left to the connection then is little: nobody counts it any more.
+    Whoever ends the wait for that (a shutdown, a deadline): the answer is complete."""
+    try:
+        if len(last) > _WRITE_AHEAD_BYTES:
+            has_room, last = reply.more(last), b""
+            if not has_room:
+                await drained()
+    finally:
+        reply.end(last)
 
 
 def _why_not_held(size_bytes: int, held: Held) -> str:

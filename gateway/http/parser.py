@@ -12,6 +12,8 @@ from gateway.http.exchange import Exchange
 from gateway.http.request_head import (
     HEAD_TOO_LARGE,
     MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    TOO_MANY_HEADERS,
     RawHeaders,
     end_of_head,
     malformed,
@@ -70,16 +72,19 @@ class RequestParser:
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            # Never agreed to, as HTTP allows: the request is read again as one that did not ask.
-            self._parser = self._new_parser()
-            self.feed(self._plain_head)
-            return cast("int", upgrade.args[0])
+            read_bytes = cast("int", upgrade.args[0])
         except httptools.HttpParserError as error:
             why = error.__context__
             raise (why if isinstance(why, Refused) else Refused(malformed(str(error)))) from None
-        if self._quiet_bytes > MAX_HEAD_BYTES and (self.in_head or self.receiving is not None):
-            raise Refused(HEAD_TOO_LARGE)
-        return len(piece)
+        else:
+            if self._quiet_bytes > MAX_HEAD_BYTES and (self.in_head or self.receiving is not None):
+                raise Refused(HEAD_TOO_LARGE)
+            return len(piece)
+        # An upgrade is never agreed to, as HTTP allows: the request is read again as one that did not ask. Not within
+        # `except`: what is refused then would be told as a failure of the parser.
+        self._parser = self._new_parser()
+        self.feed(self._plain_head)
+        return read_bytes
 
     # -- httptools -----------------------------------------------------------------------------------------------
 
@@ -93,6 +98,8 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # else a trailer
             self._headers.append((name.lower(), value))
+            if len(self._headers) > MAX_HEADERS:  # now, not at their end: one read may bring 60 000
+                raise Refused(TOO_MANY_HEADERS)
 
     def on_headers_complete(self) -> None:
         self.in_head = False

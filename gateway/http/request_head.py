@@ -41,8 +41,6 @@ def problem_of(url: bytes, headers: RawHeaders, version: str) -> ApiError | None
     and whose it is must be told once (3.2)."""
     if len(url) + sum(map(len, chain.from_iterable(headers))) > MAX_HEAD_BYTES:
         return HEAD_TOO_LARGE
-    if len(headers) > MAX_HEADERS:
-        return TOO_MANY_HEADERS
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names:
         if version == "1.0":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import httpx
 import pytest
 
+from gateway import relay
 from gateway.http.exchange import Exchange
 from gateway.http.protocol import HttpProtocol
 from tests.gateway.scripted import ASKED, CHAT, Relayed, chunk, head, whole
@@ -76,6 +78,33 @@ async def test_its_head_goes_out_with_its_first_event_and_its_end_with_its_last(
         got += b"".join([piece async for piece in pieces])
     assert got == FIRST + LAST
     assert len(writes) == len((FIRST, LAST))
+
+
+@pytest.mark.parametrize("ending", ["shutdown", "client gone"])
+async def test_an_answer_that_is_complete_stays_so_while_a_slow_client_takes_the_last_of_it(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    write, usage = HttpProtocol.write, b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
+
+    def filling(protocol: HttpProtocol, data: bytes) -> None:
+        write(protocol, data)
+        if b"[DONE]" in data:  # and the client takes no more for now
+            protocol.pause_writing()
+            exchange = protocol._answering
+            assert exchange is not None
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, exchange.task.cancel if ending == "shutdown" else protocol._transport.abort)
+
+    monkeypatch.setattr(HttpProtocol, "write", filling)
+    monkeypatch.setattr(relay, "_WRITE_AHEAD_BYTES", 10)
+    relayed.replica.says(head(*STREAM) + chunk(FIRST + usage + LAST) + chunk(b""))
+    asked = relayed.ask(stream=True, stream_options={"include_usage": True})
+    if ending == "shutdown":
+        assert (await asked).content == FIRST + usage + LAST
+    else:
+        with pytest.raises(httpx.TransportError):
+            await asyncio.wait_for(asked, 5)
+    assert 'kvgate_prompt_tokens_total{replica="r0"} 7.0' in relayed.gateway.metrics.exposition().decode()
 
 
 async def test_events_that_come_with_a_broken_end_reach_the_client(relayed: Relayed) -> None:

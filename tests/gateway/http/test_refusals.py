@@ -8,6 +8,7 @@ from tests.gateway.http.conftest import CLOSE, Served
 
 HOST = b"host: x\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
+UPGRADE = HOST + b"connection: upgrade\r\nupgrade: h2c\r\n"
 
 
 MALFORMED = (b"400 Bad Request", b"invalid_http")
@@ -33,6 +34,9 @@ UNSUPPORTED = (b"501 Not Implemented", b"unsupported_encoding")
         (b"GET / HTTP/1.1\r\nx: " + b"x" * 70_000 + b"\r\n\r\n", TOO_LARGE, b"65536"),
         (b"GET /" + b"x" * 70_000, TOO_LARGE, b"65536"),
         (b"GET / HTTP/1.1\r\n" + HOST + b"a:b\r\n" * 256 + b"\r\n", TOO_LARGE, b"256"),
+        (b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 300, TOO_LARGE, b"256"),
+        (b"GET x://:y HTTP/1.1\r\n" + UPGRADE + b"\r\n", MALFORMED, b"target"),
+        (b"POST / HTTP/1.1\r\n" + UPGRADE + b"transfer-encoding: gzip, chunked\r\n\r\n", UNSUPPORTED, b"chunked"),
     ],
     ids=[
         "no HTTP",
@@ -50,6 +54,9 @@ UNSUPPORTED = (b"501 Not Implemented", b"unsupported_encoding")
         "a long header",
         "a long path",
         "many headers",
+        "many headers, not at their end",
+        "no target for an upgrade",
+        "an unknown coding and an upgrade",
     ],
 )
 async def test_what_cannot_be_read_is_refused_with_what_is_wrong(
