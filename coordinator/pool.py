@@ -18,7 +18,7 @@ from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
 from coordinator.registry import Fleet, ReplicaRecord, parse_fleet, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
-from coordinator.wire import Reply, Wire
+from coordinator.wire import Reply, Wire, fail
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
 
@@ -28,8 +28,7 @@ MAX_GAP_MS = 1000
 
 def _down() -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    future.set_exception(StoreDown("the store is not connected"))
-    future.exception()  # seen: calls written behind are not awaited
+    fail(future, StoreDown("the store is not connected"))
     return future
 
 

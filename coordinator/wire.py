@@ -28,7 +28,7 @@ from coordinator.scripts import Script
 Reply = Callable[[Any], None]
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def fail(future: asyncio.Future[Any], error: Exception) -> None:
     """The failure counts as seen: there may be nobody who awaits it."""
     future.set_exception(error)
     future.exception()
@@ -216,7 +216,7 @@ class Wire(asyncio.Protocol):
         if first_time and overrun > 0.002:
             call.timer = self._loop.call_later(min(overrun, budget_s), self._late, call, budget_s, False)
             return
-        _fail(call.future, StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
+        fail(call.future, StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
 
     def oldest_age_s(self) -> float:
         """How long the oldest unanswered call has waited; 0 when none does."""
@@ -288,6 +288,6 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
         if call.on_reply is not None and not (is_broken and future is not None):
             call.on_reply(reply)
     elif isinstance(reply, Exception):
-        _fail(future, reply)
+        fail(future, reply)
     else:
         future.set_result(reply)

@@ -18,20 +18,21 @@ class Held:
     def has_room(self, size_bytes: int) -> bool:
         """Whether so many bytes of the current answer may be held; then they are counted. What was counted of it before
         is part of them."""
-        more = self._kept_bytes + size_bytes - self._counted_bytes
-        if more <= 0:
-            return True
-        if not self._admission.try_hold(more):
+        more = self._uncounted_bytes(size_bytes)
+        if more and not self._admission.try_hold(more):
             return False
         self._counted_bytes += more
         return True
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes of the current answer are held already: they are counted, whether there is room or not."""
-        more = self._kept_bytes + size_bytes - self._counted_bytes
-        if more > 0:
+        if more := self._uncounted_bytes(size_bytes):
             self._admission.hold(more)
             self._counted_bytes += more
+
+    def _uncounted_bytes(self, size_bytes: int) -> int:
+        """How much of the current answer is not counted yet."""
+        return max(0, self._kept_bytes + size_bytes - self._counted_bytes)
 
     def keep(self) -> None:
         """What is counted stays; another answer follows."""

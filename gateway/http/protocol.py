@@ -55,8 +55,8 @@ class HttpProtocol(asyncio.Protocol):
         self._is_full = False
         """The client has not taken what was written: nothing more is begun until it has."""
         self._is_half_closed = False
-        self._unsent_bytes = 0
-        """When that was looked at last, and what was added since."""
+        self._watched_bytes = 0
+        """What was unsent when it was looked at last, and what was added since."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # -- asyncio -------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_full = True
-        self._watch_unsent(self._transport.get_write_buffer_size())
+        self._watch_unsent(self.unsent_bytes)
         if self._answering is not None:
             self._answering.pause_writing()
 
@@ -136,12 +136,12 @@ class HttpProtocol(asyncio.Protocol):
             self._call_later("idle", wait_s, self._close_if_idle)
 
     def _watch_unsent(self, unsent_bytes: int) -> None:
-        self._unsent_bytes = unsent_bytes
+        self._watched_bytes = unsent_bytes
         self._call_later("unsent", self._write_s, self._abort_if_stalled)
 
     def _abort_if_stalled(self) -> None:
-        unsent_bytes = self._transport.get_write_buffer_size()
-        if unsent_bytes < self._unsent_bytes:
+        unsent_bytes = self.unsent_bytes
+        if unsent_bytes < self._watched_bytes:
             self._watch_unsent(unsent_bytes)
         else:
             self._transport.abort()
@@ -244,7 +244,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         if self._is_full:
-            self._unsent_bytes += len(data)
+            self._watched_bytes += len(data)
         self._transport.write(data)
 
     def pause_reading(self) -> None:
@@ -287,7 +287,7 @@ class HttpProtocol(asyncio.Protocol):
         """As soon as the client has taken what is unsent."""
         self._be_deaf()
         self._transport.close()
-        if unsent_bytes := self._transport.get_write_buffer_size():
+        if unsent_bytes := self.unsent_bytes:
             self._watch_unsent(unsent_bytes)
 
     def _linger(self) -> None:

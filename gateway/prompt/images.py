@@ -40,18 +40,22 @@ def identify_image(url: str, param: str, limits: PromptLimits) -> ImageIdentity:
     """Identify the image behind a data: or http(s) URL; `param` names the URL in errors."""
     if url[:5].lower() != "data:":
         return ImageIdentity(media_url_digest(url, param, limits), None, is_data=False)
-    if not url.isascii():  # a copy of it would take four times its size
-        raise bad_field(param, "is not valid base64: it has other characters than ASCII")
+    _refuse_other_than_ascii(url, param)
     header, comma, data = url[5:].partition(",")
     if not comma or len(header) > _MAX_HEADER_CHARS or "base64" not in header.lower().replace(" ", "").split(";")[1:]:
         raise bad_field(param, "must be a base64 data: URL, data:<type>;base64,<data>")
     return identify_image_data(data, param, limits)
 
 
+def _refuse_other_than_ascii(text: str, param: str) -> None:
+    """Before it is copied: of such a text, a copy may take four times its size."""
+    if not text.isascii():
+        raise bad_field(param, "is not valid base64: it has other characters than ASCII")
+
+
 def identify_image_data(data: str, param: str, limits: PromptLimits) -> ImageIdentity:
     """Identify an image given as base64."""
-    if not data.isascii():
-        raise bad_field(param, "is not valid base64: it has other characters than ASCII")
+    _refuse_other_than_ascii(data, param)
     image = decode_base64(data, param)
     size = read_image_size(image)
     if size is not None and size.width * size.height > limits.max_image_pixels:
