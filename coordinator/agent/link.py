@@ -99,6 +99,8 @@ class Link:
         """The life that is watched; empty before `register`."""
         self._entries: int | None = None
         """How many entries the stream has: as of the first heartbeat, and what was said since."""
+        self._taken: list[bytes] = []
+        """What the last heartbeat was told was measured: the next one says that it was worked in."""
 
     @classmethod
     async def open(cls, url: str, pool: str, replica: str, agent: str) -> Link:
@@ -129,7 +131,9 @@ class Link:
         return ReplicaRecord.parse(self._replica, found.decode()) if found else None
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
-        """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced."""
+        """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced.
+
+        Who calls it again has worked in what it told."""
         k = self.keys
         reply = await self._run(
             "attend",
@@ -144,6 +148,8 @@ class Link:
                 vitals.waiting,
                 "" if vitals.seq is None else vitals.seq,
                 orjson.dumps(vitals.counters) if vitals.counters else "",
+                len(self._taken),
+                self._taken[-1] if self._taken else "",
             ),
         )
         if reply[0] == b"held":
@@ -151,6 +157,7 @@ class Link:
         if reply[0] == b"unregistered":
             raise Fenced("the registry knows the replica in another life")
         self._entries = int(reply[4]) if self._entries is None else self._entries
+        self._taken = reply[3]
         measured = [said for text in reply[3] if (said := _measured(text)) is not None]
         return Attended(Held.parse(reply[1]), reply[2].decode(), measured, int(reply[4]), reply[5] == 1)
 

@@ -6,6 +6,8 @@
 -- ARGV[1] replica   ARGV[2] agent   ARGV[3] incarnation   ARGV[4] lease_ms (0: leave)   ARGV[5] mode
 -- ARGV[6] relearning   ARGV[7] waiting   ARGV[8] seq ("": what the last agent of this life said stands)
 -- ARGV[9] the engine's counters (JSON; "": not known)
+-- ARGV[10] how many measured prompts of the last answer were worked in   ARGV[11] the last of these: an answer that did
+--          not arrive is given again
 -- Returns {"held", ms until it may be free} where another agent has it, {"unregistered"} where this is not the
 --         replica's incarnation, or {"ok", what was held before ("": nothing), what is asked ("" | "restate" | "reset"),
 --         measured prompts, entries published so far, 1 where this agent's own lease had lapsed}
@@ -43,9 +45,10 @@ local asked = redis.call('HGET', KEYS[3], ARGV[1]) or ''
 if asked ~= '' then
   redis.call('HDEL', KEYS[3], ARGV[1])
 end
-local measured = redis.call('LRANGE', KEYS[4], 0, -1)
-if #measured > 0 then
-  redis.call('DEL', KEYS[4])
+local taken = tonumber(ARGV[10])
+if taken > 0 and redis.call('LINDEX', KEYS[4], taken - 1) == ARGV[11] then
+  redis.call('LTRIM', KEYS[4], taken, -1)
 end
+local measured = redis.call('LRANGE', KEYS[4], 0, -1)
 local lapsed = agent == ARGV[2] and tonumber(until_ms) < now and 1 or 0
 return { 'ok', record, asked, measured, tonumber(redis.call('HGET', KEYS[6], ARGV[1]) or 0), lapsed }

@@ -107,6 +107,7 @@ async def _agent_calls(wire: Recorder) -> None:
     link = Link(wire, True, "m", "r0", "agent0")
     link.incarnation = "life1"
     link._entries = 76
+    link._taken = [b"77", b"78"]
     told = [Resident(_KEYS[0], 7, 8, "cpu", 10), Evicted(_KEYS[1]), Reset()]
     await _begun(
         link.attend(Vitals("session", True, 71, 72, {"hits": 73.0})),
@@ -129,7 +130,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "hold": _KEYS,
     "drop": ["r0", 41, *_KEYS],
     "withdraw": ["r0", "res", _KEYS[1]],
-    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}'],
+    "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
     "lead": ["gw0", 3000, 0],
     "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
