@@ -70,7 +70,7 @@ async def test_an_agent_that_hung_is_fenced_when_it_comes_back(truth: TruthStage
             for text in kept:
                 await truth.ask(text)  # so that these are not the next to go
             await truth.ask_on(r0, old)
-            await eventually(lambda: truth.is_confirmed([old]))
+            await truth.measured([old])
             let_go = hung.log.read_text().count("let go")
             hung.signal(signal.SIGCONT)
             await eventually(lambda: hung.log.read_text().count("let go") > let_go)

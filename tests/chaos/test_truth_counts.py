@@ -30,7 +30,7 @@ async def test_a_prompt_that_went_to_several_replicas_at_once_is_known_on_all(tr
     text = truth.new_prompt()
     answers = await asyncio.gather(*(truth.ask(text, number % 2, policy="round_robin") for number in range(6)))
     assert {answer.replica for answer in answers} == {"r0", "r1", "r2"}
-    await eventually(lambda: truth.is_confirmed([text]))
+    await truth.measured([text])
     await truth.settle([text])
     assert await truth.owners(text) == {"r0", "r1", "r2"}
 

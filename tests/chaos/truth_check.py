@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,12 @@ def fitted(text: str, last_block_tokens: int) -> str:
 def served_blocks(prompt_tokens: int) -> int:
     """How many blocks of a prompt an engine serves from cache at most: it computes the last token in any case."""
     return (prompt_tokens - 1) // BLOCK_TOKENS
+
+
+def is_measured(text: str, told: Mapping[str, Told]) -> bool:
+    """Whether agents have said, of each replica that is told to hold a prompt, how long it was: nothing is a claim."""
+    last_block = served_blocks(prompt_of(text).num_tokens)
+    return bool(told) and all(each.is_resident and served_blocks(each.tokens) == last_block for each in told.values())
 
 
 def path_of(text: str) -> list[str]:
