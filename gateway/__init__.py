@@ -21,7 +21,8 @@ A request's way through this package, in order (each word is a file, or a folder
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted
     discovery/   where replicas are that are not listed: DNS names, a Kubernetes service
-    fleet        which replicas there are, what they serve, and whether they live (each a `member`)
+    fleet        which replicas there are, and what they serve (each a `member`)
+    checks       whether they live, which life it is, and what everybody is told of that
 
 Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
 coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.

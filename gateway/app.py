@@ -17,6 +17,7 @@ from coordinator.watch.watcher import Watcher
 from gateway.admission import Admission
 from gateway.attempt import Attempts
 from gateway.audit import Audit
+from gateway.checks import Checks
 from gateway.control import Status, build_control
 from gateway.discovery.discovery import Discovery, sources_of
 from gateway.explain import Explainer
@@ -58,7 +59,8 @@ class Gateway:
         self.store.on_change = self._store_changed
         key = settings.security.replica_api_key
         self.upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
-        self.fleet = Fleet(settings.replicas, settings.health, self.store, self.upstream)
+        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
+        self.checks = Checks(self.fleet, settings.health, self.store, self.upstream)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
         self.reader = Reader(settings, self.keyring, self.fleet, self.metrics)
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
@@ -103,8 +105,8 @@ class Gateway:
         await self.store.first_attempt()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
-        self.tasks.spawn(self.fleet.run(), "fleet")
-        await self.fleet.first_round()
+        self.tasks.spawn(self.checks.run(), "checks")
+        await self.checks.first_round()
         await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")

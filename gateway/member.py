@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -28,10 +29,8 @@ class Member:
     """When it answered last, or was first heard of."""
     lacks_metrics: bool = False
     """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(card.id for card in self.cards)
+    check: asyncio.Task[None] | None = None
+    """It is being asked whether it lives, until this is done."""
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
         """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""

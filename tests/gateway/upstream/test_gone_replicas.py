@@ -8,7 +8,6 @@ import pytest
 
 from coordinator.store import Store, StoreSettings
 from gateway.fleet import Fleet
-from gateway.limit_settings import HealthSettings
 from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream
 from tests.gateway.upstream.conftest import RawReplica, rest
@@ -37,7 +36,7 @@ async def hi(raw: RawReplica, upstream: Upstream) -> bytes:
 async def test_an_idle_connection_to_a_replica_that_is_gone_is_closed(
     raw: RawReplica, upstream: Upstream, left: asyncio.Event
 ) -> None:
-    fleet = Fleet([], HealthSettings(), Store(StoreSettings("redis://127.0.0.1:1"), "g0"), upstream)
+    fleet = Fleet([], Store(StoreSettings("redis://127.0.0.1:1"), "g0"), upstream)
     fleet.use([ReplicaSettings(id="r0", url=raw.url)])
     assert await hi(raw, upstream) == b"hi"
     assert list(upstream._origins) == [raw.url]
