@@ -79,6 +79,10 @@ class PoolKeys:
         return f"{self._base}:engines"
 
     @cached_property
+    def progress(self) -> str:
+        return f"{self._base}:progress"
+
+    @cached_property
     def asks(self) -> str:
         return f"{self._base}:asks"
 
@@ -123,7 +127,7 @@ class PoolKeys:
         """KEYS of forget: all that names a replica but the keys that it owns."""
         own = (self.held(replica), self.events(replica), self.measured(replica))
         by_replica = (self.breakers, self.active, self.backlog_tokens, self.owned_tokens, self.engines, self.asks)
-        told = (self.reports, self.entries, self.cursors, self.tiers)
+        told = (self.reports, self.entries, self.cursors, self.tiers, self.progress)
         return (self.replicas, self.agents, self.leases, *own, *by_replica, *told)
 
     def held(self, replica: str) -> str:

@@ -29,6 +29,7 @@ NAMES = (
     "beat",
     "reap",
     "register",
+    "mark",
     "report",
     "hold",
     "drop",

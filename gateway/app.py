@@ -22,12 +22,15 @@ from gateway.control import Status, build_control
 from gateway.discovery.discovery import Discovery, sources_of
 from gateway.explain import Explainer
 from gateway.fleet import Fleet
+from gateway.hangs import Hangs
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
 from gateway.keyring import Keyring
 from gateway.loop_lag import watch_loop
 from gateway.metrics import Metrics
+from gateway.moves import Moves
 from gateway.paths import PROMPT_PATHS
+from gateway.progress import Progress
 from gateway.proxy import Proxy
 from gateway.reader import Reader
 from gateway.relay import Relay
@@ -57,8 +60,7 @@ class Gateway:
         self.keyring = Keyring(settings.security)
         self.store = _store(settings, self.id)
         self.store.on_change = self._store_changed
-        key = settings.security.replica_api_key
-        self.upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        self.upstream = _upstream(settings)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream)
         self.checks = Checks(self.fleet, settings.health, self.store, self.upstream)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
@@ -66,8 +68,13 @@ class Gateway:
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        relay = Relay(self.reader, responses, audit)
-        attempts = Attempts(settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission)
+        progress = Progress(self.fleet, self.store)
+        hangs = Hangs(settings.health, self.store, self.upstream, progress)
+        self.moves = Moves(self.fleet, self.checks, self.store, progress, hangs)
+        relay = Relay(self.reader, responses, audit, progress)
+        attempts = Attempts(
+            settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission, self.moves
+        )
         self.appliers = Appliers(settings.redis.url, self.id, self.store.pool_names, self.metrics.events.applied)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)
@@ -108,6 +115,7 @@ class Gateway:
         self.tasks.spawn(self.checks.run(), "checks")
         await self.checks.first_round()
         await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
+        self.tasks.spawn(self.moves.run(), "moves")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:
@@ -137,6 +145,11 @@ def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
     wait = StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000)
     return Store(wait, gateway)
+
+
+def _upstream(settings: GatewaySettings) -> Upstream:
+    key = settings.security.replica_api_key
+    return Upstream(settings.timeouts, key.get_secret_value() if key else None)
 
 
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:

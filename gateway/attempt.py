@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ from gateway.fleet import Fleet
 from gateway.held import Held
 from gateway.job import Job, no_replica
 from gateway.metrics import Metrics
+from gateway.moves import Moves
 from gateway.reading.document import with_fields
 from gateway.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
@@ -42,7 +43,9 @@ class Attempts:
         relay: Relay,
         metrics: Metrics,
         admission: Admission,
+        moves: Moves,
     ) -> None:
+        self._moves = moves
         self._admission = admission
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
@@ -106,6 +109,10 @@ class Attempts:
         self._metrics.retries_withheld.inc()
         return False
 
+    def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
+        """Who else may be asked, should this attempt fail."""
+        return () if job.pinned or len(failures) + 1 >= self._max_attempts else job.served.replicas
+
     def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
         """Whether one replica failed and others, though there are some, were not asked: nothing tells then whose fault
         it was. So nobody can open breakers with requests that are pinned, nor by using the budget up."""
@@ -136,7 +143,10 @@ class Attempts:
         ticket = tickets[-1]
         answer: Answer | None = None
         try:
-            with self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task):
+            with (
+                self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
+                self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
+            ):
                 answer = await self._upstream.send(
                     job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
                 )
@@ -159,7 +169,7 @@ class Attempts:
         except UpstreamError as error:
             return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
-            return self._doubted(ticket, Failure("timeout"))
+            return self._doubted(ticket, Failure(waiting.moved or "timeout"))
         finally:
             if answer is not None:
                 answer.close()

@@ -72,6 +72,11 @@ class Checks:
             member.check = self._tasks.spawn(self._look(member), "health check")
         return member.check
 
+    def suspect(self, member: Member) -> None:
+        """It is waited for, and silent: ask it, as often as the gateway does that checks it for all."""
+        if time.monotonic() - member.asked_s >= self._health.interval_s:
+            self.look_at(member)
+
     async def _look(self, member: Member) -> None:
         """Ask once; where one that was alive does not answer, again and again, `interval_s` apart, until it is dead."""
         loop = asyncio.get_running_loop()
@@ -118,7 +123,7 @@ class Checks:
         return known is not None and known.incarnation != member.incarnation(known)
 
     async def _check(self, member: Member) -> None:
-        was_alive = member.alive
+        was_alive, member.asked_s = member.alive, time.monotonic()
         try:
             is_ours = self._fleet.uses(member.id)
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
@@ -128,12 +133,13 @@ class Checks:
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
+            member.answers = False
             if was_alive and member.failures < self._health.failures:
                 return
             member.alive, member.problem = False, str(error)
         else:
             member.failures, member.alive, member.problem = 0, True, ""
-            member.answered_s = time.monotonic()
+            member.answers, member.answered_s = True, time.monotonic()
         if was_alive != member.alive:
             _log.info("replica", replica=member.id, alive=member.alive, problem=member.problem)
         self._publish(member)
@@ -169,7 +175,9 @@ class Checks:
             return  # of no known model, or it has moved while it was asked
         pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
-        state = "ready" if member.alive else "dead"
+        state, incarnation = "ready" if member.alive else "dead", member.incarnation(known)
+        if member.alive and known is not None and (known.state, known.incarnation) == ("hung", incarnation):
+            state = "hung"  # its /health says nothing about that
         if not self._fleet.uses(member.id):
             if known is None:
                 return  # forgotten
@@ -177,7 +185,7 @@ class Checks:
         else:
             wanted = ReplicaRecord(
                 replica=member.id,
-                incarnation=member.incarnation(known),
+                incarnation=incarnation,
                 state=state,
                 capacity_tokens=member.facts.capacity_tokens,
                 since_ms=known.since_ms if known else 0,

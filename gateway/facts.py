@@ -19,6 +19,7 @@ _FIGURES = {
     "vllm:kv_cache_usage_perc": "kv_usage",
     "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
     "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
+    "vllm:generation_tokens_total": "generated_tokens",
     "vllm:request_prefill_time_seconds_sum": "prefill_s",
     "vllm:request_prefill_time_seconds_count": "prefills",
     "vllm:request_prefill_kv_computed_tokens_sum": "prefill_computed_tokens",
@@ -62,8 +63,9 @@ class EngineFacts:
     engines: int = 1
     """Data-parallel ranks behind this one address."""
     figures: dict[str, float] = field(default_factory=dict)
-    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens; prefills, their prefill_s and
-    prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of what it offloaded: what it says of its work."""
+    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills, their
+    prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of what it offloaded: what it says of its
+    work."""
 
 
 def parse_models(document: Any) -> list[ModelCard]:

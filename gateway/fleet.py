@@ -17,6 +17,11 @@ from gateway.member import Member
 from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream
 
+_PROBLEMS = {
+    "hung": "it has work, and shows no progress",
+    "dead": "it answers this gateway, but not the one that checks it for all",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -92,10 +97,7 @@ class Fleet:
     def is_ready(self, replica: str) -> bool:
         """Alive and usable, as the pool's checker (or, without a store, this gateway) last saw it."""
         member = self.members.get(replica)
-        if member is None or not member.pool:
-            return False
-        record = self._store.pool(member.pool).records.get(replica)
-        return record is not None and record.state == "ready"
+        return member is not None and self._state(member) == "ready"
 
     def is_exact(self, replica: str) -> bool:
         """Whether an agent tells what the replica holds, as the last heartbeat had it."""
@@ -119,7 +121,12 @@ class Fleet:
     def problems(self) -> dict[str, str]:
         """Why each replica that is not ready is not."""
         unready = (self.members[name] for name in sorted(self._used) if not self.is_ready(name))
-        return {member.id: member.problem or "marked dead" for member in unready}
+        told = ((member, _PROBLEMS.get(self._state(member), "not registered yet")) for member in unready)
+        return {member.id: member.problem or problem for member, problem in told}
+
+    def _state(self, member: Member) -> str:
+        record = self._store.pool(member.pool).records.get(member.id) if member.pool else None
+        return record.state if record is not None else ""
 
     def doubt(self, replica: str) -> None:
         """A request to it broke: look at the next round whether it has restarted."""

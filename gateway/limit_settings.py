@@ -48,9 +48,10 @@ class RetrySettings(Section):
 
 
 class HealthSettings(Section):
-    interval_s: Seconds = 2
-    timeout_s: Seconds = 2
+    interval_s: Seconds = 1
+    timeout_s: Seconds = 1
     failures: Count = 2
+    hang_s: Seconds = 10
     forget_s: Seconds = 3600
     breaker_failures: Count = 3
     breaker_error_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.5

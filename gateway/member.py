@@ -25,6 +25,9 @@ class Member:
     alive: bool = False
     failures: int = 0
     problem: str = "not reached yet"
+    answers: bool = False
+    """Whether it answered this gateway when it was asked last."""
+    asked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it answered last, or was first heard of."""
     lacks_metrics: bool = False

@@ -12,6 +12,7 @@ from gateway.audit import Audit, read_usage
 from gateway.excerpts import WINDOW_BYTES, is_light, last_usage
 from gateway.held import Held
 from gateway.job import Job
+from gateway.progress import Progress
 from gateway.reader import Reader
 from gateway.reply import Reply, passed_headers
 from gateway.responses import Responses
@@ -56,7 +57,8 @@ class StreamBroken(Exception):
 class Relay:
     """Passes answers on to clients, and learns from them."""
 
-    def __init__(self, reader: Reader, responses: Responses, audit: Audit) -> None:
+    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: Progress) -> None:
+        self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses
         self._audit = audit
@@ -64,6 +66,7 @@ class Relay:
     async def whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer) -> None:
         """Pass on an answer that was gathered; what it holds is free for others once the client has taken it."""
         body = answer.take()
+        self._pieces[ticket.replica] += 1
         _confirm(ticket)
         if _teaches(job, ticket):
             is_asked = asks_token_ids(job, ticket) and len(body) <= MAX_PARSED_BYTES and is_light(body)
@@ -84,6 +87,7 @@ class Relay:
 
         def pass_on(piece: bytes) -> bool:
             nonlocal end
+            self._pieces[ticket.replica] += 1
             end = (end + piece)[-WINDOW_BYTES:] if len(piece) < WINDOW_BYTES else piece[-WINDOW_BYTES:]
             return reply.more(piece)
 
@@ -116,11 +120,13 @@ class Relay:
             reads_token_ids=asks_token_ids(job, ticket),
             strip_token_ids=not job.wants_token_ids,
         )
-        reason = ""
+        reason, pieces = "", self._pieces
 
         def complete(piece: bytes) -> bytes:
             ready = relay.feed(piece)
-            if ready and watch is not None:
+            if watch is None:
+                pieces[ticket.replica] += 1
+            elif ready:
                 watch(ready)
             return ready
 
@@ -160,6 +166,7 @@ class Relay:
             if not has_begun and not _is_preface(events):
                 has_begun = True
                 _begun(ticket)
+            self._pieces[ticket.replica] += has_begun
             if not job.response_noted:
                 self._responses.notice(job, ticket, events)
             if b'"sequence_number"' in events:

@@ -4,6 +4,7 @@
 -- KEYS[1] replicas   KEYS[2] agents   KEYS[3] leases   KEYS[4] held:<replica>   KEYS[5] events:<replica>
 -- KEYS[6] measured:<replica>   KEYS[7] breakers   KEYS[8] active   KEYS[9] backlog_tokens   KEYS[10] owned_tokens
 -- KEYS[11] engines   KEYS[12] asks   KEYS[13] reports   KEYS[14] entries   KEYS[15] cursors   KEYS[16] tiers
+-- KEYS[17] progress
 -- ARGV[1] replica   ARGV[2] incarnation   ARGV[3] "1": its keys are dropped; "0": say only whether it may be forgotten
 -- Returns 0 where it is kept, else now_ms.
 
@@ -28,7 +29,7 @@ end
 redis.call('UNLINK', KEYS[5], KEYS[6])
 redis.call('HDEL', KEYS[3], 'events:' .. ARGV[1])
 for _, of_replicas in ipairs({ KEYS[1], KEYS[2], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13],
-  KEYS[14], KEYS[15], KEYS[16] }) do
+  KEYS[14], KEYS[15], KEYS[16], KEYS[17] }) do
   redis.call('HDEL', of_replicas, ARGV[1])
 end
 return now

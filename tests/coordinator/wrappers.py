@@ -10,6 +10,7 @@ from coordinator.agent.link import Link, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.applier import Applier, _Entry
 from coordinator.pool import PlaceRequest, Pool, Reservation
+from coordinator.progress import mark
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
@@ -98,6 +99,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
+    mark(pool, "r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
     await asyncio.sleep(0)
@@ -139,6 +141,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, 0],
     "forget": ["r0", "life1", 0],
+    "mark": ["r0", "life1", "ready", "hung"],
     "tend": [91_000, 92_500],
 }
 """What each script must receive for the calls above, in the order of its header."""

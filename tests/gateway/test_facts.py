@@ -35,8 +35,9 @@ vllm:prefix_cache_queries_total{engine="1"} 1e3
 vllm:prefix_cache_hits_total{engine="1"} 500
 vllm:generation_tokens_total{engine="1"} 7
 """
-    wanted = {"running": 3, "waiting": 4, "kv_usage": 0.25, "prefix_queries_tokens": 1000, "prefix_hits_tokens": 500}
-    assert parse_metrics(text, 1).figures == wanted
+    queue = {"running": 3, "waiting": 4, "kv_usage": 0.25}
+    tokens = {"prefix_queries_tokens": 1000, "prefix_hits_tokens": 500, "generated_tokens": 7}
+    assert parse_metrics(text, 1).figures == queue | tokens
     assert parse_metrics(text, None).figures == {"running": 2}
 
 

@@ -1,0 +1,178 @@
+"""Attempts of which the client has no byte yet, and what becomes of them when their replica dies.
+
+They would wait for as long as a slow engine may take. So they are placed elsewhere when the registry says that the
+replica is dead, this gateway gets no answer from it either, and another one is ready; or when it hangs. Not all at
+once: over a second. And none where much of a pool died together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Collection, Sequence
+from types import TracebackType
+
+import structlog
+
+from coordinator.pool import Pool
+from coordinator.registry import ReplicaRecord
+from coordinator.store import Store
+from gateway.checks import Checks
+from gateway.deadlines import Limit
+from gateway.deaths import Deaths
+from gateway.fleet import Fleet
+from gateway.hangs import Hangs
+from gateway.member import Member
+from gateway.progress import Progress
+from gateway.routing.router import Ticket
+
+_log = structlog.get_logger("kvgate.moves")
+
+TICK_S = 0.25
+SPREAD_S = 1.0
+SILENT_S = 1.0
+"""A replica that has sent nothing for so long, though something waits for it, is asked whether it lives."""
+_SHARE_EVERY = 4
+"""Ticks."""
+
+
+class Waiting:
+    """One attempt, from its placement until its client gets a byte."""
+
+    __slots__ = ("_limit", "_moves", "is_going", "moved", "replica", "serving", "since_s", "tried")
+
+    def __init__(
+        self, moves: Moves, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit
+    ) -> None:
+        self._moves = moves
+        self._limit = limit
+        self.replica = replica
+        self.serving = serving
+        self.tried = tried
+        self.since_s = 0.0
+        self.is_going = False
+        """It is to be taken away within a second."""
+        self.moved = ""
+        """Why it was taken away: dead, or hung; empty where it was not."""
+
+    def __enter__(self) -> Waiting:
+        self.since_s = time.monotonic()
+        self._moves.waiting.setdefault(self.replica, {})[self] = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        of_replica = self._moves.waiting[self.replica]
+        del of_replica[self]
+        if not of_replica:
+            del self._moves.waiting[self.replica]
+
+    def move(self, why: str) -> None:
+        """Its limit ends now."""
+        self.moved = why
+        self._limit.expire()
+
+
+class Moves:
+    """Takes attempts away from replicas that died. `run()` as a task."""
+
+    def __init__(self, fleet: Fleet, checks: Checks, store: Store, progress: Progress, hangs: Hangs) -> None:
+        self.waiting: dict[str, dict[Waiting, None]] = {}
+        """By replica, oldest first."""
+        self._fleet = fleet
+        self._checks = checks
+        self._store = store
+        self._progress = progress
+        self._hangs = hangs
+        self._deaths: dict[str, Deaths] = {}
+        self._heard: dict[str, tuple[int, float]] = {}
+        """Of each replica that is waited for: how many pieces it had sent, and since when it is silent."""
+
+    def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> Waiting:
+        """`with moves.attempt(…) as waiting:` until the client gets a byte, within `limit`. It may go to those replicas
+        of `serving` that were not tried."""
+        return Waiting(self, replica, serving, tried, limit)
+
+    async def run(self) -> None:
+        """Look after them until cancelled."""
+        tick = 0
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                tick += 1
+                if tick % _SHARE_EVERY == 0:
+                    self._progress.share()
+                self._look(time.monotonic())
+        finally:
+            await self._hangs.close()
+
+    def _look(self, now_s: float) -> None:
+        for name in self._store.pool_names():
+            pool = self._store.pool(name)
+            states = {record.replica: record.state for record in pool.records.values()}
+            self._deaths.setdefault(name, Deaths()).observe(states, now_s)
+            self._look_at_hung(pool)
+        for replica in self._heard.keys() - self.waiting.keys():
+            del self._heard[replica]
+            self._hangs.forget(replica)
+        for replica in list(self.waiting):
+            self._look_at(replica, now_s)
+
+    def _look_at_hung(self, pool: Pool) -> None:
+        """One gateway sees for all whether they hang no more."""
+        if pool.fleet is not None and pool.fleet.worker == pool.gateway:
+            for record in pool.records.values():
+                member = self._fleet.members.get(record.replica)
+                if record.state == "hung" and member is not None:
+                    self._hangs.look_at(member, record)
+
+    def _look_at(self, replica: str, now_s: float) -> None:
+        """Something waits for this replica."""
+        member = self._fleet.members.get(replica)
+        record = self._store.pool(member.pool).records.get(replica) if member is not None else None
+        if member is None or record is None:
+            return
+        if now_s - self._silent_since_s(replica) < SILENT_S:
+            self._hangs.forget(replica)
+            return
+        self._checks.suspect(member)
+        if record.state == "ready":
+            self._hangs.look_at(member, record)
+        elif self._is_gone(member, record):
+            going = [each for each in self.waiting[replica] if not each.is_going and self._can_go(each)]
+            for waiting in going:
+                waiting.is_going = True
+                asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, waiting)
+            if going:
+                _log.info("moving requests away", replica=replica, state=record.state, requests=len(going))
+
+    def _silent_since_s(self, replica: str) -> float:
+        pieces = self._progress.pieces[replica]
+        counted, since_s = self._heard.get(replica, (-1, 0.0))
+        if pieces != counted:
+            oldest = next(iter(self.waiting[replica]))
+            since_s = oldest.since_s if counted < 0 else time.monotonic()
+            self._heard[replica] = pieces, since_s
+        return since_s
+
+    def _is_gone(self, member: Member, record: ReplicaRecord) -> bool:
+        """Whether it is dead for all, and for this gateway too."""
+        agrees = record.state == "hung" or not member.answers
+        return record.state != "ready" and agrees and self._deaths[member.pool].died_alone(member.id)
+
+    def _can_go(self, waiting: Waiting) -> bool:
+        """Whether another replica is ready for it."""
+        tried = [ticket.replica for ticket in waiting.tried]
+        return any(self._fleet.is_ready(replica) for replica in waiting.serving if replica not in tried)
+
+    def _move(self, waiting: Waiting) -> None:
+        """A moment has passed: it may have ended, and its replica may be there again."""
+        waiting.is_going = False
+        member = self._fleet.members.get(waiting.replica)
+        record = self._store.pool(member.pool).records.get(waiting.replica) if member is not None else None
+        if waiting not in self.waiting.get(waiting.replica, {}) or member is None or record is None:
+            return
+        if self._is_gone(member, record) and self._can_go(waiting):
+            waiting.move(record.state)

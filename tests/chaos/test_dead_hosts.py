@@ -1,0 +1,121 @@
+"""A replica that dies without a word, or hangs: what has no byte of its answer yet is answered by another one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bench.cluster import SimReplica
+from gateway.tasks import Tasks
+from tests.chaos.stage import CONFIG, Stage
+from tests.cluster.clients import ask, held_stream, is_complete
+from tests.cluster.gateways import another_gateway
+from tests.polling import eventually
+
+PATIENT: dict[str, Any] = {
+    "timeouts": {**CONFIG["timeouts"], "first_byte_s": 60},
+    "health": {**CONFIG["health"], "hang_s": 1},
+}
+"""Of a gateway that would wait for an answer longer than any test does."""
+MOVES_WITHIN_S = 1.25
+COUNT = 6
+
+
+class Requests:
+    """Plain ones and streams, for prompts that one replica holds, at a gateway of their own."""
+
+    def __init__(self, stage: Stage, url: str, texts: list[str], tasks: Tasks) -> None:
+        self._stage = stage
+        self._url = url
+        self._answers = [
+            tasks.spawn(ask(stage.http, url, text, stream=number % 2 == 1), "ask") for number, text in enumerate(texts)
+        ]
+
+    async def were_answered_by(self) -> set[str]:
+        """The replicas, once all are answered."""
+        answers = await asyncio.gather(*self._answers)
+        assert all(is_complete(each) for each in answers), [each.text for each in answers]
+        return {each.headers["x-kvgate-replica"] for each in answers}
+
+    async def moved(self, why: str) -> float:
+        return await self._stage.metric(self._url, "kvgate_retries_total", reason=why)
+
+
+@asynccontextmanager
+async def asked(stage: Stage, url: str, replica: SimReplica, **fault: Any) -> AsyncIterator[Requests]:
+    """Requests for what this replica holds, sent once it is frozen, or has the fault."""
+    texts, tasks = [(await stage.warm_prompt(on=replica.id))[0] for _ in range(COUNT)], Tasks()
+    if fault:
+        await stage.fail(replica, **fault)
+    else:
+        replica.signal(signal.SIGSTOP)
+    try:
+        yield Requests(stage, url, texts, tasks)
+    finally:
+        await tasks.close()
+
+
+async def are(stage: Stage, states: dict[str, str]) -> bool:
+    """Whether the registry has the replicas in these states."""
+    return {name: record.state for name, record in (await stage.ledger.replicas()).items()} == states
+
+
+async def test_what_waits_for_a_replica_that_froze_is_answered_by_others_and_what_has_begun_stays(stage: Stage) -> None:
+    r0 = stage.replica("r0")
+    text, _ = await stage.warm_prompt(on="r0")
+    async with (
+        another_gateway(stage.cluster, "patient", **PATIENT) as gateway,
+        held_stream(stage.http, gateway.url, text) as begun,
+    ):
+        assert begun.replica == "r0"
+        async with asked(stage, gateway.url, r0) as requests:
+            assert "r0" not in await requests.were_answered_by()
+            assert await requests.moved("dead") == COUNT
+        r0.signal(signal.SIGCONT)
+        assert await begun.goes_on()
+
+
+async def test_where_most_of_a_pool_dies_at_once_all_stays_where_it_is(stage: Stage) -> None:
+    r0, r1 = stage.replica("r0"), stage.replica("r1")
+    async with another_gateway(stage.cluster, "patient", **PATIENT) as gateway:
+        r1.signal(signal.SIGSTOP)
+        async with asked(stage, gateway.url, r0) as requests:
+            await eventually(lambda: are(stage, {"r0": "dead", "r1": "dead", "r2": "ready"}))
+            await asyncio.sleep(2 * MOVES_WITHIN_S)  # that nothing happens has no event
+            for replica in (r0, r1):
+                replica.signal(signal.SIGCONT)
+            assert await requests.were_answered_by() == {"r0"}
+            assert await requests.moved("dead") == 0
+
+
+async def test_a_replica_that_hangs_counts_as_dead_until_it_shows_something(stage: Stage) -> None:
+    r0 = stage.replica("r0")
+    async with another_gateway(stage.cluster, "patient", **PATIENT) as gateway:
+        async with asked(stage, gateway.url, r0, mode="hang", count=-1) as requests:
+            assert "r0" not in await requests.were_answered_by()
+            assert await requests.moved("hung") == COUNT
+        assert await are(stage, {"r0": "hung", "r1": "ready", "r2": "ready"})
+        await eventually(lambda: is_avoided(stage, r0))
+        assert (await stage.http.get(f"{r0.url}/health")).is_success
+        await stage.clear_faults(r0)
+        assert is_complete(await ask(stage.http, r0.url, stage.new_prompt()))
+        await eventually(lambda: are(stage, {"r0": "ready", "r1": "ready", "r2": "ready"}))
+
+
+async def test_a_replica_that_is_slow_keeps_what_waits_for_it_while_it_gets_on_with_other_work(stage: Stage) -> None:
+    r0 = stage.replica("r0")
+    text, _ = await stage.warm_prompt(on="r0")
+    async with (
+        another_gateway(stage.cluster, "patient", **PATIENT) as gateway,
+        held_stream(stage.http, stage.urls[0], text) as begun,
+    ):
+        assert begun.replica == "r0"
+        async with asked(stage, gateway.url, r0, mode="slow", count=-1, seconds=4) as requests:
+            assert await requests.were_answered_by() == {"r0"}
+
+
+async def is_avoided(stage: Stage, replica: SimReplica) -> bool:
+    return all(replica.id not in ready for ready in await stage.ready_replicas())
