@@ -20,6 +20,7 @@ from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Origin
+from gateway.upstream.sockets import new_socket
 
 Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20
@@ -39,7 +40,12 @@ class Upstream:
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=timeouts.upstream_keep_alive_s,
+                ttl_dns_cache=30,
+                socket_factory=new_socket,
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # nobody is asked to compress

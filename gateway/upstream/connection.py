@@ -11,6 +11,7 @@ import httptools
 
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
+from gateway.upstream.sockets import notice_gone_host
 
 Buffer = bytes | bytearray | memoryview
 
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = True
+        notice_gone_host(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
