@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gateway.deadlines import Deadlines
 from gateway.excerpts import MAX_CONTAINERS, is_light
 from gateway.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
@@ -39,6 +40,8 @@ class Upstream:
         """The replicas whose connections are kept for the next request; None: all."""
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
+        self._idle_s = timeouts.idle_s
+        self._deadlines = Deadlines()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,
@@ -64,7 +67,8 @@ class Upstream:
             lines.append(f"content-length: {body_bytes}\r\n")
         lines.append("\r\n")
         connection = await origin.acquire()
-        answer = connection.send("".join(lines).encode("latin-1"), body, method == "HEAD")
+        head = "".join(lines).encode("latin-1")
+        answer = connection.send(head, body, method == "HEAD", self._deadlines, self._idle_s)
         try:
             await answer.head()
         except BaseException:

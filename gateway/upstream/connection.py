@@ -9,6 +9,7 @@ from typing import cast
 
 import httptools
 
+from gateway.deadlines import Deadlines
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.sockets import notice_gone_host
@@ -34,9 +35,9 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._body: list[bytes] = []
 
-    def send(self, head: bytes, body: Sequence[Buffer], is_head: bool) -> Answer:
+    def send(self, head: bytes, body: Sequence[Buffer], is_head: bool, deadlines: Deadlines, idle_s: float) -> Answer:
         """Send a request; its answer is still to come."""
-        self._answer = answer = Answer(self, self._loop)
+        self._answer = answer = Answer(self, self._loop, deadlines, idle_s)
         self._is_head = is_head
         self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
         self._head_bytes = 0
