@@ -20,7 +20,7 @@ from gateway.moves import Moves
 from gateway.reading.document import with_fields
 from gateway.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.reply import Reply, passed_headers
-from gateway.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas
+from gateway.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas, maybe_executed
 from gateway.retry_budget import RetryBudget
 from gateway.routing.router import Router, Ticket
 from gateway.settings import GatewaySettings
@@ -100,7 +100,7 @@ class Attempts:
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether another replica shall be asked, if there is one."""
         others = 0 if job.pinned else len(job.served.replicas) - len(failures)
-        if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures):
+        if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures, job.has_effects):
             return False
         if failures[-1].reason == "refused" or not self._fleet.is_ready(tickets[-1].replica):
             return True  # such a replica is soon chosen no more: this cannot go on for long
@@ -125,6 +125,8 @@ class Attempts:
 
     def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
         """Tell the client what the last replica answered that did; where none did, a 503 or 502."""
+        if job.has_effects and (unsure := maybe_executed(failures)) is not None:
+            raise unsure
         for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
             if failure.status and failure.body is not None:
                 reply.note(ticket, job.caller.sees_decisions)

@@ -9,22 +9,34 @@ from __future__ import annotations
 import asyncio
 import time
 from types import TracebackType
+from typing import Protocol
 
 TICK_S = 0.05
+
+
+class Due(Protocol):
+    """Something whose time runs out."""
+
+    due_s: float
+    """By time.monotonic(); it may be moved."""
+
+    def expire(self) -> None:
+        """The time is over. It is told so again at the next look, unless it has been removed, or has moved `due_s`."""
+        ...
 
 
 class Deadlines:
     """`with deadlines.within(seconds, task): await …`, in that task, raises TimeoutError when it takes longer."""
 
     def __init__(self) -> None:
-        self._running: set[Limit] = set()
+        self._running: set[Due] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, limit_s: float | None, task: asyncio.Task[None]) -> Limit:
         """A limit of so many seconds; None is no limit."""
         return Limit(self, limit_s, task)
 
-    def add(self, limit: Limit) -> None:
+    def add(self, limit: Due) -> None:
         self._running.add(limit)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -35,7 +47,7 @@ class Deadlines:
             limit.expire()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick) if self._running else None
 
-    def remove(self, limit: Limit) -> None:
+    def remove(self, limit: Due) -> None:
         self._running.discard(limit)
 
 
@@ -50,7 +62,6 @@ class Limit:
         self._limit_s = limit_s
         self._has_expired = False
         self.due_s = 0.0
-        """By time.monotonic(); it may be moved."""
 
     def __enter__(self) -> Limit:
         if self._limit_s is not None:
@@ -66,7 +77,6 @@ class Limit:
             raise TimeoutError from error
 
     def expire(self) -> None:
-        """The time is over."""
         self._deadlines.remove(self)
         self._has_expired = True
         self._task.cancel()

@@ -52,6 +52,8 @@ class Job:
     """The only replica that can serve it; empty for any."""
     previous_response_id: str = ""
     response_noted: bool = False
+    has_effects: bool = False
+    """Whether it may do more than compute its answer. Once it was sent, it is not sent to another replica."""
 
 
 def resolve_model(fleet: Fleet, name: str | None, path: str) -> Served:

@@ -26,6 +26,31 @@ PROMPT_PATHS = frozenset(
         "/score",
     }
 )
+PURE_PATHS = PROMPT_PATHS | frozenset(
+    {
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions/derender",
+        "/v1/chat/completions/render",
+        "/v1/completions/derender",
+        "/v1/completions/render",
+        "/v1/messages/count_tokens",
+        "/v1/messages/render",
+        "/v1/responses/render",
+        "/v1/systemone",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/images/edits",
+        "/v1/images/generations",
+        "/v1/moderations",
+        "/detokenize",
+        "/classify",
+        "/pooling",
+    }
+)
+"""Where a POST only computes its answer: vLLM's paths, and those of OpenAI's that other servers have. Of a response its
+body tells whether that is all."""
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _AMBIGUOUS = re.compile(r"//|/\.{1,2}(?:/|\Z)|/\Z|[\x00-\x1f\x7f\\%]")
 _OF_RESPONSES = "/v1/responses/"
 _BY_RESPONSE = re.compile(_OF_RESPONSES + r"([^/]+)(?:/.*)?")
@@ -47,6 +72,11 @@ def is_denied(path: str, denied: Iterable[str]) -> bool:
 def folded(path: str) -> str:
     """A path as deny lists compare it."""
     return path.rstrip("/").casefold()
+
+
+def may_have_effects(method: str, path: str) -> bool:
+    """Whether a request may do more than compute its answer, as far as method and path tell."""
+    return method not in _SAFE_METHODS and path not in PURE_PATHS
 
 
 def upstream_target(path: str, query: bytes) -> str:

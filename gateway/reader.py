@@ -13,7 +13,7 @@ from gateway.http.exchange import Exchange
 from gateway.job import TRUSTED_FIELDS, Job, resolve_model, upstream_headers
 from gateway.keyring import Caller, Keyring
 from gateway.metrics import Metrics
-from gateway.paths import PROMPT_PATHS, folded, is_denied, is_plain, upstream_target
+from gateway.paths import PROMPT_PATHS, folded, is_denied, is_plain, may_have_effects, upstream_target
 from gateway.prompt import Engine, PromptLimits, Steps, TokenEstimator, TooManySteps
 from gateway.reading import Ask, Body, Reading, Resolve, Rules, read_body
 from gateway.reading.structure import StructureLimits, is_sparse
@@ -133,6 +133,7 @@ class Reader:
         job.stream, job.strip_usage = reading.stream, reading.strip_usage
         job.wants_token_ids, job.reads_cache = reading.wants_token_ids, reading.reads_cache
         job.previous_response_id = reading.previous_response_id
+        job.has_effects = reading.has_effects or may_have_effects(job.method, job.path)
         job.prompt, job.is_batch = reading.prompt, reading.is_batch
         if job.prompt is not None and job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)

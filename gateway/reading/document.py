@@ -28,6 +28,8 @@ _MAX_MODEL_CHARS = 1024
 # Of a batch of conversations to embed, only the first is read. A score names its two sides in one of four ways, and
 # the engine may take another than the one that is read.
 _READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings", "/v1/score", "/score"}
+# Whose calls the client runs itself; those of any other tool the server runs.
+_TOOLS_OF_CLIENTS = ("function", "custom")
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 
@@ -76,6 +78,8 @@ class Reading:
     reads_cache: bool = True
     wants_token_ids: bool = False
     previous_response_id: str = ""
+    has_effects: bool = False
+    """Whether the body asks for more than an answer."""
 
 
 def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps) -> Reading:
@@ -101,6 +105,7 @@ def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps
     reading.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
     if path == "/v1/responses":
         reading.previous_response_id = _previous_response(document)
+        reading.has_effects = _has_effects(document)
     had_media_ids = path not in _READ_IN_FULL and guard_media(document, rules.prompt, steps)
     prompt = reading.prompt = read_prompt(
         path,
@@ -195,6 +200,17 @@ def _previous_response(document: Mapping[str, Any]) -> str:
     if given and len(given) > _MAX_ID_CHARS:
         raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
     return given or ""
+
+
+def _has_effects(document: Mapping[str, Any]) -> bool:
+    """Whether a response goes on without its client, is to be kept, or may use tools that the server runs. Without
+    `store`, engines keep it or not as they are configured: nobody has asked for that."""
+    if any(document.get(name) not in (None, False) for name in ("background", "store")):
+        return True
+    tools = document.get("tools")
+    return isinstance(tools, list) and not all(
+        isinstance(tool, dict) and tool.get("type") in _TOOLS_OF_CLIENTS for tool in tools
+    )
 
 
 def _is_batch(path: str, document: Mapping[str, Any]) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from gateway.deadlines import Deadlines
 from gateway.pieces import joined
 from gateway.upstream.errors import UpstreamError
 
@@ -35,20 +38,25 @@ class Answer:
     """
 
     __slots__ = (
+        "_deadlines",
         "_error",
         "_held",
+        "_idle_s",
         "_is_paused",
         "_loop",
         "_sink",
         "_source",
         "_waiter",
+        "due_s",
         "has_head",
         "headers",
         "is_complete",
         "status",
     )
 
-    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, idle_s: float) -> None:
+        self.due_s = math.inf
+        """When it has been silent for `idle_s` (monotonic time). Moved by every piece: that costs less than a timer."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
@@ -56,6 +64,8 @@ class Answer:
         self.is_complete = False
         self._source = source
         self._loop = loop
+        self._deadlines = deadlines
+        self._idle_s = idle_s
         self._held: bytes | bytearray = b""
         self._is_paused = False
         self._sink: Sink | None = None
@@ -101,8 +111,11 @@ class Answer:
 
     async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> bytes:
         """Give each piece to `sink` as it comes; where it takes no more, wait for `drained()`. Returns the last piece,
-        if it came together with the end: then both can go on in one. Raises UpstreamError."""
+        if it came together with the end: then both can go on in one. Raises UpstreamError, also where the replica is
+        silent for `idle_s` while it is read from."""
         self._sink = sink
+        self._heard()
+        self._deadlines.add(self)
         try:
             if self._held and not self.is_complete:
                 self._give(self.take())
@@ -114,6 +127,7 @@ class Answer:
                     await self._news()
             return self.take()
         finally:
+            self._deadlines.remove(self)
             self._sink = None
 
     def close(self) -> None:
@@ -124,6 +138,7 @@ class Answer:
     def _resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
+            self._heard()  # nothing could be, meanwhile
             if not self.is_complete:
                 self._source.resume()
 
@@ -143,6 +158,7 @@ class Answer:
     def put(self, piece: bytes, *, is_last: bool) -> None:
         """What one read of the socket brought; `is_last`: the end comes with it."""
         if self._sink is not None and not is_last:
+            self._heard()
             self._give(piece)
             return
         self._held = joined(self._held, piece)
@@ -158,6 +174,14 @@ class Answer:
         if not self.is_complete:
             self._error = error
             self.wake()
+
+    def expire(self) -> None:
+        """Nothing was heard for `idle_s`. While its reader has it paused, that is not the replica's fault."""
+        if not self._is_paused:
+            self.fail(UpstreamError("idle", f"silent for {self._idle_s:g} s"))
+
+    def _heard(self) -> None:
+        self.due_s = time.monotonic() + self._idle_s
 
     def wake(self) -> None:
         """Somebody may wait for the head, a piece or the end."""

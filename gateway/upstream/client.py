@@ -14,12 +14,14 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gateway.deadlines import Deadlines
 from gateway.excerpts import MAX_CONTAINERS, is_light
 from gateway.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
 from gateway.upstream.pool import Origin
+from gateway.upstream.sockets import new_socket
 
 Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20
@@ -38,8 +40,15 @@ class Upstream:
         """The replicas whose connections are kept for the next request; None: all."""
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
+        self._idle_s = timeouts.idle_s
+        self._deadlines = Deadlines()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=timeouts.upstream_keep_alive_s, ttl_dns_cache=30),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=timeouts.upstream_keep_alive_s,
+                ttl_dns_cache=30,
+                socket_factory=new_socket,
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,  # nobody is asked to compress
@@ -58,7 +67,8 @@ class Upstream:
             lines.append(f"content-length: {body_bytes}\r\n")
         lines.append("\r\n")
         connection = await origin.acquire()
-        answer = connection.send("".join(lines).encode("latin-1"), body, method == "HEAD")
+        head = "".join(lines).encode("latin-1")
+        answer = connection.send(head, body, method == "HEAD", self._deadlines, self._idle_s)
         try:
             await answer.head()
         except BaseException:

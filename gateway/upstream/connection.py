@@ -9,8 +9,10 @@ from typing import cast
 
 import httptools
 
+from gateway.deadlines import Deadlines
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
+from gateway.upstream.sockets import notice_gone_host
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,9 +35,9 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._body: list[bytes] = []
 
-    def send(self, head: bytes, body: Sequence[Buffer], is_head: bool) -> Answer:
+    def send(self, head: bytes, body: Sequence[Buffer], is_head: bool, deadlines: Deadlines, idle_s: float) -> Answer:
         """Send a request; its answer is still to come."""
-        self._answer = answer = Answer(self, self._loop)
+        self._answer = answer = Answer(self, self._loop, deadlines, idle_s)
         self._is_head = is_head
         self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
         self._head_bytes = 0
@@ -68,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = True
+        notice_gone_host(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer

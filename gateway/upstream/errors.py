@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UpstreamError(Exception):
-    """A replica did not answer, or stopped answering: `reason` is refused, reset, timeout or protocol."""
+    """A replica did not answer, or stopped answering: `reason` is refused, reset, timeout, idle or protocol."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

@@ -90,6 +90,28 @@ async def hasty(stage: Stage) -> AsyncIterator[str]:
         yield gateway.url
 
 
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_streams_of_every_api_end_with_their_own_error_event_when_their_replica_falls_silent(
+    stage: Stage, path: str, impatient: str
+) -> None:
+    await stage.fail_everywhere("hang", after_tokens=3)
+    answer = await stage.http.post(impatient + path, json=streamed(stage, path))
+    ends_with_an_error(path, answer, "stream_broken", "server_error", "api_error")
+    await eventually(lambda: none_runs(stage))
+
+
+@pytest.fixture
+async def impatient(stage: Stage) -> AsyncIterator[str]:
+    """A gateway that lets a replica be silent for half a second."""
+    async with another_gateway(stage.cluster, "impatient", timeouts={"idle_s": 0.5}) as gateway:
+        yield gateway.url
+
+
+async def none_runs(stage: Stage) -> bool:
+    """Whether no replica computes anything any more."""
+    return not any([(await stage.replica_state(replica))["running"] for replica in stage.cluster.replicas])
+
+
 async def test_streams_of_every_api_say_so_when_their_gateway_stops(stage: Stage) -> None:
     async with another_gateway(stage.cluster, "leaving", timeouts={"grace_s": 0.6}) as leaving:
         asked = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import openai
 import pytest
 
 from tests.chaos.stage import BREAKER_FAILURES, FIRST_BYTE_S, Stage
@@ -154,6 +155,33 @@ async def test_when_no_replica_gives_any_answer_the_client_gets_a_502(stage: Sta
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "replica_unreachable"
     assert "retry-after" in answer.headers
+
+
+async def test_what_has_effects_is_sent_to_one_replica_and_the_openai_sdk_does_not_send_it_again(stage: Stage) -> None:
+    await stage.fail_everywhere("reset")
+    retries = await stage.metric_of_all("kvgate_retries_total")
+    requests = await stage.metric_of_all("kvgate_requests_total", path="/v1/responses")
+    async with openai.AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="none", max_retries=2) as client:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.responses.create(model="sim", input=stage.new_prompt(), background=True)
+    assert (failed.value.status_code, failed.value.code) == (502, "maybe_executed")
+    assert await stage.metric_of_all("kvgate_retries_total") == retries
+    assert await stage.metric_of_all("kvgate_requests_total", path="/v1/responses") == requests + 1
+
+
+@pytest.mark.parametrize("fault", ["refused", "status_503"])
+async def test_what_has_effects_is_sent_elsewhere_by_a_replica_that_did_not_take_it(stage: Stage, fault: str) -> None:
+    text, owner = await stage.warm_prompt()
+    if fault == "refused":
+        owner.kill()
+    else:
+        await stage.fail(owner, "error", status=503)
+    body = {"model": "sim", "input": text, "max_output_tokens": 2, "background": True}
+    retries = await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault)
+    answer = await stage.http.post(f"{stage.urls[0]}/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+    assert answer.headers["x-kvgate-replica"] != owner.id
+    assert await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault) == retries + 1
 
 
 async def test_a_refusal_of_the_request_itself_is_passed_on_and_never_retried(stage: Stage) -> None:

@@ -110,7 +110,15 @@ async def test_to_http_1_0_the_end_of_a_broken_answer_is_no_clean_end(relayed: R
     writer.close()
 
 
-@pytest.mark.parametrize("relayed", [{"timeouts": {"connect_s": 1, "first_byte_s": 1, "request_s": 1}}], indirect=True)
+@pytest.mark.parametrize(
+    "relayed",
+    [
+        {"timeouts": {"connect_s": 1, "first_byte_s": 1, "request_s": 1}},
+        {"timeouts": {"idle_s": 0.1}},
+    ],
+    ids=["time of a request", "idle time"],
+    indirect=True,
+)
 async def test_a_large_answer_whose_time_is_over_is_cut(relayed: Relayed) -> None:
     relayed.replica.says(head(f"content-length: {4 * MIB}"), b"x" * 3 * MIB, asyncio.Event())
     with pytest.raises(httpx.TransportError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.retries import Failure, ends_attempts, error_code, held_against_replicas
+from gateway.retries import Failure, ends_attempts, error_code, held_against_replicas, maybe_executed
 
 
 def answer(status: int, code: str | int = "InternalServerError") -> Failure:
@@ -37,6 +37,31 @@ SILENT = Failure("reset")
 )
 def test_a_third_replica_is_not_asked_for_what_two_have_failed_at_alike(failures: list[Failure], ends: bool) -> None:
     assert ends_attempts(failures) == ends
+
+
+@pytest.mark.parametrize(
+    ("failures", "ends", "is_unsure"),
+    [
+        ([], None, False),
+        ([Failure("refused")], False, False),
+        ([BUSY], False, False),
+        ([AWAY], False, False),
+        ([BUSY, AWAY, Failure("refused")], False, False),
+        ([BAD], True, False),
+        ([answer(504)], True, False),
+        ([Failure("status_500", 500, (), None)], True, True),
+        ([Failure("error_event", 503)], True, False),
+        ([SILENT], True, True),
+        ([Failure("timeout")], True, True),
+        ([Failure("what nobody thought of")], True, True),
+        ([AWAY, SILENT], True, True),
+    ],
+)
+def test_what_has_effects_is_sent_elsewhere_only_where_it_was_not_executed_for_certain(
+    failures: list[Failure], ends: bool | None, is_unsure: bool
+) -> None:
+    assert ends is None or ends_attempts(failures, has_effects=True) == ends
+    assert (maybe_executed(failures) is not None) == is_unsure
 
 
 @pytest.mark.parametrize(
