@@ -110,8 +110,9 @@ class Attempts:
         return False
 
     def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
-        """Who else may be asked, should this attempt fail."""
-        return () if job.pinned or len(failures) + 1 >= self._max_attempts else job.served.replicas
+        """Who else may be asked, should this attempt fail. What may not be done twice is left where it is."""
+        is_last = job.pinned or job.has_effects or len(failures) + 1 >= self._max_attempts
+        return () if is_last else job.served.replicas
 
     def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
         """Whether one replica failed and others, though there are some, were not asked: nothing tells then whose fault
