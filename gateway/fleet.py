@@ -222,10 +222,9 @@ class Fleet:
         try:
             _, metrics = await self._upstream.fetch(member.url + "/metrics", timeout_s)
             facts = parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)
+            member.lacks_metrics = False
         except UpstreamError:
             facts, member.lacks_metrics = member.facts, True
-        else:
-            member.lacks_metrics = False
         if facts.engines > 1 and member.dp_rank is None:
             raise UpstreamError(
                 "refused",
@@ -236,6 +235,7 @@ class Fleet:
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)
             self._index()
+        self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
     def _publish(self, member: Member) -> None:
         """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's
