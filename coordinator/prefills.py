@@ -89,6 +89,8 @@ class Prefills:
     def look(self, fleet: Fleet) -> None:
         """At a heartbeat: end what is over by prediction, predict what is new, and ask for the tips of what is left."""
         now_s = time.monotonic()
+        if len(self._tokens_per_s) > len(fleet.replicas):
+            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in fleet.replicas}
         unpredicted, waiting = [], []
         for one in self._live.values():
             if one.is_streamed or not one.backlog_tokens:
@@ -122,8 +124,10 @@ class Prefills:
             for replica, text in zip(replicas, queued.result(), strict=True)
         }
         for one in ones:
-            others = queued_tokens[one.replica] - one.backlog_tokens
-            one.prefilled_by_s = now_s + predicted_s(one.backlog_tokens, others, self._tokens_per_s[one.replica])
+            tokens_per_s = self._tokens_per_s.get(one.replica)
+            if tokens_per_s is not None:
+                others = queued_tokens[one.replica] - one.backlog_tokens
+                one.prefilled_by_s = now_s + predicted_s(one.backlog_tokens, others, tokens_per_s)
 
     def _end_if_computed(self, one: Reservation, life: ReplicaRecord, record: asyncio.Future[bytes | None]) -> None:
         if not failed(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
