@@ -21,6 +21,7 @@ from coordinator.answer import answered
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
+from coordinator.outage import Outage
 from coordinator.registry import pairs
 from coordinator.scripts import load
 from coordinator.wire import Wire
@@ -95,6 +96,7 @@ class Applier:
         self._allow_oom = True
         self._cursors: dict[str, str] = {}
         self._lead_at_s = 0.0
+        self._outage = Outage()
 
     @property
     def held(self) -> list[str]:
@@ -106,7 +108,8 @@ class Applier:
         while True:
             try:
                 wire = await connect(self._url, self._keys.anchor, _CONNECT_S, lambda _error: None)
-            except StoreError:
+            except StoreError as error:
+                self._failed(error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
@@ -115,7 +118,7 @@ class Applier:
                 await self._give_back(wire)
                 raise
             except StoreError as error:
-                _log.info("store away", pool=self._pool, reason=str(error))
+                self._failed(error)
             except Exception as error:  # a stream that cannot be read must not end the others for good
                 _log.error("applying failed", pool=self._pool, error=type(error).__name__, detail=str(error))
             finally:
@@ -123,12 +126,20 @@ class Applier:
                 await wire.close()
             await asyncio.sleep(_RETRY_S)
 
+    def _failed(self, error: StoreError) -> None:
+        away_s = self._outage.failed(asyncio.get_running_loop().time())
+        if away_s is not None:
+            _log.warning("store away", pool=self._pool, reason=str(error), away_s=away_s)
+
     async def _serve(self, wire: Wire) -> None:
         self._allow_oom = await answered(load_scripts(wire), _ANSWER_S)
         loop = asyncio.get_running_loop()
         self._lead_at_s = loop.time()
+        lasts_at_s = self._lead_at_s + _LEAD_S
         while True:
             await self._lead_when_due(wire)
+            if loop.time() >= lasts_at_s and (away_s := self._outage.ended(loop.time())) is not None:
+                _log.info("store back", pool=self._pool, away_s=away_s)
             if not self._cursors:
                 await asyncio.sleep(max(0.0, self._lead_at_s - loop.time()))
                 continue

@@ -21,6 +21,7 @@ from coordinator.address import connect, is_cluster
 from coordinator.answer import answered
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.info import OLDEST, evicts_all, policy_of, read_fields, refuses_when_full, version_of
+from coordinator.outage import Outage
 from coordinator.pool import Pool
 from coordinator.scripts import NAMES, load
 from coordinator.wire import Wire
@@ -59,6 +60,7 @@ class Line:
         self._allow_oom = True
         self._misses = 0
         self._missed_at = 0.0
+        self._outage = Outage()
         self._broken = asyncio.Event()
         self._first_attempt = asyncio.Event()
 
@@ -170,7 +172,8 @@ class Line:
         self.reason = ""
         for warning in self.warnings:
             _log.warning("redis setting", problem=warning)
-        _log.info("store up", pools=sorted(self._pools))
+        away_s = self._outage.ended(asyncio.get_running_loop().time())
+        _log.info("store up", pools=sorted(self._pools), **({} if away_s is None else {"away_s": away_s}))
         self._on_change(True, "")
 
     def _give_up(self, reason: str) -> None:
@@ -179,8 +182,9 @@ class Line:
 
     def _down(self, reason: str) -> None:
         was_up = self._wire is not None
-        if was_up or not self.reason:
-            _log.warning("store down", reason=reason, pools=sorted(self._pools))
+        away_s = self._outage.failed(asyncio.get_running_loop().time())
+        if away_s is not None:
+            _log.warning("store down", reason=reason, pools=sorted(self._pools), away_s=away_s)
         self.reason = reason or "not connected"
         self._detach()
         if was_up:

@@ -16,6 +16,7 @@ from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
+from coordinator.prefills import Prefills
 from coordinator.registry import Fleet, ReplicaRecord, parse_fleet, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.wire import Reply, Wire, fail
@@ -49,6 +50,7 @@ class Pool:
         self._live: dict[str, Reservation] = {}
         self._placing: set[str] = set()
         self._ownership = Ownership(self.keys, self.run, self.tell, self.read)
+        self.prefills = Prefills(self.keys, self._live, self.read, self.first_token)
         self._records: dict[str, ReplicaRecord] = {}
         self._settled: list[str] = []
 
@@ -176,13 +178,8 @@ class Pool:
 
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
         self._live.pop(request.release, None)
-        self._live[request.reservation] = Reservation(
-            request.reservation,
-            placement.replica,
-            placement.incarnation,
-            placement.backlog_tokens,
-            request.tip,
-        )
+        where = (placement.replica, placement.incarnation, placement.backlog_tokens)
+        self._live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self.hold(placement.replica, request.keys[first:])
@@ -274,6 +271,7 @@ class Pool:
             self._records = still_known(self._records, self.fleet, fleet)
         self.fleet = fleet
         self._ownership.lapse(fleet.is_exact)
+        self.prefills.look(fleet)
         for gateway in fleet.expired_gateways:
             await self._reap(gateway)
         return fleet

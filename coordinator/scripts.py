@@ -142,6 +142,8 @@ class PlaceRequest:
     """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
     shape: bytes = b"{}"
     """What lies behind each key, for the agents: JSON without spaces (see coordinator/README.md)."""
+    is_streamed: bool = True
+    """Whether its first token will be seen."""
 
     @property
     def tip(self) -> str:
@@ -250,6 +252,10 @@ class Reservation:
     incarnation: str
     backlog_tokens: int
     tip: str
+    is_streamed: bool = True
+    """Whether its first token will be seen; where not, its backlog ends as prefills.py says."""
+    prefilled_by_s: float | None = None
+    """On the monotonic clock, as predicted; infinite while unknown, None before the first look."""
 
     def script_args(self) -> tuple[Any, ...]:
         """ARGV[3..] of adopt, and its group in that of reassert."""

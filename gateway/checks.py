@@ -167,6 +167,7 @@ class Checks:
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)
             self._fleet.index()
+        self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
     def _publish(self, member: Member) -> None:
         """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's

@@ -10,9 +10,8 @@ more blocks than there are, the youngest is preempted: it loses its blocks and w
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from bench.simulator.cache import Block, BlockCache
 from bench.simulator.events import EventLog, Events
@@ -20,27 +19,12 @@ from bench.simulator.generation import State, TokenSequence
 from bench.simulator.lmcache import Lmcache
 from bench.simulator.offload import CpuTier
 from bench.simulator.settings import SimSettings
+from bench.simulator.stats import EngineStats
 
 _FULL_SPEED_BURST_STEPS = 16
 """At speed 0 the loop is yielded to after this many steps: an answer of the default length is one write."""
 _LOAD_COST = 0.1
 """Of the time to prefill a token, what it takes to load one from the CPU tier."""
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counters since the start; requests by how they finished (`stop`, `length`, `abort`)."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_queries_tokens: int = 0
-    prefix_hits_tokens: int = 0
-    external_queries_tokens: int = 0
-    external_hits_tokens: int = 0
-    preemptions: int = 0
-    blocks_stored: int = 0
-    blocks_evicted: int = 0
 
 
 class Engine:
@@ -210,6 +194,7 @@ class Engine:
         if sequence.produced == 0:
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             self._on_first_token(now_s - sequence.arrived_s)
+            sequence.prefill_s = now_s - sequence.scheduled_s
         if not sequence.is_complete:
             sequence.produce()
             self.stats.generation_tokens += 1
@@ -219,6 +204,7 @@ class Engine:
             self._release(sequence)
             self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
+            self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
             self._on_finish(now_s - sequence.arrived_s)
         sequence.generation.notify(sequence)
 
@@ -249,6 +235,7 @@ class Engine:
         return want
 
     def _count_hits(self, sequence: TokenSequence, loaded_tokens: int) -> None:
+        sequence.scheduled_s = asyncio.get_running_loop().time()
         sequence.cached_tokens = sequence.computed + loaded_tokens
         self.stats.prefix_queries_tokens += sequence.num_tokens
         self.stats.prefix_hits_tokens += sequence.computed

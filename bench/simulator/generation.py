@@ -57,7 +57,7 @@ class TokenSequence:
 
     __slots__ = (
         "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "generation", "lookup", "num_tokens",
-        "offered_blocks", "produced", "prompt", "state", "taken", "tokens",
+        "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken", "tokens",
     )  # fmt: skip
 
     def __init__(self, prompt: Prompt, answer: Answer, block_size: int, generation: Generation) -> None:
@@ -65,7 +65,7 @@ class TokenSequence:
         self.answer = answer
         self.generation = generation
         self.state = State.NEW
-        self.arrived_s = 0.0
+        self.arrived_s = self.scheduled_s = self.prefill_s = 0.0
         self.tokens = bytearray(prompt.tokens)
         self.num_tokens = prompt.num_tokens
         """Prompt and generated tokens so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bench.simulator.engine import Engine
@@ -37,6 +37,11 @@ _COUNTERS: dict[str, Callable[[Engine], float]] = {
     "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
     "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,
 }
+_PREFILLS: dict[str, Callable[[Engine], float]] = {
+    "vllm:request_prefill_time_seconds": lambda engine: engine.stats.prefill_s,
+    "vllm:request_prefill_kv_computed_tokens": lambda engine: engine.stats.prefill_computed_tokens,
+}
+"""Histograms, of which only the sum and the count are told."""
 
 
 class Metrics:
@@ -98,7 +103,17 @@ class _EngineCollector(Collector):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
             family.add_metric((self._model_name, "0"), value)
             yield family
+        if self._settings.lmcache is None:  # what loading is worth counts as configured: measured, it were nothing
+            for name, read in _PREFILLS.items():
+                yield self._of_prefills(name, read)
         yield self._cache_config()
+
+    def _of_prefills(self, name: str, read: Callable[[Engine], float]) -> Metric:
+        family = HistogramMetricFamily(name, name, labels=_LABELS)
+        for rank, engine in enumerate(self._engines):
+            count = [("+Inf", float(engine.stats.prefills))]
+            family.add_metric((self._model_name, str(rank)), count, read(engine))
+        return family
 
     def _per_engine(self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[Engine], float]) -> Metric:
         for rank, engine in enumerate(self._engines):

@@ -21,6 +21,7 @@ from coordinator.agent.residency import Residency, Transition
 from coordinator.agent.sight import Engine, EngineAway, Sight
 from coordinator.agent.tier import Tier
 from coordinator.errors import StoreError
+from coordinator.outage import Outage
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -47,7 +48,7 @@ class Life:
         self._hearing = Hearing(replica, sight.events, sight.replay)
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
-        self._problem = ""
+        self._outage = Outage()
         self._must_restate = True
         self._inheritance: Inheritance | None = None
         self._has_taken_over = False
@@ -180,7 +181,7 @@ class Life:
 
     async def _beat(self) -> None:
         """Renew the lease, take what was asked and measured."""
-        if self.link is None and not await self._reach():
+        if not await self._reach():
             return
         assert self.link is not None
         vitals = self._vitals()
@@ -258,6 +259,8 @@ class Life:
     async def _reach(self) -> bool:
         """Connect and register where that is not done; False where it cannot be."""
         if self.link is not None:
+            if (away_s := self._outage.ended(time.monotonic())) is not None:  # a link that lasts a heartbeat serves
+                _log.info("store back", replica=self._replica, away_s=away_s)
             return True
         sight = self._sight
         try:
@@ -272,9 +275,8 @@ class Life:
         return True
 
     async def _lost_link(self, error: StoreError) -> None:
-        if str(error) != self._problem:
-            self._problem = str(error)
-            _log.warning("store away", replica=self._replica, reason=self._problem)
+        if (away_s := self._outage.failed(time.monotonic())) is not None:
+            _log.warning("store away", replica=self._replica, reason=str(error), away_s=away_s)
         self._must_restate = True
         self._pending.clear()
         await self._close_link()

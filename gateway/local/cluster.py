@@ -19,15 +19,16 @@ from gateway.local import state
 from gateway.local.errors import ClusterError
 from gateway.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config
 from gateway.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
-from gateway.local.probes import Answer, ask_gateway, ask_replica, client, has_events
+from gateway.local.probes import Answer, ask_gateway, ask_replica, client, has_events, refusal
 from gateway.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
 from gateway.local.redis import find_redis_server, problem_with, without_password
 from gateway.local.state import Cluster, Member
-from gateway.local.waiting import Waiting, why_not_ready
+from gateway.local.waiting import Waiting, nobody_there, why_not_ready
 
 _READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
 _POLL_S = 0.1
 _EVENTS_PATIENCE_S = 10.0
+_REFUSED_PATIENCE_S = 5.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL")
@@ -61,6 +62,7 @@ class LocalCluster:
 
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S), client() as http:
+                await self._find_fronted()
                 await self._start_redis(redis_url, redis_port)
                 pids = await self._start_replicas(http, simulated if not plan.fronted else [], replica_ports)
                 await self._start_agents(http, replicas, redis_url)
@@ -110,6 +112,19 @@ class LocalCluster:
 
     def _config_of(self, n: int) -> Path:
         return self._plan.state_dir / f"gw{n}.yaml"
+
+    async def _find_fronted(self) -> None:
+        """Nothing is started in front of servers of which none is there. While one is, the others may come later."""
+        urls = [replica.url for replica in self._plan.fronted]
+        began = time.monotonic()
+        while urls:
+            answers = await asyncio.gather(*(refusal(url) for url in urls))
+            refusals = {url: cause for url, cause in zip(urls, answers, strict=True) if cause is not None}
+            if len(refusals) < len(urls):
+                return
+            if time.monotonic() >= began + _REFUSED_PATIENCE_S:
+                raise ClusterError(nobody_there(refusals, _REFUSED_PATIENCE_S))
+            await asyncio.sleep(_POLL_S)
 
     async def _start_redis(self, url: str, port: int) -> None:
         if self._plan.redis_url is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -55,6 +57,24 @@ async def ask_any_server(http: httpx.AsyncClient, url: str) -> Answer:
     except httpx.HTTPError as error:
         return Answer(f"no answer on {url} ({_cause(error)})")
     return Answer()
+
+
+async def refusal(url: str) -> str | None:
+    """Why no connection is to be had, where nothing listens there or the name is unknown; None where one is, or where
+    that is not known yet."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except ConnectionRefusedError:
+        return "connection refused"
+    except TimeoutError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    writer.close()
+    return None
 
 
 async def has_events(http: httpx.AsyncClient, url: str) -> bool | None:

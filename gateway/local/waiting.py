@@ -30,6 +30,16 @@ class Waiting:
             self._said, self._say_at_s = text, waited_s + _SAY_AFTER_S
 
 
+def nobody_there(refusals: Mapping[str, str], waited_s: float) -> str:
+    """What to do where every server, by its URL, refuses connections."""
+    told = ", ".join(f"{url} ({cause})" for url, cause in refusals.items())
+    checks = " and ".join(f"curl {url}/health" for url in refusals)
+    return (
+        f"no server to front after {waited_s:g} s: {told}; start your servers first (one that still loads its model "
+        f"refuses connections, too), and run this again once they answer: {checks}"
+    )
+
+
 def why_not_ready(problems: Mapping[str, str], fronted: Sequence[Fronted]) -> tuple[str, bool]:
     """Each reason once, and whether it is that servers which were to be there already are not."""
     told = _by_reason(problems)

@@ -162,6 +162,7 @@ class Router:
             order=order,
             may_report=job.path in REPORT_PATHS and not job.is_batch,
             shape=job.prompt.shape() if job.prompt else b"{}",
+            is_streamed=job.stream,
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
@@ -175,7 +176,8 @@ class Router:
         if replica is None:
             return None
         incarnation = pool.records[replica].incarnation
-        pool.adopt(Reservation(request.reservation, replica, incarnation, request.prompt_tokens, request.tip))
+        where = (replica, incarnation, request.prompt_tokens)
+        pool.adopt(Reservation(request.reservation, *where, request.tip, request.is_streamed))
         return Ticket(pool, request, replica, incarnation, job.served.replicas[replica], "fallback", 0, None)
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:

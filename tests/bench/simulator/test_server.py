@@ -55,6 +55,9 @@ async def test_metrics_have_vllms_names_and_count_what_happened(replica: Running
     assert lines[f"vllm:generation_tokens_total{labels}"] == 10
     assert lines['vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"}'] == 2
     assert lines[f"vllm:time_to_first_token_seconds_count{labels}"] == 2
+    assert lines[f"vllm:request_prefill_time_seconds_count{labels}"] == 2
+    computed = 2 * usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+    assert lines[f"vllm:request_prefill_kv_computed_tokens_sum{labels}"] == computed
     assert (
         lines['vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="8192"}']
         == 1

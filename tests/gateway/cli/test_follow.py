@@ -279,4 +279,5 @@ def test_a_coordinator_without_redis_waits_for_it_and_ends_while_it_does(running
     coordinator = running.start("coordinator", "--redis-url", url)
     log = running.folder / "coordinator.log"
     wait_until(lambda: log.exists() and "coordinator started" in log.read_text())
+    wait_until(lambda: "store down" in log.read_text())
     assert ends_cleanly(coordinator)

@@ -30,6 +30,18 @@ def test_a_redis_url_that_is_none(kvgate: Kvgate) -> None:
     assert "kvgate: --redis-url: must start with redis://" in error
 
 
+def test_servers_of_which_none_is_there_are_named_before_anything_starts(kvgate: Kvgate) -> None:
+    urls = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
+    replicas = [each for n, url in enumerate(urls) for each in ("--replica", f"id=r{n},url={url},events=tcp://h:1")]
+    error = one_line_error(kvgate.up("--detach", *replicas))
+    assert "no server to front after 5 s" in error
+    assert "still loads its model" in error
+    for url in urls:
+        assert f"{url} (connection refused)" in error
+        assert f"curl {url}/health" in error
+    assert not list((kvgate.state_dir / "logs").iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [

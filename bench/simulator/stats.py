@@ -1,0 +1,31 @@
+"""What an engine counts of its work, for its /metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start; requests by how they finished (`stop`, `length`, `abort`)."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    external_queries_tokens: int = 0
+    external_hits_tokens: int = 0
+    preemptions: int = 0
+    prefills: int = 0
+    prefill_s: float = 0.0
+    prefill_computed_tokens: int = 0
+    blocks_stored: int = 0
+    blocks_evicted: int = 0
+
+    def prefilled(self, seconds: float, computed_tokens: int) -> None:
+        """A request has finished whose prefill took so long, from when it was scheduled, for what was not cached."""
+        self.prefills += 1
+        self.prefill_s += seconds
+        self.prefill_computed_tokens += computed_tokens
