@@ -75,6 +75,14 @@ class Fleet:
     """Until when somebody has the lease to apply a replica's event stream."""
     engines: dict[str, dict[str, float]]
     """The engines' own counters, under vLLM's names, as their agents read them last."""
+    jumped_ms: int = 0
+    """When the clock last jumped ahead (Redis time): it was set, or nobody had beaten for as long. 0: never."""
+    reaped: int = 0
+    """Reservations of dead gateways whose claims nobody has seen to yet."""
+
+    def has_jumped_within(self, ms: int) -> bool:
+        """Whether what seems to have rested for so long may have rested for less."""
+        return 0 <= self.now_ms - self.jumped_ms < ms
 
     def is_exact(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
@@ -113,6 +121,12 @@ def _applied_until_ms(leases: list[bytes]) -> dict[str, int]:
     return {name.removeprefix(_STREAM): int(text.rpartition(" ")[2]) for name, text in streams.items()}
 
 
+def moment_of(leases: dict[str, str], name: str) -> tuple[int, int]:
+    """When the clock last `jumped` or `went_back` (Redis time), and by how much, in ms; zeros where it never did."""
+    at_ms, _, by_ms = leases.get(name, "").partition(" ")
+    return (int(at_ms), int(by_ms)) if at_ms.isdigit() and by_ms.isdigit() else (0, 0)
+
+
 def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
 
@@ -125,7 +139,7 @@ def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fl
 
 
 def parse_fleet(reply: Any) -> Fleet:
-    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases = reply
+    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
     return Fleet(
         known=status == b"ok",
         expired_gateways=tuple(name.decode() for name in expired),
@@ -137,4 +151,6 @@ def parse_fleet(reply: Any) -> Fleet:
         agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
         engines=_each(engines, _figures),
+        jumped_ms=moment_of(pairs(leases), "jumped")[0],
+        reaped=reaped,
     )

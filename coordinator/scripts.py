@@ -43,6 +43,7 @@ NAMES = (
     "watch",
     "tend",
     "forget",
+    "rewind",
 )
 
 
