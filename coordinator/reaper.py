@@ -23,8 +23,8 @@ _log = structlog.get_logger("kvgate.reaper")
 
 _GIVEN_BACK_AT_ONCE = 256
 _SEEN_TO_AT_ONCE = 16
-_KEYS_AT_ONCE = 1024
-"""Of chains that are seen to: about 2 ms of Redis' time, for which placements on the same connection wait."""
+_KEYS_AT_ONCE = 256
+"""Of chains that are seen to: two or three ms of Redis' time, for which placements on the same connection wait."""
 
 
 class _Reaped(NamedTuple):
@@ -83,20 +83,27 @@ class Reaper:
         in_flight = await asyncio.gather(*(pool.read("HGET", k.flight(one.gateway), one.reservation) for one in reaped))
         lost = [one for one, entry in zip(reaped, in_flight, strict=True) if entry is None]
         chains = await read_chains(pool.read, k, [one.tip for one in lost]) if lost else []
-        withdrawals: list[asyncio.Future[Any]] = []
-        keys = 0
+        unconfirmed: list[tuple[_Reaped, list[str]]] = []
         for one, bound in zip(lost, chains, strict=True):
             chain = bound.decode().split(" ")[5:] if bound is not None else []
-            if chain and pool.fleet is not None and pool.fleet.is_followed(one.replica):
-                withdrawals.append(pool.take_back(one.replica, one.reservation, chain))
+            if pool.fleet is not None and pool.fleet.is_followed(one.replica):
+                unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
             elif chain:
                 pool.hold_at_once(one.replica, chain)
+        await self._take_back(unconfirmed)
+        await pool.read("HDEL", k.reaped, *reservations)
+
+    async def _take_back(self, claimed: Sequence[tuple[_Reaped, Sequence[str]]]) -> None:
+        """Withdraw these keys' claims, so many at once."""
+        sent: list[asyncio.Future[Any]] = []
+        keys = 0
+        for one, chain in claimed:
+            sent.append(self._pool.take_back(one.replica, one.reservation, chain))
             keys += len(chain)
             if keys >= _KEYS_AT_ONCE:
-                await _all_done(withdrawals)
-                keys = 0
-        await _all_done(withdrawals)
-        await pool.read("HDEL", k.reaped, *reservations)
+                await _all_done(sent)
+                sent, keys = [], 0
+        await _all_done(sent)
 
 
 def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
@@ -108,11 +115,10 @@ def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
     return _Reaped(reservation.decode(errors="replace"), replica, tip, gateway)
 
 
-async def _all_done(withdrawals: list[asyncio.Future[Any]]) -> None:
+async def _all_done(withdrawals: Sequence[asyncio.Future[Any]]) -> None:
     """Wait for them. Raises StoreError, but not where Redis refused one: it would refuse it again."""
     for outcome in await asyncio.gather(*withdrawals, return_exceptions=True):
         if isinstance(outcome, StoreRefused):
             _log.warning("claims of a dead gateway were not withdrawn", reason=str(outcome))
         elif isinstance(outcome, BaseException):
             raise outcome
-    withdrawals.clear()
