@@ -7,7 +7,7 @@ import redis.asyncio as redis
 
 from coordinator.pool import Pool
 from coordinator.scripts import PolicyKnobs
-from coordinator.worker import CLAIM_TTL_MS, UNCONFIRMED_MS, Worker, forget, rewind, trim
+from coordinator.worker import CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (
     KEYS,
@@ -68,9 +68,9 @@ async def test_the_worker_sees_to_that_where_there_is_an_agent_and_where_there_i
     now = await clock.now_ms()
     for name in ("r0", "r1"):
         assert await client.zscore(KEYS.held(name), chain(name)[0]) <= now + 1
-    await clock.step(UNCONFIRMED_MS + 1000)
+    await clock.step(SWEEP_EVERY_MS + 1000)
     await clock.follow("r0")
-    await Worker(pool).tick()
+    await chores.tick()
     assert await owners(client, chain("r0")[0]) == {}, "no event confirmed the claim"
     assert list(await owners(client, chain("r1")[0])) == ["r1"]
 
