@@ -75,14 +75,16 @@ class Fleet:
     """Until when somebody has the lease to apply a replica's event stream."""
     engines: dict[str, dict[str, float]]
     """The engines' own counters, under vLLM's names, as their agents read them last."""
-    jumped_ms: int = 0
-    """When the clock last jumped ahead (Redis time): it was set, or nobody had beaten for as long. 0: never."""
+    jumped: tuple[int, int] = (0, 0)
+    """When the clock last jumped ahead (Redis time), and by how many ms in an hour: it was set, or nobody had beaten.
+    Zeros: never."""
     reaped: int = 0
     """Reservations of dead gateways whose claims nobody has seen to yet."""
 
-    def has_jumped_within(self, ms: int) -> bool:
-        """Whether what seems to have rested for so long may have rested for less."""
-        return 0 <= self.now_ms - self.jumped_ms < ms
+    def uncounted_ms(self, since_ms: int) -> int:
+        """How much of the time since then may not have passed, or only while the store did not serve."""
+        at_ms, by_ms = self.jumped
+        return by_ms if since_ms <= at_ms <= self.now_ms else 0  # later: the clock went back since
 
     def is_exact(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
@@ -151,6 +153,6 @@ def parse_fleet(reply: Any) -> Fleet:
         agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
         engines=_each(engines, _figures),
-        jumped_ms=moment_of(pairs(leases), "jumped")[0],
+        jumped=moment_of(pairs(leases), "jumped"),
         reaped=reaped,
     )

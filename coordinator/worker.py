@@ -91,7 +91,7 @@ def _awaits_agent(replica: str, fleet: Fleet) -> bool:
     """Whether its agent has only just gone, or may not have come back yet since the clock jumped: the next one goes on
     from what the map says."""
     until_ms = fleet.followed_until_ms(replica)
-    return 0 <= until_ms < fleet.now_ms <= max(until_ms, fleet.jumped_ms) + AGENT_RETURNS_MS
+    return 0 <= until_ms < fleet.now_ms <= until_ms + AGENT_RETURNS_MS + fleet.uncounted_ms(until_ms)
 
 
 @dataclass(slots=True)
@@ -138,8 +138,8 @@ async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
 
 async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:
     """Drop what the replica no longer holds; returns the number of keys dropped."""
-    unused_before_ms = 0 if fleet.has_jumped_within(CLAIM_TTL_MS) else fleet.now_ms - CLAIM_TTL_MS
-    stale_before_ms = max(record.since_ms, unused_before_ms)
+    unused_before_ms = fleet.now_ms - CLAIM_TTL_MS
+    stale_before_ms = max(record.since_ms, unused_before_ms - fleet.uncounted_ms(unused_before_ms))
     dropped = await forget_older(pool, record.replica, stale_before_ms)
     held = pool.keys.held(record.replica)
     while excess := await _excess_keys(pool, record):

@@ -13,6 +13,8 @@
 -- where status is "ok" or "stale" (this gateway's lease or epoch is not known: it must reassert), and worker is
 -- the gateway that holds the lease on the pool's chores (health checks, trimming).
 
+local HOUR_MS = 3600000
+
 -- include time
 -- include expiries
 
@@ -24,8 +26,11 @@ local last_tick = tonumber(redis.call('HGET', KEYS[2], 'tick') or now)
 local gap = now - last_tick
 local jumped_ms = gap > tonumber(ARGV[4]) and gap or 0
 local back_ms = -gap > tonumber(ARGV[4]) and -gap or 0
-if jumped_ms > 0 then
-  redis.call('HSET', KEYS[2], 'jumped', now_text .. ' ' .. string.format('%d', jumped_ms))
+if jumped_ms > 0 then -- those of an hour count together: for so long keys may rest
+  local at_ms, by_ms = string.match(redis.call('HGET', KEYS[2], 'jumped') or '', '^(%d+) (%d+)')
+  local ago_ms = last_tick - tonumber(at_ms or 0)
+  local before_ms = ago_ms >= 0 and ago_ms < HOUR_MS and tonumber(by_ms) or 0
+  redis.call('HSET', KEYS[2], 'jumped', now_text .. ' ' .. string.format('%d', before_ms + jumped_ms))
 end
 if back_ms > 0 then
   redis.call('HSET', KEYS[2], 'went_back', now_text .. ' ' .. string.format('%d', back_ms))

@@ -7,7 +7,7 @@ import redis.asyncio as redis
 
 from coordinator.pool import Pool
 from coordinator.scripts import PolicyKnobs
-from coordinator.worker import CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
+from coordinator.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (
     KEYS,
@@ -110,11 +110,13 @@ async def test_a_dead_replica_is_forgotten_with_keys_that_were_used_in_the_futur
 async def test_an_hour_that_passed_at_once_makes_no_claim_old(pool: Pool, client: redis.Redis, clock: Clock) -> None:
     await place(pool, "a", chain(1), pinned="r0")
     await drained(pool)
-    await clock.step(CLAIM_TTL_MS + 60_000)
-    fleet = await pool.beat()
-    assert await trim(pool, fleet.replicas["r0"], fleet) == 0
-    await clock.step(CLAIM_TTL_MS + 60_000)
-    await client.hset(KEYS.leases, "tick", await clock.now_ms())
+    for jump_ms in (CLAIM_TTL_MS + 60_000, 2000):
+        await clock.step(jump_ms)
+        fleet = await pool.beat()
+        assert await trim(pool, fleet.replicas["r0"], fleet) == 0
+    for _ in range(2):  # hours in which heartbeats went on
+        await clock.step(CLAIM_TTL_MS)
+        await client.hset(KEYS.leases, "tick", await clock.now_ms())
     fleet = await pool.beat()
     assert await trim(pool, fleet.replicas["r0"], fleet) == 1
 
@@ -122,7 +124,8 @@ async def test_an_hour_that_passed_at_once_makes_no_claim_old(pool: Pool, client
 async def test_an_agent_that_the_clock_made_late_has_only_just_gone(
     pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    """What its replica holds is not trimmed to its size before it had the time to come back."""
+    """What its replica holds is not trimmed to its size before it had the time to come back. Once the clock is set back
+    again, it has gone for as long as before."""
     await pool.register(replica("r0", capacity_tokens=100))
     await clock.follow("r0")
     await place(pool, "a", chain(1, 2), pinned="r0")
@@ -130,6 +133,11 @@ async def test_an_agent_that_the_clock_made_late_has_only_just_gone(
     await clock.step(HOUR_MS)
     await Worker(pool).tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    await clock.step(-HOUR_MS)
+    gone_ms = await clock.now_ms() - AGENT_RETURNS_MS - 5000
+    await client.hset(KEYS.agents, "r0", f"agent0 life1 {gone_ms} session 0 0 -1")
+    await Worker(pool).tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 
 
 @pytest.mark.parametrize("turns_back", [1, 2, 59, 60])
