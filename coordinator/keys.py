@@ -67,6 +67,10 @@ class PoolKeys:
         return f"{self._base}:gateways"
 
     @cached_property
+    def reaped(self) -> str:
+        return f"{self._base}:reaped"
+
+    @cached_property
     def leases(self) -> str:
         return f"{self._base}:leases"
 

@@ -164,6 +164,8 @@ class Line:
         finally:
             for task in beats:
                 task.cancel()
+            for worker in workers.values():
+                worker.close()
 
     def _up(self, wire: Wire) -> None:
         self._wire, self._misses = wire, 0

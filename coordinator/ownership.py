@@ -91,6 +91,11 @@ class Ownership:
             asyncio.get_running_loop().call_soon(self._send_holds)
         self._to_hold.setdefault(replica, {}).update(dict.fromkeys(keys))
 
+    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
+        """The same, in front of whatever is sent from now on."""
+        self.hold(replica, keys)
+        self._send_holds()
+
     def _send_holds(self) -> None:
         """Those of one turn of the event loop together."""
         to_hold, self._to_hold = self._to_hold, {}
@@ -98,7 +103,8 @@ class Ownership:
             everything = list(of_replica)
             for start in range(0, len(everything), _HELD_AT_ONCE):
                 keys = everything[start : start + _HELD_AT_ONCE]
-                self._tell("hold", (self._keys.held(replica),), keys, partial(self._check_hold, replica, keys))
+                both = (self._keys.replicas, self._keys.held(replica))
+                self._tell("hold", both, (replica, *keys), partial(self._check_hold, replica, keys))
 
     def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
         if isinstance(reply, StoreError):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.ownership import Ownership, failed
@@ -257,11 +256,11 @@ class Pool:
     # -- heartbeat -------------------------------------------------------------------------------------------
 
     async def beat(self, leaving: bool = False) -> Fleet:
-        """Renew the lease, learn the fleet, give back what dead gateways held; reassert where the store forgot us."""
+        """Renew the lease and learn the fleet; reassert where the store forgot us."""
         k, epoch = self.keys, self._epoch
         reply = await self.run(
             "beat",
-            (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines),
+            (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
             (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self._does_chores)),
         )
         fleet = parse_fleet(reply)
@@ -272,25 +271,15 @@ class Pool:
         self.fleet = fleet
         self._ownership.lapse(fleet.is_exact)
         self.prefills.look(fleet)
-        for gateway in fleet.expired_gateways:
-            await self._reap(gateway)
         return fleet
 
-    async def _reap(self, gateway: str) -> None:
-        """Give a dead gateway's load back, and see to the claims of its requests: where events tell what a replica
-        computed, what they did not confirm by now was not; elsewhere they are claims like others, to be held."""
-        k = self.keys
-        entries = await self.run(
-            "reap", (k.gateways, k.flight(gateway), k.replicas, k.active, k.backlog_tokens), (gateway,)
-        )
-        fields = [entry.decode().split(" ") for entry in entries[1::2]]
-        bound = await read_chains(self.read, k, [tip for *_, tip in fields]) if fields else []
-        for reservation, (replica, *_), bind in zip(entries[::2], fields, bound, strict=True):
-            chain = bind.decode().split(" ")[5:] if bind is not None else []
-            if chain and self.fleet is not None and self.fleet.is_followed(replica):
-                await self._ownership.take_back(replica, reservation.decode(), chain)
-            elif chain:
-                self.hold(replica, chain)
+    def take_back(self, replica: str, reservation: str, chain: Sequence[str]) -> asyncio.Future[Any]:
+        """Withdraw what a dead gateway's reservation claimed of a chain; the future counts the claims."""
+        return self._ownership.take_back(replica, reservation, chain)
+
+    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
+        """Record keys, shallow to deep, under the replica that owns them, before whatever is sent from now on."""
+        self._ownership.hold_at_once(replica, keys)
 
     def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
         """A plain command off the hot path; `at_once`: it is on its way before this returns."""

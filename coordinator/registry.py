@@ -75,6 +75,16 @@ class Fleet:
     """Until when somebody has the lease to apply a replica's event stream."""
     engines: dict[str, dict[str, float]]
     """The engines' own counters, under vLLM's names, as their agents read them last."""
+    jumped: tuple[int, int] = (0, 0)
+    """When the clock last jumped ahead (Redis time), and by how many ms in an hour: it was set, or nobody had beaten.
+    Zeros: never."""
+    reaped: int = 0
+    """Reservations of dead gateways whose claims nobody has seen to yet."""
+
+    def uncounted_ms(self, since_ms: int) -> int:
+        """How much of the time since then may not have passed, or only while the store did not serve."""
+        at_ms, by_ms = self.jumped
+        return by_ms if since_ms <= at_ms <= self.now_ms else 0  # later: the clock went back since
 
     def is_exact(self, replica: str) -> bool:
         """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
@@ -113,6 +123,12 @@ def _applied_until_ms(leases: list[bytes]) -> dict[str, int]:
     return {name.removeprefix(_STREAM): int(text.rpartition(" ")[2]) for name, text in streams.items()}
 
 
+def moment_of(leases: dict[str, str], name: str) -> tuple[int, int]:
+    """When the clock last `jumped` or `went_back` (Redis time), and by how much, in ms; zeros where it never did."""
+    at_ms, _, by_ms = leases.get(name, "").partition(" ")
+    return (int(at_ms), int(by_ms)) if at_ms.isdigit() and by_ms.isdigit() else (0, 0)
+
+
 def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
 
@@ -125,7 +141,7 @@ def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fl
 
 
 def parse_fleet(reply: Any) -> Fleet:
-    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases = reply
+    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
     return Fleet(
         known=status == b"ok",
         expired_gateways=tuple(name.decode() for name in expired),
@@ -137,4 +153,6 @@ def parse_fleet(reply: Any) -> Fleet:
         agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
         engines=_each(engines, _figures),
+        jumped=moment_of(pairs(leases), "jumped"),
+        reaped=reaped,
     )

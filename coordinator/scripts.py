@@ -44,6 +44,7 @@ NAMES = (
     "watch",
     "tend",
     "forget",
+    "rewind",
 )
 
 

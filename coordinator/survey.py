@@ -18,7 +18,7 @@ from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import read_fields
 from coordinator.keys import POOLS, PREFIX, PoolKeys
-from coordinator.registry import Fleet, pairs, parse_fleet
+from coordinator.registry import Fleet, moment_of, pairs, parse_fleet
 from coordinator.wire import Wire
 
 SAMPLES = 1000
@@ -64,6 +64,10 @@ class Look:
     """Until when each gateway's lease lasts."""
     oldest_unapplied_ms: dict[str, int]
     """Of replicas whose stream has entries that are not in the map yet: how long ago the oldest was published."""
+    tick_ms: int = 0
+    """When any gateway beat last; 0 where none ever did."""
+    went_back: tuple[int, int] = (0, 0)
+    """When a beat last found that Redis' clock had gone back, and by how many ms; zeros where none did."""
 
 
 class Survey:
@@ -126,8 +130,9 @@ class Survey:
             [self._now_ms(), *(self._wire.send("HGETALL", key) for key in hashes)],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
-        fleet = parse_fleet([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases])
+        fleet = parse_fleet([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
+        tick = pairs(leases).get("tick", "")
         oldest = await self._together(
             self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in fleet.agents
         )
@@ -138,6 +143,8 @@ class Survey:
             oldest_unapplied_ms={
                 replica: now_ms - at_ms for replica, at_ms in zip(fleet.agents, oldest, strict=True) if at_ms
             },
+            tick_ms=int(tick) if tick.isdigit() else 0,
+            went_back=moment_of(pairs(leases), "went_back"),
         )
 
     async def _oldest_after_ms(self, stream: str, entry: str) -> int:

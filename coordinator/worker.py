@@ -15,6 +15,7 @@ import structlog
 
 from coordinator.errors import StoreError
 from coordinator.pool import Pool
+from coordinator.reaper import Reaper
 from coordinator.registry import Fleet, ReplicaRecord
 
 _log = structlog.get_logger("kvgate.worker")
@@ -32,6 +33,8 @@ MAX_KEYS = 200_000
 _BATCH = 256
 _TRIM_S = 0.4
 """At most, per round: the next heartbeat waits for it."""
+_AHEAD_MS = 1000
+"""A last use so far in the future is from before Redis' clock went back."""
 
 
 class Worker:
@@ -39,7 +42,12 @@ class Worker:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._reaper = Reaper(pool)
         self._sweeps: dict[str, _Sweep] = {}
+
+    def close(self) -> None:
+        """What goes on beside the heartbeat ends."""
+        self._reaper.close()
 
     async def tick(self) -> None:
         """One heartbeat, and a round of chores where this gateway holds the lease. Never raises: a store that fails is
@@ -47,6 +55,7 @@ class Worker:
         """
         try:
             fleet = await self._pool.beat()
+            self._reaper.go_on(fleet)
             if fleet.worker == self._pool.gateway:
                 async with asyncio.timeout(_TRIM_S):
                     for record in fleet.replicas.values():
@@ -57,6 +66,7 @@ class Worker:
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
 
     async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
+        await rewind(self._pool, record, fleet.now_ms)
         if not fleet.is_exact(record.replica) and not _awaits_agent(record.replica, fleet):
             self._sweeps.pop(record.replica, None)
             await trim(self._pool, record, fleet)
@@ -66,7 +76,7 @@ class Worker:
         if fleet.is_exact(record.replica):
             claims_before_ms = fleet.now_ms - (UNCONFIRMED_MS if life[-1] else UNCONFIRMED_RELEARNING_MS)
         sweep = self._sweeps.get(record.replica)
-        if sweep is None or sweep.life != life or (sweep.end == 0 and fleet.now_ms > sweep.began_ms + SWEEP_EVERY_MS):
+        if sweep is None or sweep.life != life or (sweep.end == 0 and not sweep.is_recent(fleet.now_ms)):
             sweep = self._sweeps[record.replica] = _Sweep(life, fleet.now_ms, await _held(self._pool, record.replica))
         while sweep.end:  # a round that is cut off is gone on with in the next
             sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, claims_before_ms)
@@ -78,9 +88,10 @@ def _is_known(replica: str, fleet: Fleet) -> bool:
 
 
 def _awaits_agent(replica: str, fleet: Fleet) -> bool:
-    """Whether its agent has only just gone: the next one goes on from what the map says."""
+    """Whether its agent has only just gone, or may not have come back yet since the clock jumped: the next one goes on
+    from what the map says."""
     until_ms = fleet.followed_until_ms(replica)
-    return until_ms < fleet.now_ms <= until_ms + AGENT_RETURNS_MS
+    return 0 <= until_ms < fleet.now_ms <= until_ms + AGENT_RETURNS_MS + fleet.uncounted_ms(until_ms)
 
 
 @dataclass(slots=True)
@@ -92,6 +103,10 @@ class _Sweep:
     began_ms: int
     end: int
     """How many keys are left to look at."""
+
+    def is_recent(self, now_ms: int) -> bool:
+        """Whether the next one is not due yet. The clock may have gone back."""
+        return self.began_ms <= now_ms <= self.began_ms + SWEEP_EVERY_MS
 
 
 async def _held(pool: Pool, replica: str) -> int:
@@ -123,7 +138,8 @@ async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
 
 async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:
     """Drop what the replica no longer holds; returns the number of keys dropped."""
-    stale_before_ms = max(record.since_ms, fleet.now_ms - CLAIM_TTL_MS)
+    unused_before_ms = fleet.now_ms - CLAIM_TTL_MS
+    stale_before_ms = max(record.since_ms, unused_before_ms - fleet.uncounted_ms(unused_before_ms))
     dropped = await forget_older(pool, record.replica, stale_before_ms)
     held = pool.keys.held(record.replica)
     while excess := await _excess_keys(pool, record):
@@ -148,6 +164,22 @@ async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
         dropped += await pool.drop(replica, before_ms, [key.decode() for key in found])
 
 
+async def rewind(pool: Pool, record: ReplicaRecord, now_ms: int) -> int:
+    """Count uses of a replica's keys that lie in the future as of now; returns how many there were."""
+    k, total = pool.keys, 0
+    held, latest_ms = k.held(record.replica), max(now_ms, record.since_ms) + _AHEAD_MS
+    while True:
+        found = await pool.read("ZRANGEBYSCORE", held, f"({latest_ms}", "+inf", "LIMIT", 0, _BATCH)
+        if not found:
+            return total
+        keys = [key.decode() for key in found]
+        owned = [k.own_prefix + key for key in keys]
+        moved = int(await pool.run("rewind", [k.replicas, held, *owned], [record.replica, _AHEAD_MS, total, *keys]))
+        if moved == 0:
+            return total
+        total += moved
+
+
 async def forget(pool: Pool, record: ReplicaRecord) -> bool:
     """Take a dead replica out of the store, and all that it owns; False where it has begun another life since, or an
     agent holds it. Raises StoreError."""
@@ -155,6 +187,8 @@ async def forget(pool: Pool, record: ReplicaRecord) -> bool:
     now_ms = int(await pool.run("forget", keys, (*one, 0)))
     if now_ms == 0:
         return False
+    if await rewind(pool, record, now_ms) or record.since_ms > now_ms:
+        now_ms = max(now_ms, record.since_ms) + _AHEAD_MS
     await forget_older(pool, record.replica, now_ms)  # what a new life claims from now on stays
     return bool(await pool.run("forget", keys, (*one, 1)))
 

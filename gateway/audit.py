@@ -128,7 +128,7 @@ class Audit:
         elif cause == "evicted" and is_eviction(ticket.matched_tokens, cached):
             if placement.matched_kind == "resident" and placement.is_exact:
                 self._tasks.spawn(self._doubt(ticket, placement), "doubt residency")
-            elif placement.touch:
+            elif placement.touch and placement.last_use_ms < placement.placed_ms:  # else the clock went back since
                 self._tasks.spawn(_forget(ticket), "forget evicted")
 
     async def _doubt(self, ticket: Ticket, placement: Placement) -> None:

@@ -4,12 +4,13 @@
 -- KEYS[1] gateways   KEYS[2] flight:<gateway>   KEYS[3] replicas   KEYS[4] active   KEYS[5] backlog_tokens
 -- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] reservation id   ARGV[4] replica   ARGV[5] incarnation
 -- ARGV[6] backlog_tokens   ARGV[7] tip
--- Returns 1, or 0 when nothing was done: the gateway must reassert, or the incarnation is not the current one.
+-- Returns 1, or 0 when nothing was done: the gateway must reassert (it is not known, or being reaped), or the incarnation is
+-- not the current one.
 
 -- include load
 
 local epoch, until_ms = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+) (%d+)')
-if epoch == nil or tonumber(epoch) > tonumber(ARGV[2]) then
+if epoch == nil or epoch == '0' or tonumber(epoch) > tonumber(ARGV[2]) then
   return 0
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. until_ms)

@@ -18,7 +18,7 @@ local now = now_ms()
 local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local agent, of, until_ms, stood = string.match(record, '^(%S+) (%S+) (%d+) %S+ %S+ %S+ (%S+)')
 if agent and agent ~= ARGV[2] and tonumber(until_ms) >= now then
-  return { 'held', tonumber(until_ms) - now }
+  return { 'held', math.min(tonumber(until_ms) - now, tonumber(ARGV[4])) } -- longer only once the clock went back
 end
 if ARGV[4] == '0' then
   if agent == ARGV[2] then -- what it knew is kept for its successor, and when it went

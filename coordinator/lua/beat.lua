@@ -1,31 +1,62 @@
--- A gateway's heartbeat: renews its lease, tells it of the fleet, and names the gateways whose lease ran out.
+-- A gateway's heartbeat: renews its lease, tells it of the fleet, and names the gateways that have to be reaped.
 -- Time in which the store itself did not serve is never counted: when the last tick of any gateway is over
--- ARGV[4] ms old, every lease is first extended by the gap.
+-- ARGV[4] ms old, every gateway's lease is first extended by the gap.
+-- When the last tick lies more than ARGV[4] ms in the future, the clock went back: what was to end moves back by as much.
+-- In any case no lease lasts longer than it would if it were renewed now.
 --
 -- KEYS[1] gateways   KEYS[2] leases   KEYS[3] replicas   KEYS[4] breakers   KEYS[5] active   KEYS[6] agents
--- KEYS[7] engines
+-- KEYS[7] engines   KEYS[8] reaped
 -- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] lease_ms   ARGV[4] max_gap_ms   ARGV[5] gateway that leaves ("1") or not ("0")
 -- ARGV[6] whether it does chores ("1"; a coordinator that stands alone cannot check replicas' health)
 -- Returns {status, expired gateways, replicas (flat pairs), breakers (flat pairs), worker, now_ms, active (flat pairs),
---          agents (flat pairs), engines (flat pairs), leases (flat pairs)}
+--          agents (flat pairs), engines (flat pairs), leases (flat pairs), reservations in reaped}
 -- where status is "ok" or "stale" (this gateway's lease or epoch is not known: it must reassert), and worker is
 -- the gateway that holds the lease on the pool's chores (health checks, trimming).
 
+local HOUR_MS = 3600000
+
 -- include time
+-- include expiries
 
 local now = now_ms()
+local now_text = string.format('%d', now)
 local lease_ms = tonumber(ARGV[3])
 
 local last_tick = tonumber(redis.call('HGET', KEYS[2], 'tick') or now)
 local gap = now - last_tick
-local gateways = redis.call('HGETALL', KEYS[1])
+local jumped_ms = gap > tonumber(ARGV[4]) and gap or 0
+local back_ms = -gap > tonumber(ARGV[4]) and -gap or 0
+if jumped_ms > 0 then -- those of an hour count together: for so long keys may rest
+  local at_ms, by_ms = string.match(redis.call('HGET', KEYS[2], 'jumped') or '', '^(%d+) (%d+)')
+  local ago_ms = last_tick - tonumber(at_ms or 0)
+  local before_ms = ago_ms >= 0 and ago_ms < HOUR_MS and tonumber(by_ms) or 0
+  redis.call('HSET', KEYS[2], 'jumped', now_text .. ' ' .. string.format('%d', before_ms + jumped_ms))
+end
+if back_ms > 0 then
+  redis.call('HSET', KEYS[2], 'went_back', now_text .. ' ' .. string.format('%d', back_ms))
+end
+
+local gateways, agents = redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[6])
+local leases, breakers = redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[4])
+local latest_ms = now + lease_ms
+keep_in_time(KEYS[1], gateways, '^(%d+ )(%d+)(.*)', back_ms, latest_ms, latest_ms)
+keep_in_time(KEYS[6], agents, '^(%S+ %S+ )(%d+)( .*)', back_ms, latest_ms, latest_ms)
+for i = 1, #leases, 2 do
+  if leases[i] == 'worker' or string.match(leases[i], '^applier:') or string.match(leases[i], '^events:') then
+    keep_in_time(KEYS[2], { leases[i], leases[i + 1] }, '^(.-)(%d+)(%s*)$', back_ms, latest_ms, latest_ms)
+  end
+end
+if back_ms > 0 then
+  keep_in_time(KEYS[4], breakers, '^(%d+ )(%d+)(.*)', back_ms, now, math.huge)
+end
+
 local expired = {}
 local status = 'stale'
 for i = 1, #gateways, 2 do
   local epoch, until_ms = string.match(gateways[i + 1], '^(%d+) (%d+)')
   until_ms = tonumber(until_ms)
-  if gap > tonumber(ARGV[4]) then
-    until_ms = until_ms + gap
+  if jumped_ms > 0 and epoch ~= '0' then
+    until_ms = until_ms + jumped_ms
     redis.call('HSET', KEYS[1], gateways[i], epoch .. ' ' .. string.format('%d', until_ms))
   end
   if gateways[i] == ARGV[1] then
@@ -37,11 +68,11 @@ for i = 1, #gateways, 2 do
         redis.call('HDEL', KEYS[1], ARGV[1])
       end
     end
-  elseif until_ms < now then
+  elseif until_ms < now or epoch == '0' then
     expired[#expired + 1] = gateways[i]
   end
 end
-redis.call('HSET', KEYS[2], 'tick', string.format('%d', now))
+redis.call('HSET', KEYS[2], 'tick', now_text)
 
 -- One gateway at a time does the pool's chores; its lease is renewed by its own beats.
 local worker, worker_until = string.match(redis.call('HGET', KEYS[2], 'worker') or '', '^(%S+) (%d+)')
@@ -55,7 +86,7 @@ if ARGV[6] == '1' and (worker == nil or worker == ARGV[1] or tonumber(worker_unt
 end
 
 return {
-  status, expired, redis.call('HGETALL', KEYS[3]), redis.call('HGETALL', KEYS[4]), worker or '', now,
-  redis.call('HGETALL', KEYS[5]), redis.call('HGETALL', KEYS[6]), redis.call('HGETALL', KEYS[7]),
-  redis.call('HGETALL', KEYS[2]),
+  status, expired, redis.call('HGETALL', KEYS[3]), breakers, worker or '', now,
+  redis.call('HGETALL', KEYS[5]), agents, redis.call('HGETALL', KEYS[7]),
+  redis.call('HGETALL', KEYS[2]), redis.call('HLEN', KEYS[8]),
 }

@@ -25,6 +25,7 @@
 --         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
 
 local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 14, 26, 10000, 8, 100, 32
+local MAX_OPENINGS = 12 -- a breaker stays open for so many times probe_ms at most: what is said to last longer is over
 
 -- include time
 -- include tables
@@ -57,6 +58,7 @@ math.randomseed(seed)
 -- than a refusal). Never one that was tried.
 local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
 local lives, capacities, record_of = {}, {}, {}
+local latest_open_ms = now + MAX_OPENINGS * tonumber(ARGV[18])
 local good, broken, dead = {}, {}, {}
 local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
 for i = 1, #records, 2 do
@@ -67,7 +69,7 @@ for i = 1, #records, 2 do
   local serves = ARGV[20] == '' or serving[replica]
   if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
-    local tier = state ~= 'ready' and dead or (open_until > now and broken or good)
+    local tier = state ~= 'ready' and dead or (open_until > now and open_until <= latest_open_ms and broken or good)
     tier[#tier + 1] = replica
   end
 end
@@ -227,13 +229,15 @@ if claimed_tokens ~= 0 then
 end
 
 -- Use of the matched key: hits by other continuations are counted by sampling, the last use at most once per 10 s,
--- so that the steady state of a warm prompt writes nothing here.
+-- so that the steady state of a warm prompt writes nothing here. After the clock went back, the last use lies in the future
+-- and does not tell whether it is due: that is sampled as well.
 local touch, last_use = 0, 0
 if matched > 0 then
   local head, uses, used, rest = string.match(held[replica], '^(%S+ %S+ %S+ %S+) (%d+) (%d+) (.+)')
   last_use = tonumber(used)
-  local counted = matched < count and seed % HIT_SAMPLE == 0
-  if now - last_use > TOUCH_MS then
+  local is_sampled = seed % HIT_SAMPLE == 0
+  local counted = matched < count and is_sampled
+  if now - last_use > TOUCH_MS or (last_use > now and is_sampled) then
     touch, used = 1, now_text
     if last_use < since_ms then -- claimed in an earlier life of the same name: counted from now on
       redis.call('HINCRBY', KEYS[5], replica, tonumber(string.match(head, '%d+$')))
@@ -258,9 +262,10 @@ local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumbe
 if is_followed and tonumber(applied_until or 0) >= now then
   mode = agent_mode
   if ARGV[24] == '1' and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
-    if now - tonumber(redis.call('HGET', KEYS[11], replica) or 0) >= REPORT_MS then
+    local asked_ms = tonumber(redis.call('HGET', KEYS[11], replica) or 0)
+    if asked_ms > now or now - asked_ms >= REPORT_MS then
       report = 1
-      redis.call('HSET', KEYS[11], replica, now_text)
+      redis.call('HSET', KEYS[11], replica, string.format('%d', now))
     end
   end
 end

@@ -53,7 +53,7 @@ if window == '' then
 end
 local newest = { now, bad, good }
 for since, failed, ended_well in string.gmatch(window or '', ' (%d+):(%d+):(%d+)') do
-  local slice = { tonumber(since), tonumber(failed), tonumber(ended_well) }
+  local slice = { math.min(tonumber(since), now), tonumber(failed), tonumber(ended_well) } -- the clock may have gone back
   if now - slice[1] < window_ms then
     bad, good = bad + slice[2], good + slice[3]
     slices[#slices + 1] = slice

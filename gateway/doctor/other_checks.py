@@ -1,4 +1,4 @@
-"""Whether the machines' clocks agree, and LMCache's servers."""
+"""Whether the machines' clocks agree and go on, and LMCache's servers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from gateway.doctor.facts import Facts, Span, Unknown, grouped
 from gateway.doctor.finding import Kind, Result, Unchecked
 
 _TOLERATED_S = 2.0
+_STEP_IS_TOLD_MS = 3_600_000
 
 SKEW = Kind(
     "clock-skew",
@@ -15,6 +16,13 @@ SKEW = Kind(
     "placing and leases go by Redis' clock alone; logs, kvgate_event_lag_seconds and the start times that tell an "
     "engine's lives apart do not line up",
     "run NTP on that host: timedatectl set-ntp true",
+)
+STEPPED = Kind(
+    "redis-clock-stepped",
+    "warning",
+    "leases and breakers are moved back with it, and last uses that lie in its future count as now: replicas without "
+    "agents are trimmed by guess",
+    "let NTP slew the clocks of all hosts that Redis runs or may fail over to, not step them: chronyc tracking",
 )
 LMCACHE_UNREACHABLE = Kind(
     "lmcache-unreachable",
@@ -49,6 +57,20 @@ def clocks(facts: Facts) -> Iterator[Result]:
             yield SKEW.seen(replica.subject, _words(ahead_s))
 
 
+def steps(facts: Facts) -> Iterator[Result]:
+    """Whether Redis' clock goes back, as after a failover to a host whose clock is behind."""
+    for pool in facts.pools:
+        for look in pool.looks[-1:]:
+            at_ms, by_ms = look.went_back
+            ago_ms, ahead_ms = look.fleet.now_ms - at_ms, look.tick_ms - look.fleet.now_ms
+            if by_ms and ago_ms < _STEP_IS_TOLD_MS:
+                when = f"{ago_ms // 60_000} min ago" if ago_ms >= 0 else "at a time that is still to come"
+                yield STEPPED.seen("Redis", f"its clock went back by {by_ms / 1000:.0f} s, {when}")
+            elif ahead_ms > _TOLERATED_S * 1000:
+                what = f"the last heartbeat in {pool.subject} lies {ahead_ms / 1000:.0f} s in its future"
+                yield STEPPED.seen("Redis", what)
+
+
 def lmcache(facts: Facts) -> Iterator[Result]:
     """Whether the servers that were named make the same chunks."""
     answering = [server for server in facts.lmcache if not server.problem]
@@ -63,7 +85,7 @@ def lmcache(facts: Facts) -> Iterator[Result]:
             yield LMCACHE_DIFFERS.seen("LMCache", f"{what} {differing}")
 
 
-CHECKS = (clocks, lmcache)
+CHECKS = (clocks, steps, lmcache)
 
 
 def _certainly_off_s(ahead_s: Span) -> float:

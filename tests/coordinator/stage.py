@@ -14,7 +14,8 @@ import redis.asyncio as redis
 from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
 from coordinator.pool import PlaceRequest, Pool
-from coordinator.registry import ReplicaRecord
+from coordinator.reaper import Reaper
+from coordinator.registry import Fleet, ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
 from coordinator.wire import Wire
@@ -46,6 +47,13 @@ async def running(store: Store) -> AsyncIterator[Store]:
             yield store
         finally:
             task.cancel()
+
+
+async def beaten(pool: Pool) -> Fleet:
+    """A heartbeat, and what it named is reaped."""
+    fleet = await pool.beat()
+    await Reaper(pool).reap(fleet)
+    return fleet
 
 
 async def chain_of(client: redis.Redis, tip: str) -> str | None:

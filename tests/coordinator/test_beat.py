@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import redis.asyncio as redis
 
 from coordinator.pool import LEASE_MS, MAX_GAP_MS, Pool
+from coordinator.reaper import Reaper
 from tests.coordinator.stage import (
     KEYS,
+    beaten,
     chain,
     drained,
     hash_of,
@@ -39,6 +42,11 @@ async def lease_of(client: redis.Redis, gateway: str) -> tuple[int, int]:
 async def let_lease_end(client: redis.Redis, gateway: str, ago_ms: int = 1) -> None:
     epoch, _ = await lease_of(client, gateway)
     await client.hset(KEYS.gateways, gateway, f"{epoch} {await now_ms(client) - ago_ms}")
+
+
+async def reap(pool: Pool, gateway: str) -> None:
+    """As if a beat had named it."""
+    await Reaper(pool).reap(replace(await pool.beat(), expired_gateways=(gateway,)))
 
 
 async def test_a_beat_renews_its_own_lease_and_nobody_elses(pool: Pool, other: Pool, client: redis.Redis) -> None:
@@ -81,7 +89,7 @@ async def test_what_a_dead_gateway_reserved_is_given_back(pool: Pool, other: Poo
     await place(other, "theirs too", chain(3), pinned="r0")
     await pool.beat()
     await let_lease_end(client, "gw1")
-    fleet = await pool.beat()
+    fleet = await beaten(pool)
     assert fleet.expired_gateways == ("gw1",)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
@@ -101,7 +109,7 @@ async def test_what_a_dead_gateway_claimed_and_did_not_hold_is_held(
     await client.delete(KEYS.held("r0"), KEYS.held("r1"))
     await pool.beat()
     await let_lease_end(client, "gw1")
-    await pool.beat()
+    await beaten(pool)
     await drained(pool)
     assert await client.zrevrange(KEYS.held("r0"), 0, -1) == keys
     assert await client.zrevrange(KEYS.held("r1"), 0, -1) == keys
@@ -120,7 +128,7 @@ async def test_what_a_dead_gateway_claimed_and_no_event_confirmed_is_withdrawn(
     await drained(other)
     await pool.beat()
     await let_lease_end(client, "gw1")
-    await pool.beat()
+    await beaten(pool)
     assert await numbers(client, KEYS.owned_tokens) == {"r1": 300}
     assert await client.zcard(KEYS.held("r0")) == 0
     assert await client.zcard(KEYS.held("r1")) == 3
@@ -131,7 +139,7 @@ async def test_a_live_gateways_reservations_are_never_reaped(pool: Pool, other: 
     await place(other, "theirs", chain(1))
     for _ in range(3):
         assert (await pool.beat()).expired_gateways == ()
-    await pool._reap("gw1")
+    await reap(pool, "gw1")
     assert await numbers(client, KEYS.active) == {"r0": 1}
 
 
@@ -142,7 +150,7 @@ async def test_a_gateway_that_comes_back_between_beat_and_reap_keeps_what_it_hol
     await place(other, "theirs", chain(1))
     await let_lease_end(client, "gw1")
     await other.beat()
-    await pool._reap("gw1")
+    await reap(pool, "gw1")
     assert list(await hash_of(client, KEYS.flight("gw1"))) == ["theirs"]
 
 
@@ -153,7 +161,7 @@ async def test_a_gateway_reaped_by_mistake_states_its_requests_again(
     await other.beat()
     await place(other, "theirs", chain(1))
     await let_lease_end(client, "gw1")
-    await pool.beat()
+    await beaten(pool)
     assert await numbers(client, KEYS.active) == {}
     assert not (await other.beat()).known
     await drained(other)
@@ -166,8 +174,8 @@ async def test_reaping_twice_gives_back_once(pool: Pool, other: Pool, client: re
     await place(pool, "mine", chain(1))
     await place(other, "theirs", chain(2))
     await let_lease_end(client, "gw1")
-    await pool._reap("gw1")
-    await pool._reap("gw1")
+    await reap(pool, "gw1")
+    await reap(pool, "gw1")
     assert await numbers(client, KEYS.active) == {"r0": 1}
 
 
@@ -196,7 +204,7 @@ async def test_a_gateway_that_was_dead_before_the_pause_is_still_reaped_after_it
     gap_ms = 8000
     await let_lease_end(client, "gw1", ago_ms=gap_ms + 500)
     await client.hset(KEYS.leases, "tick", await now_ms(client) - gap_ms)
-    assert (await pool.beat()).expired_gateways == ("gw1",)
+    assert (await beaten(pool)).expired_gateways == ("gw1",)
     assert await numbers(client, KEYS.active) == {}
 
 

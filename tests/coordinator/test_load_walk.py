@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import Placement, PolicyKnobs
-from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, replica, request
+from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, replica, request
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gw0", "gw1", "gw2")
@@ -84,13 +84,17 @@ class Walk:
         self.dice.choice(self.pools).register(replica(name, f"life{self.lives[name]}", state))
 
     async def lose_gateway(self) -> None:
-        """Its lease ends, another gateway's beat reaps it, and sometimes it turns out to be alive after all."""
+        """Its lease ends, another gateway reaps it or dies while it does, and then it turns out to be alive after all,
+        sometimes without its requests."""
         lost, witness = self.dice.sample(self.pools, 2)
         epoch = (await hash_of(self.client, KEYS.gateways))[lost.gateway].split(" ")[0]
         await self.client.hset(KEYS.gateways, lost.gateway, f"{epoch} {await now_ms(self.client) - 1}")
-        await witness.beat()
         if self.dice.random() < 0.5:
             lost.live.clear()
+        if self.dice.random() < 0.5:
+            await witness.run("reap", (*witness.keys.of_load(lost.gateway), witness.keys.reaped), (lost.gateway, 1))
+        else:
+            await beaten(witness)
         await lost.beat()
 
     async def beat(self) -> None:

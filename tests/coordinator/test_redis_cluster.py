@@ -18,7 +18,7 @@ from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreSettings
 from coordinator.survey import Survey
 from coordinator.wire import Wire
-from tests.coordinator.stage import chain, drained, place, replica, running
+from tests.coordinator.stage import beaten, chain, drained, place, replica, running
 from tests.coordinator.test_acl import live_a_little, tell_and_apply
 from tests.coordinator.watch.stage import watching
 from tests.polling import eventually
@@ -61,8 +61,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await eventually(lambda: store.is_up("m"))
     await tell_and_apply(store, cluster.url)
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
-    await pool.beat()
-    await drained(pool)
+    await beaten(pool)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))
     watched = next(chunk for chunk in chunks if cluster.owner(chunk) is cluster.owner(WATCHER))
     cluster.run(cluster.owner(WATCHER), "SET", watched, "KV")

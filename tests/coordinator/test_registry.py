@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import redis.asyncio as redis
 
 from coordinator.pool import Pool, Reservation
+from coordinator.progress import mark
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import BreakerKnobs
 from coordinator.worker import forget
@@ -61,6 +63,29 @@ async def test_a_correction_keeps_life_load_and_ownership(pool: Pool, client: re
     assert (record.state, record.capacity_tokens, record.since_ms) == ("dead", 900, since_ms)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+
+
+async def test_a_state_changes_where_it_is_still_as_it_was_seen_and_all_else_stays(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    before = await record_of(client, "r0")
+    for stale in (("r0", "life0", "ready"), ("r0", "life1", "dead"), ("r9", "life1", "ready")):
+        mark(pool, *stale, "hung")
+    await drained(pool)
+    assert await record_of(client, "r0") == before
+    mark(pool, "r0", "life1", "ready", "hung")
+    await drained(pool)
+    assert await record_of(client, "r0") == replace(before, state="hung")
+    assert list(await hash_of(client, KEYS.replicas)) == ["r0"]
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+
+
+async def test_a_replica_that_hangs_is_chosen_by_nobody_who_has_another(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    mark(pool, "r0", "life1", "ready", "hung")
+    assert {(await place(pool, f"p{number}", chain(number))).replica for number in range(8)} == {"r1"}
 
 
 async def test_a_new_life_loses_load_ownership_and_breaker(pool: Pool, client: redis.Redis) -> None:

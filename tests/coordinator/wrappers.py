@@ -11,17 +11,19 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.applier import Applier, _Entry
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.progress import mark
-from coordinator.registry import ReplicaRecord
+from coordinator.reaper import Reaper
+from coordinator.registry import Fleet, ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
 from coordinator.watch.tenure import Tenure, WatchSettings
 from coordinator.watch.watcher import Watcher
 from coordinator.wire import Wire
-from coordinator.worker import forget, sweep
+from coordinator.worker import forget, rewind, sweep
 from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
+_EXPIRED = Fleet(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
@@ -47,10 +49,8 @@ class Recorder(Wire):
             self.calls[names[command[1]]] = (list(command[3 : 3 + count]), list(command[3 + count :]))
         elif command[0] == "ZCARD":
             reply.set_result(len(_KEYS))
-        elif command[0] == "ZRANGE":
+        elif command[0] in ("ZRANGE", "ZRANGEBYSCORE"):
             reply.set_result([key.encode() for key in _KEYS])
-        elif command[0] == "ZRANGEBYSCORE":
-            reply.set_result([])
         elif command[0] == "HKEYS":
             reply.set_result([b"gw7"])
         return reply
@@ -91,8 +91,9 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.attach(wire, allow_oom=True)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
     pool.reassert()
-    await _begun(pool.place(asked), pool.beat(leaving=True), pool._reap("gw1"), sweep(pool, "r0"))
-    await _begun(forget(pool, ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")))
+    await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), sweep(pool, "r0"))
+    record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
+    await _begun(forget(pool, record), rewind(pool, record, 0))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
@@ -126,10 +127,10 @@ ARGUMENTS: dict[str, list[Any]] = {
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1],
-    "reap": ["gw1"],
+    "reap": ["gw1", 256],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
-    "hold": _KEYS,
+    "hold": ["r0", *_KEYS],
     "drop": ["r0", 41, *_KEYS],
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
@@ -142,6 +143,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "watch": ["gw0", 3000, 0],
     "forget": ["r0", "life1", 0],
     "mark": ["r0", "life1", "ready", "hung"],
+    "rewind": ["r0", 1000, 0, *_KEYS],
     "tend": [91_000, 92_500],
 }
 """What each script must receive for the calls above, in the order of its header."""

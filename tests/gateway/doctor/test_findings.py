@@ -151,6 +151,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("clock-skew", with_replica(clock_ahead_s=(3.1, 5.0)), set()),
     ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
     ("clock-skew", with_server(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
+    ("redis-clock-stepped", with_looks(went_back=(NOW_MS - 60_000, 5000)), set()),
     ("lmcache-unreachable", with_lmcache(Lmcache("http://r0:5580", "no answer")), set()),
     (
         "lmcache-differs",

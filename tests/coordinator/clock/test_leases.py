@@ -1,0 +1,116 @@
+"""Redis' clock is set back, as by a failover to a host whose clock is behind: what is alive lives on, and what is
+over ends in its time."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.keys import WATCHER
+from coordinator.pool import LEASE_MS, Pool
+from coordinator.survey import Survey
+from tests.coordinator.clock.stage import HOUR_MS, Clock
+from tests.coordinator.stage import (
+    KEYS,
+    beaten,
+    chain,
+    drained,
+    numbers,
+    place,
+)
+from tests.coordinator.stream import VITALS, attend, lead, linked
+from tests.redis_server import RedisServer
+
+
+@pytest.mark.parametrize("back_ms", [HOUR_MS, 2 * LEASE_MS, 365 * 24 * HOUR_MS])
+async def test_no_live_lease_ends_and_none_lives_on(
+    pool: Pool, other: Pool, client: redis.Redis, clock: Clock, back_ms: int
+) -> None:
+    await place(other, "theirs", chain(1))
+    await lead(other, "gw1", lease_ms=LEASE_MS)
+    await clock.follow("r0")
+    await client.hset(KEYS.leases, "events:r1", f"gw9 {await clock.now_ms() - 500}")
+    await pool.beat()
+    await clock.step(-back_ms)
+    fleet = await pool.beat()
+    assert (fleet.known, fleet.expired_gateways, fleet.worker) == (True, (), "gw0")
+    assert fleet.is_exact("r0")
+    assert not fleet.is_exact("r1")
+    for key, field, position in (
+        (KEYS.gateways, "gw1", 1),
+        (KEYS.leases, "worker", 1),
+        (KEYS.leases, "applier:gw1", 0),
+        (KEYS.leases, "events:r0", 1),
+        (KEYS.agents, "r0", 2),
+    ):
+        assert 0 < await clock.left_ms(key, field, position) <= LEASE_MS, field
+    assert await clock.left_ms(KEYS.leases, "events:r1") < 0
+    await clock.step(LEASE_MS)  # in steps, that the beats take for time in which nobody beat
+    await client.hset(KEYS.leases, "tick", await clock.now_ms())
+    assert (await beaten(pool)).expired_gateways == ("gw1",)
+    assert await numbers(client, KEYS.active) == {}
+
+
+async def test_a_lease_that_was_renewed_before_anybody_noticed_is_not_moved_back(
+    pool: Pool, other: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    """A failover: everybody connects anew and states his requests, and only then somebody beats."""
+    await place(other, "theirs", chain(1))
+    await clock.step(-HOUR_MS)
+    other.reassert()
+    await drained(other)
+    await lead(other, "gw1", lease_ms=LEASE_MS)
+    assert (await pool.beat()).expired_gateways == ()
+    assert await clock.left_ms(KEYS.gateways, "gw1") > 0
+    assert await clock.left_ms(KEYS.leases, "applier:gw1", 0) > 0
+
+
+async def test_what_nobody_saw_go_back_lasts_no_longer_than_it_could(
+    pool: Pool, other: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    """A gateway from before this rule has beaten first: the last tick tells nothing any more."""
+    await client.hset(KEYS.agents, "r0", f"agent0 life1 {await clock.now_ms() + HOUR_MS} session 0 0 -1")
+    await client.hset(KEYS.gateways, "gw1", f"1 {await clock.now_ms() + HOUR_MS}")
+    assert (await pool.beat()).expired_gateways == ()
+    for key, field, position in ((KEYS.gateways, "gw1", 1), (KEYS.agents, "r0", 2)):
+        assert await clock.left_ms(key, field, position) <= LEASE_MS
+
+
+async def test_an_agent_is_not_told_to_wait_for_an_hour_and_gets_the_replica_in_seconds(
+    pool: Pool, client: redis.Redis, clock: Clock, redis_server: RedisServer
+) -> None:
+    async with linked(redis_server.url, agent="first") as first, linked(redis_server.url, agent="second") as second:
+        await attend(first)
+        await clock.step(-HOUR_MS)
+        wait_s = await second.attend(VITALS)
+        assert isinstance(wait_s, float)
+        assert wait_s <= LEASE_MS / 1000
+        await pool.beat()
+        assert 0 < await clock.left_ms(KEYS.agents, "r0", 2) <= LEASE_MS
+
+
+async def test_a_dead_watchers_lease_is_over_in_seconds(pool: Pool, client: redis.Redis, clock: Clock) -> None:
+    async def watches(who: str) -> bool:
+        return bool(await pool.run("watch", (WATCHER,), (who, LEASE_MS, 0)))
+
+    assert await watches("gw0")
+    await clock.step(-HOUR_MS)
+    assert not await watches("gw1")
+    assert int((await client.get(WATCHER)).split(" ")[1]) - await clock.now_ms() <= LEASE_MS
+    await clock.step(LEASE_MS + 1)
+    assert await watches("gw1")
+
+
+async def test_a_step_back_is_written_down_for_the_doctor(
+    pool: Pool, client: redis.Redis, clock: Clock, redis_server: RedisServer
+) -> None:
+    survey = await Survey.open(redis_server.url, 5.0)
+    try:
+        assert (await survey.look("m")).went_back == (0, 0)
+        await clock.step(-HOUR_MS)
+        await pool.beat()
+        at_ms, by_ms = (await survey.look("m")).went_back
+    finally:
+        await survey.close()
+    assert abs(at_ms - await clock.now_ms()) < 10_000
+    assert HOUR_MS - 10_000 < by_ms <= HOUR_MS

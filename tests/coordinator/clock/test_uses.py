@@ -1,0 +1,169 @@
+"""Redis' clock is set back or ahead: what was used last is still known, and what agents need is kept."""
+
+from __future__ import annotations
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool import Pool
+from coordinator.scripts import PolicyKnobs
+from coordinator.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
+from tests.coordinator.clock.stage import HOUR_MS, Clock
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    chain_of,
+    drained,
+    hash_of,
+    numbers,
+    owners,
+    place,
+    replica,
+)
+
+SAMPLED = 8
+"""A seed with which a use is sampled."""
+
+
+async def held(client: redis.Redis, name: str = "r0") -> list[str]:
+    """A replica's keys, least recently used first."""
+    return list(await client.zrange(KEYS.held(name), 0, -1))
+
+
+async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
+    pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.worker._BATCH", 4)
+    for number in range(5):
+        await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
+        await drained(pool)
+        await clock.step(10)
+    before = await held(client)
+    await clock.step(-HOUR_MS)
+    await place(pool, "new", chain("new"), pinned="r0")
+    await drained(pool)
+    fleet = await pool.beat()
+    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 10
+    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 0
+    assert [key for key in await held(client) if key in before] == before
+    now = await clock.now_ms()
+    for key in before:
+        assert now - 5000 < await client.zscore(KEYS.held("r0"), key) <= now + 1
+        assert now - 5000 < int((await owners(client, key))["r0"][5]) <= now
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 1100}
+
+
+async def test_the_worker_sees_to_that_where_there_is_an_agent_and_where_there_is_none(
+    pool: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    await clock.follow("r0")
+    for name in ("r0", "r1"):
+        await place(pool, name, chain(name), pinned=name)
+        pool.done(name)
+    await drained(pool)
+    chores = Worker(pool)
+    await chores.tick()
+    await clock.step(-HOUR_MS)
+    await chores.tick()
+    now = await clock.now_ms()
+    for name in ("r0", "r1"):
+        assert await client.zscore(KEYS.held(name), chain(name)[0]) <= now + 1
+    await clock.step(SWEEP_EVERY_MS + 1000)
+    await clock.follow("r0")
+    await chores.tick()
+    assert await owners(client, chain("r0")[0]) == {}, "no event confirmed the claim"
+    assert list(await owners(client, chain("r1")[0])) == ["r1"]
+
+
+async def test_a_replica_that_was_registered_in_the_future_keeps_what_it_is_given(
+    pool: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    """What was used before it lived is of an earlier life; nothing is used before that now. The order of uses stays."""
+    await pool.register(replica("r0", "life2"))
+    await clock.step(-HOUR_MS)
+    for number in range(3):
+        await place(pool, f"id{number}", chain(number), pinned="r0")
+        await drained(pool)
+    again = await place(pool, "again", chain(0), pinned="r0", seed=SAMPLED)
+    await drained(pool)
+    assert again.touch
+    fleet = await pool.beat()
+    assert await trim(pool, fleet.replicas["r0"], fleet) == 0
+    assert await held(client) == [*chain(1), *chain(2), *chain(0)]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 300}
+
+
+async def test_a_dead_replica_is_forgotten_with_keys_that_were_used_in_the_future(
+    pool: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    await place(pool, "a", chain(1), pinned="r0")
+    await pool.register(replica("r1", "life2", state="dead"))
+    await pool.register(replica("r0", state="dead"))
+    await drained(pool)
+    await clock.step(-HOUR_MS)
+    fleet = await pool.beat()
+    for name in ("r0", "r1"):
+        assert await forget(pool, fleet.replicas[name])
+    assert await hash_of(client, KEYS.replicas) == {}
+
+
+async def test_an_hour_that_passed_at_once_makes_no_claim_old(pool: Pool, client: redis.Redis, clock: Clock) -> None:
+    await place(pool, "a", chain(1), pinned="r0")
+    await drained(pool)
+    for jump_ms in (CLAIM_TTL_MS + 60_000, 2000):
+        await clock.step(jump_ms)
+        fleet = await pool.beat()
+        assert await trim(pool, fleet.replicas["r0"], fleet) == 0
+    for _ in range(2):  # hours in which heartbeats went on
+        await clock.step(CLAIM_TTL_MS)
+        await client.hset(KEYS.leases, "tick", await clock.now_ms())
+    fleet = await pool.beat()
+    assert await trim(pool, fleet.replicas["r0"], fleet) == 1
+
+
+async def test_an_agent_that_the_clock_made_late_has_only_just_gone(
+    pool: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    """What its replica holds is not trimmed to its size before it had the time to come back. Once the clock is set back
+    again, it has gone for as long as before."""
+    await pool.register(replica("r0", capacity_tokens=100))
+    await clock.follow("r0")
+    await place(pool, "a", chain(1, 2), pinned="r0")
+    await drained(pool)
+    await clock.step(HOUR_MS)
+    await Worker(pool).tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
+    await clock.step(-HOUR_MS)
+    gone_ms = await clock.now_ms() - AGENT_RETURNS_MS - 5000
+    await client.hset(KEYS.agents, "r0", f"agent0 life1 {gone_ms} session 0 0 -1")
+    await Worker(pool).tick()
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+
+
+@pytest.mark.parametrize("turns_back", [1, 2, 59, 60])
+async def test_chains_are_kept_for_their_agents_when_turns_go_back(
+    pool: Pool, client: redis.Redis, clock: Clock, turns_back: int
+) -> None:
+    ttl_ms = PolicyKnobs().bind_ttl_ms
+    await place(pool, "a", chain(1))
+    await clock.step(-turns_back * ttl_ms)
+    await place(pool, "b", chain(2))
+    await clock.step(ttl_ms)
+    await place(pool, "c", chain(3))
+    assert all([await chain_of(client, chain(number)[0]) for number in (1, 2, 3)])
+    for number in range(4, 7):
+        await clock.step(ttl_ms)
+        await place(pool, f"id{number}", chain(number))
+    assert await chain_of(client, chain(1)[0]) is None, "they are not kept for ever"
+
+
+async def test_reused_blocks_are_asked_for_though_they_were_last_asked_for_in_the_future(
+    pool: Pool, client: redis.Redis, clock: Clock
+) -> None:
+    async def asked(number: int) -> bool:
+        await clock.follow("r0", is_relearning=1)
+        return (await place(pool, f"id{number}", chain(number), pinned="r0")).report
+
+    assert await asked(1)
+    await clock.step(-HOUR_MS)
+    assert await asked(2)

@@ -1,0 +1,159 @@
+"""Reaping goes on beside the heartbeats, in pieces: whoever dies or comes back in the middle, the books are right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator import reaper
+from coordinator.pool import Pool, Reservation
+from coordinator.reaper import Reaper
+from coordinator.registry import Fleet
+from coordinator.worker import Worker
+from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
+from tests.coordinator.stream import agent_record
+from tests.polling import eventually
+from tests.redis_server import RedisServer
+
+REQUESTS = 5
+
+
+@pytest.fixture
+async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> AsyncIterator[Pool]:
+    """gw1, whose lease ran out with five requests in flight on r0; gw0 does the chores."""
+    await pool.beat()
+    await register(pool, 1)
+    async with joined(redis_server.url, "gw1") as dead:
+        for number in range(REQUESTS):
+            await place(dead, f"theirs{number}", chain(number))
+        await drained(dead)
+        epoch = (await hash_of(client, KEYS.gateways))["gw1"].split(" ")[0]
+        await client.hset(KEYS.gateways, "gw1", f"{epoch} {await now_ms(client) - 1}")
+        yield dead
+
+
+async def reap_a_piece(pool: Pool, limit: int) -> int:
+    """As a reaper does that dies then; returns how many are left."""
+    return int(await pool.run("reap", (*pool.keys.of_load("gw1"), pool.keys.reaped), ("gw1", limit)))
+
+
+async def test_all_is_given_back_and_seen_to_in_pieces(
+    pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_GIVEN_BACK_AT_ONCE", "_SEEN_TO_AT_ONCE", "_KEYS_AT_ONCE"):
+        monkeypatch.setattr(reaper, limit, 2)
+    await agent_record(client, "r0")
+    await beaten(pool)
+    assert await numbers(client, KEYS.active) == await numbers(client, KEYS.backlog_tokens) == {}
+    assert await numbers(client, KEYS.owned_tokens) == {}
+    assert not await client.exists(KEYS.flight("gw1"), KEYS.reaped)
+    assert list(await hash_of(client, KEYS.gateways)) == ["gw0"]
+
+
+async def test_when_the_reaper_dies_in_the_middle_another_goes_on(pool: Pool, dead: Pool, client: redis.Redis) -> None:
+    await agent_record(client, "r0")
+    assert await reap_a_piece(pool, 2) == REQUESTS - 2
+    assert await numbers(client, KEYS.active) == {"r0": REQUESTS - 2}
+    assert (await hash_of(client, KEYS.gateways))["gw1"].startswith("0 ")
+    await beaten(pool)
+    assert await numbers(client, KEYS.active) == await numbers(client, KEYS.owned_tokens) == {}
+    assert not await client.exists(KEYS.reaped)
+
+
+async def test_claims_wait_for_the_gateway_that_does_the_chores(
+    pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    await agent_record(client, "r0")
+    async with joined(redis_server.url, "gw2") as other:
+        await beaten(other)
+    assert await numbers(client, KEYS.active) == {}
+    assert await client.hlen(KEYS.reaped) == REQUESTS
+    chores = Worker(pool)
+    await chores.tick()
+    await eventually(lambda: is_seen_to(client))
+    assert await numbers(client, KEYS.owned_tokens) == {}
+
+
+async def is_seen_to(client: redis.Redis) -> bool:
+    return not await client.exists(KEYS.reaped)
+
+
+async def test_heartbeats_do_not_wait_for_the_reaper_of_which_there_is_one_at_a_time(
+    pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Fleet] = []
+
+    async def hang(self: Reaper, fleet: Fleet) -> None:
+        begun.append(fleet)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Reaper, "reap", hang)
+    chores = Worker(pool)
+    for _ in range(3):
+        await chores.tick()
+    assert len(begun) == 1
+    chores.close()
+
+
+async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its_live_requests(
+    pool: Pool, dead: Pool, client: redis.Redis
+) -> None:
+    """Whatever it says before it has learned that counts for nothing, and what it still runs keeps its claims."""
+    await agent_record(client, "r0")
+    assert await reap_a_piece(pool, 2) == REQUESTS - 2
+    dead.done("theirs0")
+    dead.adopt(Reservation("late", "r0", "life1", 7, "-"))
+    assert not (await dead.beat()).known
+    await drained(dead)
+    live = set(dead.live)
+    assert len(live) == REQUESTS
+    assert set(await hash_of(client, KEYS.flight("gw1"))) == live
+    assert await numbers(client, KEYS.active) == {"r0": REQUESTS}
+    await beaten(pool)
+    assert (await dead.beat()).known
+    assert await numbers(client, KEYS.active) == {"r0": REQUESTS}
+    assert (await numbers(client, KEYS.owned_tokens))["r0"] >= (REQUESTS - 1) * 100
+    assert not await client.exists(KEYS.reaped)
+
+
+OLDER_REAP = """
+local record = redis.call('HGET', KEYS[1], ARGV[1])
+if not record or tonumber(string.match(record, ' (%d+)$')) >= tonumber(ARGV[2]) then
+  return {}
+end
+local entries = redis.call('HGETALL', KEYS[2])
+for i = 2, #entries, 2 do
+  local replica, backlog = string.match(entries[i], '^(%S+) %S+ %S+ (%S+)')
+  redis.call('HINCRBY', KEYS[4], replica, -1)
+  redis.call('HINCRBY', KEYS[5], replica, -tonumber(backlog))
+end
+redis.call('DEL', KEYS[2])
+redis.call('HDEL', KEYS[1], ARGV[1])
+return entries
+"""
+"""How gateways before there were pieces reaped, all at once (ARGV[2] stands for Redis' clock): they share the records
+during an upgrade."""
+
+
+async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, dead: Pool, client: redis.Redis) -> None:
+    await agent_record(client, "r0")
+    await reap_a_piece(pool, 2)
+    told = await client.eval(OLDER_REAP, 5, *KEYS.of_load("gw1"), "gw1", await now_ms(client))
+    assert len(told) == 2 * (REQUESTS - 2)
+    assert await numbers(client, KEYS.active) == await numbers(client, KEYS.backlog_tokens) == {}
+    await beaten(pool)
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": (REQUESTS - 2) * 100}, "the other sees to these"
+    assert not await client.exists(KEYS.reaped)
+
+
+async def test_what_cannot_be_read_among_the_reaped_keeps_nothing_else_waiting(
+    pool: Pool, dead: Pool, client: redis.Redis
+) -> None:
+    await agent_record(client, "r0")
+    await client.hset(KEYS.reaped, mapping={"": "", "a": "garbage", b"\xff": b"r0 \xff"})
+    await beaten(pool)
+    assert await numbers(client, KEYS.owned_tokens) == {}
+    assert not await client.exists(KEYS.reaped)
