@@ -21,13 +21,20 @@ def tell_measured(
     said: dict[str, Any] = {"tip": request.tip, "prompt_tokens": prompt_tokens}
     if token_ids:
         said["token_ids"] = list(token_ids)
-    told = orjson.dumps(said) if placement.is_exact else b""
+    told = orjson.dumps(said) if placement.is_exact or _had_agent(pool, placement.replica) else b""
     k = pool.keys
     return pool.run(
         "measure",
         (k.own_prefix + request.tip, k.measured(placement.replica)),
         (placement.replica, request.reservation, prompt_tokens, told, _MEASURED_TTL_S),
     )
+
+
+def _had_agent(pool: Pool, replica: str) -> bool:
+    """Whether an agent told of the replica not long ago: it, or the next one, will want to know what was measured."""
+    fleet = pool.fleet
+    agent = fleet.agents.get(replica) if fleet is not None else None
+    return fleet is not None and agent is not None and agent.lease_until_ms > fleet.now_ms - _MEASURED_TTL_S * 1000
 
 
 def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:

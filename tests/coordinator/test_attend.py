@@ -159,6 +159,16 @@ async def test_measured_prompts_are_told_again_where_the_answer_did_not_arrive(
         assert (await attend(again)).measured == [first]  # not what it has taken, though it is as many
 
 
+async def test_what_is_measured_while_an_agent_is_away_waits_for_it(
+    stream: Stream, pool: Pool, client: redis.Redis
+) -> None:
+    await followed(client)
+    await expire_lease(client)
+    await pool.beat()
+    await answered(pool, "a", chain(1), 40)
+    assert (await attend(stream.link)).measured == [Measured(chain(1)[0], 40, ())]
+
+
 async def test_where_no_agent_listens_nothing_is_left_for_one(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     await answered(pool, "a", chain(1), 40)
