@@ -35,9 +35,9 @@ def _down() -> asyncio.Future[Any]:
 class Pool:
     """The store's client for one pool."""
 
-    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True) -> None:
+    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True, namespace: str = "") -> None:
         self.name = name
-        self.keys = PoolKeys(name)
+        self.keys = PoolKeys(name, namespace)
         self.gateway = gateway
         self.fleet: Fleet | None = None
         """The last heartbeat's view; None before the first."""
