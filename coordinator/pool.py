@@ -42,7 +42,7 @@ class Pool:
         self.fleet: Fleet | None = None
         """The last heartbeat's view; None before the first."""
         self._budget_s = budget_s
-        self._does_chores = does_chores
+        self.does_chores = does_chores
         self._epoch = 0
         self._wire: Wire | None = None
         self._allow_oom = True
@@ -265,7 +265,7 @@ class Pool:
         reply = await self.run(
             "beat",
             (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines),
-            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self._does_chores)),
+            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
         )
         fleet = parse_fleet(reply)
         if not fleet.known and epoch == self._epoch and not leaving:

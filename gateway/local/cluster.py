@@ -234,6 +234,8 @@ async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str])
     answer = await ask_gateway(http, url)
     if answer.problem is None and str(answer.store).lower() == "fallback":
         return Answer("has not reached Redis yet", answer.store)
+    if answer.problem is None and answer.taken_ids:
+        return Answer(answer.taken_ids[0], answer.store)
     if answer.problem is None and not exact <= answer.exact:
         return Answer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
     return answer

@@ -56,6 +56,7 @@ def replica(name: str) -> Replica:
         version="0.32.0",
         cards=(ModelCard("sim", "org/m", None, {"id": "sim", "max_model_len": 4096}),),
         cache={"enable_prefix_caching": "True", "prefix_caching_hash_algo": "sha256", "block_size": "16"},
+        started=LIFE,
         endpoints=(endpoint,),
         clock_ahead_s=(-0.5, 1.5),
     )

@@ -131,6 +131,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("events-off", with_replica(endpoints=()), set()),
     ("events-off", unfollowed(endpoints=()), set()),
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
+    ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
     ("hash-settings-differ", cached(block_size="32"), set()),
