@@ -66,12 +66,18 @@ class Appliers:
     """An Applier for every pool that `pools` names, now or later. `run()` as a task."""
 
     def __init__(
-        self, url: str, who: str, pools: Callable[[], Iterable[str]], observe: Callable[[Applied], None]
+        self,
+        url: str,
+        who: str,
+        pools: Callable[[], Iterable[str]],
+        observe: Callable[[Applied], None],
+        namespace: str = "",
     ) -> None:
         self._url = url
         self._who = who
         self._pools = pools
         self._observe = observe
+        self._namespace = namespace
 
     async def run(self) -> None:
         """Apply until cancelled."""
@@ -80,18 +86,19 @@ class Appliers:
             while True:
                 for pool in set(self._pools()) - begun:
                     begun.add(pool)
-                    tasks.create_task(Applier(self._url, self._who, pool, self._observe).run())
+                    applier = Applier(self._url, self._who, pool, self._observe, self._namespace)
+                    tasks.create_task(applier.run())
                 await asyncio.sleep(_LEAD_S)
 
 
 class Applier:
     """Applies its share of a pool's streams; `observe` is told of every entry applied. `run()` as a task."""
 
-    def __init__(self, url: str, who: str, pool: str, observe: Callable[[Applied], None]) -> None:
+    def __init__(self, url: str, who: str, pool: str, observe: Callable[[Applied], None], namespace: str = "") -> None:
         self._url = url
         self._who = who
         self._pool = pool
-        self._keys = PoolKeys(pool)
+        self._keys = PoolKeys(pool, namespace)
         self._observe = observe
         self._allow_oom = True
         self._cursors: dict[str, str] = {}

@@ -8,8 +8,8 @@ from functools import cached_property
 from hashlib import blake2b
 
 PREFIX = "kvgate"
-POOLS = f"{PREFIX}:pools"
 WATCHER = f"{PREFIX}:watcher"
+"""In no namespace: a Redis is watched once, however many clusters share it."""
 _SAFE = re.compile(r"[a-z0-9._-]{1,64}")
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
@@ -23,15 +23,27 @@ def pool_slug(base_model: str) -> str:
     return f"{readable}-{digest}"
 
 
+def prefix(namespace: str) -> str:
+    """What all keys of a cluster begin with: its namespace is in them, where it has one."""
+    return f"{PREFIX}:{namespace}" if namespace else PREFIX
+
+
+def pools_key(namespace: str = "") -> str:
+    """The set of a cluster's pools."""
+    return f"{prefix(namespace)}:pools"
+
+
 @dataclass(frozen=True)  # without slots: what it spells is kept
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
 
     pool: str
+    namespace: str = ""
+    """Keeps clusters on one Redis apart; empty where there is only one."""
 
     @cached_property
     def _base(self) -> str:
-        return f"{PREFIX}:{{{self.pool}}}"
+        return f"{prefix(self.namespace)}:{{{self.pool}}}"
 
     @cached_property
     def anchor(self) -> str:

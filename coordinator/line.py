@@ -42,6 +42,7 @@ class StoreSettings:
     budget_s: float = 0.020
     breaker_misses: int = 5
     overdue_s: float = 1.0
+    namespace: str = ""
 
 
 class Line:

@@ -35,14 +35,14 @@ def _down() -> asyncio.Future[Any]:
 class Pool:
     """The store's client for one pool."""
 
-    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True) -> None:
+    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True, namespace: str = "") -> None:
         self.name = name
-        self.keys = PoolKeys(name)
+        self.keys = PoolKeys(name, namespace)
         self.gateway = gateway
         self.fleet: Fleet | None = None
         """The last heartbeat's view; None before the first."""
         self._budget_s = budget_s
-        self._does_chores = does_chores
+        self.does_chores = does_chores
         self._epoch = 0
         self._wire: Wire | None = None
         self._allow_oom = True
@@ -261,7 +261,7 @@ class Pool:
         reply = await self.run(
             "beat",
             (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
-            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self._does_chores)),
+            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
         )
         fleet = parse_fleet(reply)
         if not fleet.known and epoch == self._epoch and not leaving:

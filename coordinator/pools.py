@@ -1,26 +1,27 @@
-"""Which pools there are: `kvgate:pools`, which belongs to none of them."""
+"""Which pools a cluster has: `kvgate:pools`, which belongs to none of them."""
 
 from __future__ import annotations
 
 from coordinator.address import connect
 from coordinator.answer import answered
 from coordinator.errors import StoreError
-from coordinator.keys import POOLS
+from coordinator.keys import PoolKeys, pools_key
 from coordinator.store import Store
 
 
 async def known_pools(store: Store) -> list[str]:
     """The pools that any agent has ever told of; empty while the store is away."""
     try:
-        return sorted(name.decode() for name in await store.ask("SMEMBERS", POOLS))
+        return sorted(name.decode() for name in await store.ask("SMEMBERS", store.pools_key))
     except StoreError:
         return []
 
 
-async def list_pool(url: str, pool: str, within_s: float) -> None:
+async def list_pool(url: str, keys: PoolKeys, within_s: float) -> None:
     """Make a pool known, over a connection of its own: in a cluster the key is on any node. Raises StoreError."""
-    wire = await connect(url, POOLS, within_s, lambda _error: None)
+    pools = pools_key(keys.namespace)
+    wire = await connect(url, pools, within_s, lambda _error: None)
     try:
-        await answered(wire.send("SADD", POOLS, pool), within_s)
+        await answered(wire.send("SADD", pools, keys.pool), within_s)
     finally:
         await wire.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.address import is_cluster
 from coordinator.errors import StoreError
-from coordinator.keys import POOLS
+from coordinator.keys import pools_key
 from coordinator.line import Line, StoreSettings
 from coordinator.pool import Pool
 
@@ -27,8 +27,9 @@ class Store:
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
         self._does_chores = does_chores
         self._settings = settings
+        self.pools_key = pools_key(settings.namespace)
         self._is_cluster = is_cluster(settings.url)
-        self._home = self._line(POOLS)
+        self._home = self._line(self.pools_key)
         """The connection of all pools; in a cluster, of what belongs to none."""
         self._pools: dict[str, Pool] = {}
         self._lines: dict[str, Line] = {}
@@ -66,7 +67,9 @@ class Store:
         """The client of one pool, made on first use."""
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = Pool(name, self.gateway, self._settings.budget_s, self._does_chores)
+            settings = self._settings
+            pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace)
+            self._pools[name] = pool
             self._lines[name] = line = self._line(pool.keys.anchor) if self._is_cluster else self._home
             line.add(pool)
             if self._is_cluster and self._running is not None:

@@ -17,7 +17,7 @@ from coordinator.address import connect, is_cluster
 from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import read_fields
-from coordinator.keys import POOLS, PREFIX, PoolKeys
+from coordinator.keys import PREFIX, PoolKeys, pools_key
 from coordinator.registry import Fleet, moment_of, pairs, parse_fleet
 from coordinator.wire import Wire
 
@@ -73,16 +73,19 @@ class Look:
 class Survey:
     """A connection that only reads. Every method raises StoreError when it breaks or takes too long."""
 
-    def __init__(self, url: str, wire: Wire, timeout_s: float) -> None:
+    def __init__(self, url: str, wire: Wire, timeout_s: float, namespace: str) -> None:
         self._url = url
+        self._namespace = namespace
         self._wire = wire
         self._timeout_s = timeout_s
         self._of_pools: dict[str, Survey] = {}
 
     @classmethod
-    async def open(cls, url: str, timeout_s: float, key: str = POOLS) -> Survey:
-        """Connect to the server that has the key, log in and see that it answers."""
-        survey = cls(url, await connect(url, key, timeout_s, lambda _error: None), timeout_s)
+    async def open(cls, url: str, timeout_s: float, namespace: str = "", key: str = "") -> Survey:
+        """Connect to the server that has the key (that of the list of pools, where left out), log in and see that it
+        answers."""
+        wire = await connect(url, key or pools_key(namespace), timeout_s, lambda _error: None)
+        survey = cls(url, wire, timeout_s, namespace)
         try:
             await survey._ask("PING")
         except StoreError:
@@ -112,19 +115,20 @@ class Survey:
 
     async def pools(self) -> list[str]:
         """The pools that any agent has ever told of."""
-        return sorted(name.decode() for name in await self._ask("SMEMBERS", POOLS))
+        return sorted(name.decode() for name in await self._ask("SMEMBERS", pools_key(self._namespace)))
 
     async def of(self, pool: str) -> Survey:
         """A connection to the server that has the pool: this one, but in a Redis Cluster."""
         if not is_cluster(self._url):
             return self
         if pool not in self._of_pools:
-            self._of_pools[pool] = await Survey.open(self._url, self._timeout_s, PoolKeys(pool).anchor)
+            anchor = PoolKeys(pool, self._namespace).anchor
+            self._of_pools[pool] = await Survey.open(self._url, self._timeout_s, self._namespace, anchor)
         return self._of_pools[pool]
 
     async def look(self, pool: str) -> Look:
         """A pool as it is now, where this is a connection `of` it."""
-        k = PoolKeys(pool)
+        k = PoolKeys(pool, self._namespace)
         hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors)
         now_ms, *flat = await self._together(
             [self._now_ms(), *(self._wire.send("HGETALL", key) for key in hashes)],

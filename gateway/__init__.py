@@ -21,7 +21,8 @@ A request's way through this package, in order (each word is a file, or a folder
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted
     discovery/   where replicas are that are not listed: DNS names, a Kubernetes service
-    fleet        which replicas there are, and what they serve (each a `member`)
+    fleet        which replicas there are, and what they serve (each a `member`, a model's name `served` by some)
+    identity     whether the registry means the same engine by a replica's id
     checks       whether they live, which life it is, and what everybody is told of that
     moves        attempts that wait for a first byte, taken away from a replica that dies (alone: `deaths`)
     hangs        replicas that live and do no work; `progress` is what they show of it

@@ -75,7 +75,7 @@ class Gateway:
         attempts = Attempts(
             settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission, self.moves
         )
-        self.appliers = Appliers(settings.redis.url, self.id, self.store.pool_names, self.metrics.events.applied)
+        self.appliers = _appliers(settings, self.store, self.metrics)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)
         self.status = Status(
@@ -143,8 +143,13 @@ class Gateway:
 
 def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
-    wait = StoreSettings(redis.url, redis.budget_ms / 1000, redis.breaker_misses, redis.overdue_ms / 1000)
-    return Store(wait, gateway)
+    budget_s, overdue_s = redis.budget_ms / 1000, redis.overdue_ms / 1000
+    return Store(StoreSettings(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace), gateway)
+
+
+def _appliers(settings: GatewaySettings, store: Store, metrics: Metrics) -> Appliers:
+    redis = settings.redis
+    return Appliers(redis.url, store.gateway, store.pool_names, metrics.events.applied, redis.namespace)
 
 
 def _upstream(settings: GatewaySettings) -> Upstream:

@@ -20,6 +20,7 @@ from coordinator.store import Store
 from coordinator.worker import forget
 from gateway.facts import base_card, parse_metrics, parse_models
 from gateway.fleet import Fleet
+from gateway.identity import Facts
 from gateway.limit_settings import HealthSettings
 from gateway.member import Member
 from gateway.tasks import Tasks
@@ -29,6 +30,8 @@ _log = structlog.get_logger("kvgate.checks")
 
 _SEARCH_S = 0.25
 _DISCOVER_EVERY = 5
+_PATIENCE_S = 6.0
+"""Longer than any lease in the store, and so than a restart or a move makes two disagree on who a replica is."""
 
 
 class Checks:
@@ -39,6 +42,7 @@ class Checks:
         self._health = health
         self._store = store
         self._upstream = upstream
+        self._patience_s = max(_PATIENCE_S, 3 * health.interval_s)
         self._round = 0
         self._first_round = asyncio.Event()
         self._tasks = Tasks()
@@ -57,6 +61,7 @@ class Checks:
                 if not self._first_round.is_set():
                     await asyncio.gather(*first)
                     self._first_round.set()
+                self._share_chores()
                 await self._forget_gone()
                 self._round += 1
                 searching = any(not member.cards for member in self._members()) and self._round < 240
@@ -65,6 +70,13 @@ class Checks:
                         await self._fleet.changed.wait()
         finally:
             await self._tasks.close()
+
+    def _share_chores(self) -> None:
+        """Who does a pool's chores says of all its replicas whether they live: this gateway cannot, where one's id is
+        another engine's for it."""
+        left = {member.pool for member in self._fleet.used if member.identity.is_left}
+        for name in self._store.pool_names():
+            self._store.pool(name).does_chores = name not in left
 
     def look_at(self, member: Member) -> asyncio.Task[None]:
         """Ask a replica now, unless that is being done."""
@@ -107,7 +119,7 @@ class Checks:
     def _is_due(self, member: Member) -> bool:
         if not self._fleet.uses(member.id) and member.failures > self._health.failures:
             return self._round % _DISCOVER_EVERY == 0  # gone, for all that is known
-        if not member.cards or not member.alive or member.failures or not self._store.is_up(member.pool):
+        if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
             return True
         return self._is_worker(member) or self._round % _DISCOVER_EVERY == 0
 
@@ -142,7 +154,15 @@ class Checks:
             member.answers, member.answered_s = True, time.monotonic()
         if was_alive != member.alive:
             _log.info("replica", replica=member.id, alive=member.alive, problem=member.problem)
+        await self._meet(member)
         self._publish(member)
+
+    async def _meet(self, member: Member) -> None:
+        """Before anything is said of a pool: what others have said of it."""
+        pool = self._store.pool(member.pool) if member.pool else None
+        if pool is not None and pool.fleet is None and self._store.is_up(pool.name):
+            with suppress(StoreError):
+                await pool.beat()
 
     async def _discover(self, member: Member) -> None:
         timeout_s = self._health.timeout_s
@@ -183,6 +203,8 @@ class Checks:
             if known is None:
                 return  # forgotten
             wanted = replace(known, state=state)  # all that is looked at here is its health
+        elif self._is_left(member, known):
+            return
         else:
             wanted = ReplicaRecord(
                 replica=member.id,
@@ -199,6 +221,27 @@ class Checks:
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
+
+    def _is_left(self, member: Member, known: ReplicaRecord | None) -> bool:
+        """Whether its id is another engine's."""
+        pool, identity = self._store.pool(member.pool), member.identity
+        was_left, now_s = identity.is_left, time.monotonic()
+        if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
+            followed, opposed = pool.fleet.is_followed(member.id), pool.fleet.worker not in ("", pool.gateway)
+            facts = Facts(member.facts.started, member.url, member.alive, known, followed, opposed)
+            identity.judge(facts, now_s, self._patience_s)
+        if was_left != identity.is_left:
+            self._fleet.index()
+        self._tell(member, identity.finding(now_s, self._patience_s))
+        return identity.is_left
+
+    def _tell(self, member: Member, finding: str) -> None:
+        """Say once that its id is another engine's, and once that it is no more."""
+        if finding and not self._fleet.findings.get(member.id):
+            _log.warning("its id is taken", replica=member.id, problem=finding)
+        elif not finding and self._fleet.findings.get(member.id):
+            _log.info("its id is its own again", replica=member.id)
+        self._fleet.findings[member.id] = finding
 
     async def _forget_gone(self) -> None:
         """Those that get no requests from here: the pool's worker forgets who has not answered for long, and who is

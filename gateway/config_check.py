@@ -39,6 +39,7 @@ _BOUNDS = {
 }
 _PATTERNS = {
     r"^[a-z0-9._-]{1,48}$": "must be 1 to 48 of a-z, 0-9, '.', '_' and '-'",
+    r"^[a-z0-9._-]{0,48}$": "must be at most 48 of a-z, 0-9, '.', '_' and '-'",
     r"^[0-9a-f]{64}$": "must be 64 lower-case hex digits; `kvgate hash-key` prints them",
     r"^/": "must start with /",
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "must be a name in Kubernetes: a-z, 0-9, '-' and '.'",

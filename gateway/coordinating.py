@@ -22,14 +22,14 @@ _log = structlog.get_logger("kvgate.coordinator")
 _LOOK_S = 1.0
 
 
-async def run(redis_url: str, metrics_port: int, watch: WatchSettings) -> None:
+async def run(redis_url: str, namespace: str, metrics_port: int, watch: WatchSettings) -> None:
     """Until cancelled. New pools are found within a second. Raises OSError where `metrics_port` is taken."""
     name = f"coordinator.{secrets.token_hex(3)}"
     registry, tasks = CollectorRegistry(), Tasks()
     if metrics_port:
         start_http_server(metrics_port, registry=registry)
-    store = Store(StoreSettings(redis_url, budget_s=1.0), name, does_chores=False)
-    appliers = Appliers(redis_url, name, store.pool_names, EventMetrics(registry).applied)
+    store = Store(StoreSettings(redis_url, budget_s=1.0, namespace=namespace), name, does_chores=False)
+    appliers = Appliers(redis_url, name, store.pool_names, EventMetrics(registry).applied, namespace)
     watcher = Watcher(redis_url, name, watch)
     StoreMetrics(watcher, registry)
     try:

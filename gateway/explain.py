@@ -48,18 +48,14 @@ class Explainer:
             "prompt_tokens": job.prompt_tokens,
         }
         request = self._router.request(job, pool, (), "")
+        if not request.serving:
+            why = "in the store its replicas' ids are other engines'"
+            return answer | _fallback(job, why, self._router.order_apart(job))
         try:
             decided = await pool.explain(request)
             owners = await read_owners(pool, job.prompt.keys)
         except StoreError as error:
-            order = self._router.fallback_order(job, pool)
-            return answer | {
-                "store": "fallback",
-                "reason": str(error),
-                "chain": _chain(job.prompt, job.tokens, []),
-                "replicas": [],
-                "choice": {"policy": job.policy, "why": "fallback", "order": order},
-            }
+            return answer | _fallback(job, str(error), self._router.fallback_order(job, pool))
         choice = orjson.loads(decided) if decided is not None else {"why": "none", "replicas": []}
         replicas = sorted(choice.pop("replicas"), key=lambda one: str(one["replica"]))
         return answer | {
@@ -68,6 +64,18 @@ class Explainer:
             "replicas": replicas,
             "choice": choice,
         }
+
+
+def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:
+    """Where the store does not decide."""
+    assert job.prompt is not None
+    return {
+        "store": "fallback",
+        "reason": reason,
+        "chain": _chain(job.prompt, job.tokens, []),
+        "replicas": [],
+        "choice": {"policy": job.policy, "why": "fallback", "order": order},
+    }
 
 
 def _chain(prompt: Prompt, tokens: list[int], owners: list[dict[str, Any]]) -> list[dict[str, Any]]:

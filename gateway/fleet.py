@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.facts import base_card
 from gateway.member import Member
+from gateway.served import Served, index
 from gateway.settings import ReplicaSettings
 from gateway.upstream import Upstream
 
@@ -21,18 +20,6 @@ _PROBLEMS = {
     "hung": "it has work, and shows no progress",
     "dead": "it answers this gateway, but not the one that checks it for all",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A served model name: the pool behind it, and what enters the prompt's root."""
-
-    pool: str
-    root_model: str
-    adapter: str | None
-    replicas: dict[str, str]
-    """Where the replicas that serve it are, as this gateway is configured or has found out: nobody who can write to
-    the store can send prompts elsewhere."""
 
 
 class Fleet:
@@ -43,6 +30,8 @@ class Fleet:
         """Those that get requests from this gateway, and others that are only watched."""
         self.changed = asyncio.Event()
         """There are others than before: they are to be asked."""
+        self.findings: dict[str, str] = {}
+        """By replica, that its id is another engine's in the registry; empty where it is not."""
         self._used: tuple[str, ...] = ()
         self._store = store
         self._upstream = upstream
@@ -102,7 +91,7 @@ class Fleet:
     def is_exact(self, replica: str) -> bool:
         """Whether an agent tells what the replica holds, as the last heartbeat had it."""
         member = self.members.get(replica)
-        if member is None or not member.pool or not self._store.is_up(member.pool):
+        if member is None or not member.pool or member.identity.is_left or not self._store.is_up(member.pool):
             return False
         fleet = self._store.pool(member.pool).fleet
         return fleet is not None and fleet.is_exact(replica)
@@ -124,7 +113,13 @@ class Fleet:
         told = ((member, _PROBLEMS.get(self._state(member), "not registered yet")) for member in unready)
         return {member.id: member.problem or problem for member, problem in told}
 
+    def taken_ids(self) -> dict[str, str]:
+        """Of replicas whose id is another engine's in the registry: what is wrong, and what to do about it."""
+        return {name: said for name in sorted(self._used) if (said := self.findings.get(name))}
+
     def _state(self, member: Member) -> str:
+        if member.identity.is_left:  # what is registered is not this engine
+            return "ready" if member.alive else "dead"
         record = self._store.pool(member.pool).records.get(member.id) if member.pool else None
         return record.state if record is not None else ""
 
@@ -136,17 +131,7 @@ class Fleet:
 
     def index(self) -> None:
         """What is served has changed."""
-        names: dict[str, Served] = {}
-        for name in sorted(self._used):
-            member = self.members[name]
-            base = base_card(member.cards)
-            for card in member.cards:
-                assert base is not None
-                adapter = card.id if card.parent is not None else None
-                known = names.get(card.id)
-                replicas = known.replicas if known and known.pool == member.pool else {}
-                names[card.id] = Served(member.pool, base.root, adapter, {**replicas, member.id: member.url})
-        self._served = names
+        self._served = index(self.used)
 
 
 def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:

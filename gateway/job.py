@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.errors import ApiError, bad_field
-from gateway.fleet import Fleet, Served
+from gateway.fleet import Fleet
 from gateway.keyring import Caller
 from gateway.paths import PROMPT_PATHS, stored_response
 from gateway.prompt import Prompt
 from gateway.reading import Body
+from gateway.served import Served
 
 TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields by which a client could act on the engine past the gateway (facts: vLLM's request schema)."""

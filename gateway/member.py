@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from coordinator.registry import ReplicaRecord
 from gateway.facts import EngineFacts, ModelCard
+from gateway.identity import Identity
 
 _LIFE = "life-"
 
@@ -32,6 +33,7 @@ class Member:
     """When it answered last, or was first heard of."""
     lacks_metrics: bool = False
     """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
+    identity: Identity = field(default_factory=Identity)
     check: asyncio.Task[None] | None = None
     """It is being asked whether it lives, until this is done."""
 

@@ -173,12 +173,19 @@ class Metrics:
         self.replica_exact = Gauge(
             "kvgate_replica_exact", "1 while an agent tells what a replica holds.", ("replica",), registry=registry
         )
+        self.replica_id_taken = Gauge(
+            "kvgate_replica_id_taken",
+            "1 while the registry means another engine by a replica's id.",
+            ("replica",),
+            registry=registry,
+        )
         self.engine = {
             figure: Gauge(f"kvgate_engine_{name}", text, ("replica",), registry=registry)
             for figure, (name, text) in _ENGINE.items()
         }
         self.of_replicas = (
             *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
+            self.replica_id_taken,
             *self.engine.values(),
         )
         """Gauges of which each replica has its own."""

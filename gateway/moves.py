@@ -125,14 +125,14 @@ class Moves:
         if pool.fleet is not None and pool.fleet.worker == pool.gateway:
             for record in pool.records.values():
                 member = self._fleet.members.get(record.replica)
-                if record.state == "hung" and member is not None:
+                if record.state == "hung" and member is not None and not member.identity.is_left:
                     self._hangs.look_at(member, record)
 
     def _look_at(self, replica: str, now_s: float) -> None:
         """Something waits for this replica."""
         member = self._fleet.members.get(replica)
         record = self._store.pool(member.pool).records.get(replica) if member is not None else None
-        if member is None or record is None:
+        if member is None or record is None or member.identity.is_left:
             return
         if now_s - self._silent_since_s(replica) < SILENT_S:
             self._hangs.forget(replica)

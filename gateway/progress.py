@@ -24,7 +24,9 @@ class Progress:
         news: dict[str, list[str]] = {}
         for replica, count in self.pieces.items():
             member = self._fleet.members.get(replica)
-            if member is not None and member.pool and self._shared.get(replica) != count:
+            if member is None or not member.pool or member.identity.is_left:
+                continue
+            if self._shared.get(replica) != count:
                 news.setdefault(member.pool, []).append(replica)
         for pool_name, replicas in news.items():
             pool = self._store.pool(pool_name)

@@ -10,10 +10,11 @@ from coordinator.errors import StoreError
 from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.excerpts import WINDOW_BYTES
-from gateway.fleet import Fleet, Served
+from gateway.fleet import Fleet
 from gateway.job import Job
 from gateway.paths import stored_response
 from gateway.routing.router import Ticket
+from gateway.served import Served
 
 _PATH = "/v1/responses"
 _ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')

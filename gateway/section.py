@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_ID_CHARS = 48
 Slug = Annotated[str, Field(pattern=rf"^[a-z0-9._-]{{1,{MAX_ID_CHARS}}}$")]
+Namespace = Annotated[str, Field(pattern=rf"^[a-z0-9._-]{{0,{MAX_ID_CHARS}}}$")]
 HostName = Annotated[str, Field(pattern=r"^[^/:\s]+$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]

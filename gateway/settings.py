@@ -1,7 +1,7 @@
 """Everything a gateway can be told, as one frozen object built once at start.
 
-Values come from a YAML file; four may come from the environment instead, so that secrets and per-container
-facts stay out of the file: KVGATE_REDIS_URL, KVGATE_CACHE_SALT_SECRET,
+Values come from a YAML file; five may come from the environment instead, so that secrets and per-container
+facts stay out of the file: KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
 KVGATE_REPLICA_API_KEY and KVGATE_ID. `configs/gateway.yaml`
 shows every field with its unit and default. What is wrong with a file is worded in `config_check`.
 """
@@ -30,11 +30,12 @@ from coordinator.errors import StoreDown
 from gateway.config_file import build, read_file
 from gateway.discovery.settings import DiscoverySettings
 from gateway.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
-from gateway.section import Count, HostName, Milliseconds, Port, Section, Slug
+from gateway.section import Count, HostName, Milliseconds, Namespace, Port, Section, Slug
 
 # Which field each variable of the environment overrides.
 OVERRIDES = {
     "KVGATE_REDIS_URL": ("redis", "url"),
+    "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
     "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
     "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
     "KVGATE_ID": ("id",),
@@ -44,6 +45,7 @@ _OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "log"})
 
 class RedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
+    namespace: Namespace = ""
     budget_ms: Milliseconds = 20
     breaker_misses: Count = 5
     overdue_ms: Milliseconds = 1000

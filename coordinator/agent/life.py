@@ -17,6 +17,7 @@ from coordinator.agent.hearing import Hearing
 from coordinator.agent.inheritance import APPLIED_POLL_S, APPLIED_POLLS, Inheritance, NotApplied
 from coordinator.agent.link import Attended, Fenced, Link, Vitals
 from coordinator.agent.lookups import Lookups
+from coordinator.agent.registration import Registration
 from coordinator.agent.residency import Residency, Transition
 from coordinator.agent.sight import Engine, EngineAway, Sight
 from coordinator.agent.tier import Tier
@@ -35,14 +36,13 @@ class LifeOver(Exception):
 class Life:
     """Follows one engine life until it is over. `run` raises LifeOver or Fenced."""
 
-    def __init__(self, redis_url: str, replica: str, agent: str, sight: Sight, engine: Engine) -> None:
+    def __init__(self, registration: Registration, replica: str, sight: Sight, engine: Engine) -> None:
         self.seq = -1
         """The last engine batch that was worked in."""
         self.residency = Residency()
         self.link: Link | None = None
-        self._redis_url = redis_url
+        self._registration = registration
         self._replica = replica
-        self._agent = agent
         self._sight = sight
         self._engine = engine
         self._hearing = Hearing(replica, sight.events, sight.replay)
@@ -262,10 +262,8 @@ class Life:
             if (away_s := self._outage.ended(time.monotonic())) is not None:  # a link that lasts a heartbeat serves
                 _log.info("store back", replica=self._replica, away_s=away_s)
             return True
-        sight = self._sight
         try:
-            self.link = await Link.open(self._redis_url, sight.pool, self._replica, self._agent)
-            await self.link.register(sight.started, sight.capacity_tokens, sight.url)
+            self.link = await self._registration.open(self._sight)
         except StoreError as error:
             await self._lost_link(error)
             return False

@@ -16,7 +16,7 @@ from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.answer import answered
 from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreError
-from coordinator.keys import POOLS, PoolKeys
+from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
 from coordinator.pools import list_pool
 from coordinator.registry import AgentRecord, ReplicaRecord
@@ -89,10 +89,10 @@ class Vitals:
 class Link:
     """One replica's agent in one pool, over one connection. Every method raises StoreError when it breaks."""
 
-    def __init__(self, wire: Wire, allow_oom: bool, pool: str, replica: str, agent: str) -> None:
+    def __init__(self, wire: Wire, allow_oom: bool, keys: PoolKeys, replica: str, agent: str) -> None:
         self._wire = wire
         self._allow_oom = allow_oom
-        self.keys = PoolKeys(pool)
+        self.keys = keys
         self._replica = replica
         self._agent = agent
         self.incarnation = ""
@@ -103,16 +103,17 @@ class Link:
         """What the last heartbeat was told was measured: the next one says that it was worked in."""
 
     @classmethod
-    async def open(cls, url: str, pool: str, replica: str, agent: str) -> Link:
+    async def open(cls, url: str, pool: str, replica: str, agent: str, namespace: str = "") -> Link:
         """Connect, load the scripts, and make the pool known."""
-        wire = await connect(url, PoolKeys(pool).anchor, _CONNECT_S, lambda _error: None)
+        keys = PoolKeys(pool, namespace)
+        wire = await connect(url, keys.anchor, _CONNECT_S, lambda _error: None)
         try:
             allow_oom = await answered(load_scripts(wire), _ANSWER_S)
-            await _list(url, pool)
+            await _list(url, keys)
         except BaseException:
             await wire.close("gave up connecting")
             raise
-        return cls(wire, allow_oom, pool, replica, agent)
+        return cls(wire, allow_oom, keys, replica, agent)
 
     async def close(self) -> None:
         await self._wire.close()
@@ -129,6 +130,17 @@ class Link:
         """The replica as the registry has it."""
         found = await self.ask("HGET", self.keys.replicas, self._replica)
         return ReplicaRecord.parse(self._replica, found.decode()) if found else None
+
+    async def is_followed_by_another(self, known: ReplicaRecord) -> bool:
+        """Whether another agent has the lease on that life of the replica now."""
+        found = await self.ask("HGET", self.keys.agents, self._replica)
+        seconds, _ = await self.ask("TIME")
+        try:
+            held = AgentRecord.parse(found.decode() if found else "")
+        except ValueError:
+            return False  # there is none, or none that can be read
+        has_lease = held.lease_until_ms >= int(seconds) * 1000
+        return has_lease and held.agent != self._agent and held.incarnation == known.incarnation
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
         """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced.
@@ -233,11 +245,11 @@ class Link:
         return await answered(self._wire.send(*command), _ANSWER_S)
 
 
-async def _list(url: str, pool: str) -> None:
+async def _list(url: str, keys: PoolKeys) -> None:
     try:
-        await list_pool(url, pool, _CONNECT_S)
+        await list_pool(url, keys, _CONNECT_S)
     except StoreError as error:  # only coordinators that stand alone miss it
-        _log.warning("cannot list the pool", key=POOLS, pool=pool, reason=str(error))
+        _log.warning("cannot list the pool", pool=keys.pool, reason=str(error))
 
 
 def _line(transition: Transition) -> str:

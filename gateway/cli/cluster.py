@@ -25,6 +25,14 @@ Replicas = Annotated[
 ]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The address that all gateways share.")]
 RedisUrl = Annotated[str | None, typer.Option(metavar="URL", help="Use this Redis.", show_default="an embedded one")]
+RedisNamespace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Keeps it apart from other clusters on that Redis.",
+        show_default="that of --config, or none",
+    ),
+]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return once it can serve, and leave it running (see kvgate down).")
 ]
@@ -61,6 +69,7 @@ def up(
     replicas: Replicas = None,
     port: Port = 8080,
     redis_url: RedisUrl = None,
+    redis_namespace: RedisNamespace = None,
     state_dir: StateDir = _DEFAULT_STATE_DIR,
     detach: Detach = False,
     policy: Policy = None,
@@ -98,6 +107,7 @@ def up(
         fronted=fronted,
         port=port,
         redis_url=redis_url,
+        redis_namespace=redis_namespace,
         policy=policy,
         speed=speed,
         base_config=config,

@@ -29,6 +29,15 @@ RedisUrl = Annotated[
         show_default="the state directory's cluster",
     ),
 ]
+RedisNamespace = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KVGATE_REDIS_NAMESPACE",
+        metavar="NAME",
+        help="The gateways' redis.namespace, where several clusters share the Redis.",
+        show_default="that of --config, or of the state directory's cluster",
+    ),
+]
 Gateways = Annotated[
     list[str] | None, typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not hold them.")
 ]
@@ -49,6 +58,7 @@ TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Sec
 
 def doctor(
     redis_url: RedisUrl = None,
+    redis_namespace: RedisNamespace = None,
     gateway: Gateways = None,
     config: Config = None,
     lmcache: Lmcache = None,
@@ -86,7 +96,7 @@ def doctor(
 
     try:
         targets = replace(
-            _targets(redis_url, gateway, config, state_dir),
+            _targets(redis_url, redis_namespace, gateway, config, state_dir),
             lmcache=_urls("--lmcache", lmcache),
             api_key=api_key,
             timeout_s=timeout_s,
@@ -105,7 +115,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _targets(redis_url: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path) -> Targets:
+def _targets(
+    redis_url: str | None, namespace: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path
+) -> Targets:
     """Where to look, by what was named; else the cluster of the state directory."""
     from gateway.cli.config import load
     from gateway.discovery.settings import DiscoverySettings
@@ -120,13 +132,14 @@ def _targets(redis_url: str | None, gateway: list[str] | None, config: Path | No
         key = settings.security.replica_api_key
         return Targets(
             redis_url=_redis(redis_url or settings.redis.url),
+            namespace=settings.redis.namespace if namespace is None else _namespace(namespace),
             gateways=gateways,
             replicas=tuple(settings.replicas),
             discovers=settings.discovery != DiscoverySettings(),
             replica_key=key.get_secret_value() if key else None,
         )
     if redis_url is not None:
-        return Targets(_redis(redis_url), gateways)
+        return Targets(_redis(redis_url), _namespace(namespace or ""), gateways)
     try:
         cluster = read_cluster(state_dir)
     except ClusterError:
@@ -135,10 +148,21 @@ def _targets(redis_url: str | None, gateway: list[str] | None, config: Path | No
         raise
     return Targets(
         redis_url=cluster.redis_url,
+        namespace=cluster.redis_namespace,
         gateways=gateways or tuple(each.url for each in cluster.gateways),
         replicas=tuple(ReplicaSettings(id=each.id, url=each.url) for each in cluster.replicas),
         replica_key=os.environ.get("KVGATE_REPLICA_API_KEY"),
     )
+
+
+def _namespace(name: str) -> str:
+    from gateway.config_file import SettingsError
+    from gateway.settings import build_settings
+
+    try:
+        return build_settings({"redis": {"namespace": name}}, {}).redis.namespace
+    except SettingsError as error:
+        raise CommandError(f"--redis-namespace: {error.problems[0].partition(': ')[2]}") from None
 
 
 def _redis(url: str) -> str:

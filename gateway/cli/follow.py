@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # The option that fills each field of the settings.
 _OPTIONS = {
     "redis.url": "--redis-url",
+    "redis.namespace": "--redis-namespace",
     "replicas[0].id": "--replica",
     "replicas[0].url": "--url",
     "store.chunk_ttl_s": "--chunk-ttl-s",
@@ -25,6 +26,14 @@ _OPTIONS = {
 
 RedisUrl = Annotated[
     str, typer.Option(envvar="KVGATE_REDIS_URL", help="The Redis that gateways share; rediss:// for TLS.")
+]
+RedisNamespace = Annotated[
+    str,
+    typer.Option(
+        envvar="KVGATE_REDIS_NAMESPACE",
+        metavar="NAME",
+        help="The gateways' redis.namespace, where several clusters share the Redis.",
+    ),
 ]
 ReplicaId = Annotated[
     str,
@@ -48,6 +57,7 @@ def agent(
     replica: ReplicaId,
     url: ReplicaUrl,
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_namespace: RedisNamespace = "",
     events: Events = "",
     replay: Replay = "",
     lmcache: Lmcache = "",
@@ -79,7 +89,7 @@ def agent(
     from gateway.upstream import Upstream
 
     replica = short_id(replica)
-    settings = _checked(redis_url, log_format, replicas=[{"id": replica, "url": url}])
+    settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
     _check_endpoints(events, replay)
     _check_lmcache(lmcache)
     configure(settings.log, agent=replica)
@@ -89,7 +99,7 @@ def agent(
         upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
         try:
             engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
-            await Agent(redis_url, replica, engine).run()
+            await Agent(redis_url, replica, engine, redis_namespace).run()
         finally:
             await upstream.close()
 
@@ -98,6 +108,7 @@ def agent(
 
 def coordinator(
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_namespace: RedisNamespace = "",
     metrics_port: MetricsPort = 0,
     chunk_ttl_s: ChunkTtl = 86_400,
     log_format: LogFormat = "json",
@@ -117,23 +128,24 @@ def coordinator(
     from gateway.coordinating import run
     from gateway.logs import configure
 
-    settings = _checked(redis_url, log_format, store={"chunk_ttl_s": chunk_ttl_s})
+    settings = _checked(redis_url, redis_namespace, log_format, store={"chunk_ttl_s": chunk_ttl_s})
     configure(settings.log, coordinator="coordinator")
     watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
     try:
-        _until_stopped(run(redis_url, metrics_port, watch))
+        _until_stopped(run(redis_url, redis_namespace, metrics_port, watch))
     except OSError as error:
         raise CommandError(f"--metrics-port {metrics_port}: {error.strerror or error}") from None
 
 
-def _checked(redis_url: str, log_format: str, **sections: Any) -> GatewaySettings:
+def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: Any) -> GatewaySettings:
     """The options as a gateway's settings, which know what is wrong with them."""
     from gateway.config_file import SettingsError
     from gateway.settings import build_settings
 
     key = {name: os.environ[name] for name in ("KVGATE_REPLICA_API_KEY",) if name in os.environ}
     try:
-        return build_settings({"redis": {"url": redis_url}, "log": {"format": log_format}, **sections}, key)
+        redis = {"url": redis_url, "namespace": redis_namespace}
+        return build_settings({"redis": redis, "log": {"format": log_format}, **sections}, key)
     except SettingsError as error:
         fields = (problem.partition(": ") for problem in error.problems)
         raise CommandError("; ".join(f"{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)) from None

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from coordinator.keys import prefix
 from gateway.local.cluster import LocalCluster
 from gateway.local.demo import Exchange, KeyWantedError, exchanges, first_model
 from gateway.local.plan import Plan
@@ -131,8 +132,9 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
     # Of several servers, redis-cli would have to be told which.
+    pattern = f"{prefix(layout.redis_namespace)}:*"
     is_one = "+" not in layout.redis_url.partition("://")[0]
-    redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern 'kvgate:*'\n" if is_one else ""
+    redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_one else ""
     steps = f"""
 Try next
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\

@@ -36,6 +36,8 @@ class Replica:
     cards: tuple[ModelCard, ...] | Unknown = Unknown("not asked")
     cache: dict[str, str] | Unknown = Unknown("not asked")
     """The labels of vllm:cache_config_info: its cache's settings."""
+    started: str = ""
+    """When its engine started: the name of its life; empty where it does not tell."""
     endpoints: tuple[str, ...] | Unknown = Unknown("not asked")
     """Where it publishes and replays KV events; empty where it publishes none."""
     open_endpoints: dict[str, str] | Unknown = field(default_factory=dict)
@@ -91,6 +93,8 @@ class Gateway:
     store_problem: str = ""
     store_warnings: dict[str, str] = field(default_factory=dict)
     """What it says of Redis, by condition, where it is the one that watches it."""
+    taken_ids: dict[str, str] = field(default_factory=dict)
+    """What it says of replicas whose id is another engine's in Redis."""
     replicas: frozenset[str] = frozenset()
     """The replicas that are ready, as it sees them."""
     exact: frozenset[str] = frozenset()

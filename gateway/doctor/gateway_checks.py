@@ -43,7 +43,8 @@ ELSEWHERE = Kind(
     "gateway-in-other-redis",
     "error",
     "gateways that do not share one Redis do not see each other's load, nor what each placed",
-    "give all gateways, agents and coordinators the same redis.url (KVGATE_REDIS_URL), its database included",
+    "give all gateways, agents and coordinators the same redis.url (KVGATE_REDIS_URL), its database included, and the "
+    "same redis.namespace; the doctor, too (--redis-namespace)",
 )
 WATCH_WARNS = Kind(
     "watch-warns",

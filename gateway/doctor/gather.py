@@ -29,6 +29,7 @@ class Targets:
     """What to look at."""
 
     redis_url: str
+    namespace: str = ""
     gateways: tuple[str, ...] = ()
     replicas: tuple[ReplicaSettings, ...] | None = None
     """The configured ones; None where no configuration is known: then those in Redis alone."""
@@ -75,7 +76,7 @@ async def _each(asked: Iterable[Awaitable[_Answer]]) -> tuple[_Answer, ...]:
 
 async def _open(targets: Targets) -> Survey | Unknown:
     try:
-        return await Survey.open(targets.redis_url, targets.timeout_s)
+        return await Survey.open(targets.redis_url, targets.timeout_s, targets.namespace)
     except StoreError as error:
         return Unknown(str(error))
 

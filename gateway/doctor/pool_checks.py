@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gateway.doctor.facts import Facts, Pool, Replica, Unknown, grouped
 from gateway.doctor.finding import Kind, Result, Unchecked
@@ -52,6 +52,13 @@ UNREGISTERED = Kind(
     "error",
     "gateways that front it register it: none of this Redis does",
     "list it in the gateways' `replicas`, and see why they cannot reach it: their /ready says",
+)
+ID_TAKEN = Kind(
+    "replica-id-taken",
+    "error",
+    "Redis has another engine by its id, so requests to this one are placed by hashing alone: two clusters share the "
+    "Redis, or gateways of one are not configured alike",
+    "give clusters that share a Redis a redis.namespace each, and all gateways of one cluster the same `replicas`",
 )
 
 
@@ -122,6 +129,31 @@ def registered(facts: Facts) -> Iterator[Result]:
                 yield UNREGISTERED.seen(
                     replica.subject, f"{replica.url} answers, and no gateway or agent has told of it"
                 )
+
+
+def identities(facts: Facts) -> Iterator[Result]:
+    """Whether Redis means the engines that answer by their ids."""
+    said = {
+        replica: f"{gateway.name} says: {what}"
+        for gateway in facts.gateways
+        for replica, what in gateway.taken_ids.items()
+    }
+    for pool in facts.pools:
+        for replica in pool.replicas:
+            records = [each for look in pool.looks if (each := look.fleet.replicas.get(replica.id)) is not None]
+            lives = {record.incarnation for record in records}
+            if replica.started and lives and replica.started not in lives and _are_start_times(lives):
+                what = f"{replica.url} started {replica.started}, and Redis has {records[-1].url}, started "
+                said.setdefault(replica.id, what + records[-1].incarnation)
+    for name, what in sorted(said.items()):
+        yield ID_TAKEN.seen(f"replica {name}", what)
+
+
+CHECKS_OF_ALL = (names, registered, identities)
+
+
+def _are_start_times(lives: Iterable[str]) -> bool:
+    return not any(life.startswith("life-") for life in lives)
 
 
 def _cards(replica: Replica) -> tuple[ModelCard, ...]:

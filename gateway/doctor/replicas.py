@@ -14,7 +14,7 @@ import orjson
 from coordinator.keys import pool_slug
 from gateway.doctor.endpoints import open_ones
 from gateway.doctor.facts import Replica, Span, Unknown
-from gateway.facts import base_card, cache_settings, parse_models
+from gateway.facts import base_card, cache_settings, parse_metrics, parse_models
 from gateway.upstream import Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500
@@ -34,6 +34,7 @@ async def ask_replica(upstream: Upstream, replica: Replica, with_key: bool, time
     cards = _read(models, "/v1/models", lambda body: tuple(parse_models(orjson.loads(body))))
     endpoints = _read(sources, "/kv_event_sources", lambda body: endpoints_in(orjson.loads(body)))
     base = None if isinstance(cards, Unknown) else base_card(list(cards))
+    started = _read(metrics, "/metrics", lambda body: parse_metrics(body.decode("utf-8", "replace"), None).started)
     return replace(
         replica,
         pool=replica.pool or (pool_slug(base.root) if base else ""),
@@ -41,6 +42,7 @@ async def ask_replica(upstream: Upstream, replica: Replica, with_key: bool, time
         version=_read(version, "/version", lambda body: str(orjson.loads(body)["version"])),
         cards=cards,
         cache=_read(metrics, "/metrics", lambda body: cache_settings(body.decode("utf-8", "replace"))),
+        started="" if isinstance(started, Unknown) else started,
         endpoints=endpoints,
         open_endpoints=({} if isinstance(endpoints, Unknown) else await open_ones(endpoints, replica.url, timeout_s)),
         clock_ahead_s=health.clock_ahead_s,

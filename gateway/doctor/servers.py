@@ -33,6 +33,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
             reasons=tuple(map(str, ready["reasons"])),
             store_problem=str(ready.get("store_problem") or ""),
             store_warnings=_warnings(ready),
+            taken_ids={str(replica): str(said) for replica, said in ready.get("taken_ids", {}).items()},
             replicas=frozenset(map(str, ready["replicas"])),
             exact=frozenset(map(str, ready["exact"])),
             pools=tuple(map(str, ready.get("pools", ()))),

@@ -17,7 +17,7 @@ import httpx
 
 from gateway.local import state
 from gateway.local.errors import ClusterError
-from gateway.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config
+from gateway.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config, namespace_of
 from gateway.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
 from gateway.local.probes import Answer, ask_gateway, ask_replica, client, has_events, refusal
 from gateway.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
@@ -31,7 +31,7 @@ _EVENTS_PATIENCE_S = 10.0
 _REFUSED_PATIENCE_S = 5.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
-_KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL")
+_KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE")
 
 Probe = Callable[[], Awaitable[Answer]]
 
@@ -44,6 +44,7 @@ class LocalCluster:
         self._say = say
         self._env = {name: value for name, value in env.items() if name not in _KEPT_FROM_CHILDREN}
         self._base = base_config(plan, self._env)
+        self._namespace = namespace_of(plan, self._base)
         self._locks: list[Lock] = []
         self._children = Children(self._env, die_with_parent=not plan.detach)
         self._not_ready: dict[str, str] = {}
@@ -74,6 +75,7 @@ class LocalCluster:
             redis_url=redis_url,
             gateways=gateways,
             replicas=[Member(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
+            redis_namespace=self._namespace,
         )
         state.write_cluster(plan.state_dir, cluster)
         return cluster
@@ -170,6 +172,8 @@ class LocalCluster:
                 command += ["--replay", replica.replay]
             if replica.lmcache:
                 command += ["--lmcache", replica.lmcache]
+            if self._namespace:
+                command += ["--redis-namespace", self._namespace]
             self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
             if publishes and applies:
                 self._exact.add(replica.id)
@@ -245,6 +249,8 @@ async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str])
     answer = await ask_gateway(http, url)
     if answer.problem is None and str(answer.store).lower() == "fallback":
         return Answer("has not reached Redis yet", answer.store)
+    if answer.problem is None and answer.taken_ids:
+        return Answer(answer.taken_ids[0], answer.store)
     if answer.problem is None and not exact <= answer.exact:
         return Answer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
     return answer

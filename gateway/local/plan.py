@@ -41,6 +41,7 @@ class Plan:
     fronted: tuple[Fronted, ...] = ()
     port: int = 8080
     redis_url: str | None = None
+    redis_namespace: str | None = None
     policy: str | None = None
     speed: float = 1.0
     base_config: Path | None = None
@@ -122,7 +123,7 @@ def gateway_config(
 
     It listens to this machine alone.
     """
-    merged = {
+    merged: dict[str, Any] = {
         **base,
         "host": HOST,
         "id": name,
@@ -132,6 +133,8 @@ def gateway_config(
         "replicas": [{"id": replica.id, "url": replica.url} for replica in replicas],
         "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
     }
+    if plan.redis_namespace is not None:
+        merged["redis"]["namespace"] = plan.redis_namespace
     if plan.policy is not None:
         merged["policy"] = {**base.get("policy", {}), "name": plan.policy}
     try:
@@ -149,11 +152,18 @@ def _by_option(problem: str, plan: Plan) -> str:
         return f"--replica id={plan.fronted[int(fronted[1])].id},…: {field[fronted.end() :]} {what}"
     options: dict[str, tuple[str, object]] = {
         "redis.url": ("--redis-url", plan.redis_url),
+        "redis.namespace": ("--redis-namespace", plan.redis_namespace),
         "policy.name": ("--policy", plan.policy),
         "replicas": ("--replica", plan.fronted),
     }
     option, given = options.get(field, ("", None))
     return f"{option}: {what}" if given else problem
+
+
+def namespace_of(plan: Plan, base: Mapping[str, Any]) -> str:
+    """What keeps the cluster apart from others on its Redis; empty for nothing."""
+    named: str | None = plan.redis_namespace
+    return named if named is not None else base.get("redis", {}).get("namespace") or ""
 
 
 def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:

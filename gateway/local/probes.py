@@ -14,12 +14,14 @@ _TIMEOUT_S = 2.0
 @dataclass(frozen=True)
 class Answer:
     """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store, `exact` are
-    the replicas whose agents it hears, and `store_warnings` what it says of Redis where it is who watches it."""
+    the replicas whose agents it hears, `store_warnings` what it says of Redis where it is who watches it, and
+    `taken_ids` of replicas whose id is another engine's there."""
 
     problem: str | None = None
     store: str | None = None
     exact: frozenset[str] = frozenset()
     store_warnings: tuple[str, ...] = ()
+    taken_ids: tuple[str, ...] = ()
 
 
 def client() -> httpx.AsyncClient:
@@ -34,11 +36,13 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> Answer:
         store, reasons = body.get("store"), body.get("reasons") or [f"/ready answered {response.status_code}"]
         exact = frozenset(body.get("exact") or ())
         warnings = tuple(map(str, body.get("store_warnings") or ()))
+        taken = tuple(f"{replica}: {said}" for replica, said in (body.get("taken_ids") or {}).items())
     except httpx.HTTPError as error:
         return Answer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
         return Answer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
-    return Answer(None if response.status_code == 200 else ", ".join(map(str, reasons)), store, exact, warnings)
+    problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
+    return Answer(problem, store, exact, warnings, taken)
 
 
 async def ask_replica(http: httpx.AsyncClient, url: str) -> Answer:

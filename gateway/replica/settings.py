@@ -1,7 +1,8 @@
 """What a replica's file may say, as one frozen object. `configs/replica-*.yaml` show every field.
 
-Three values may come from the environment instead, so that one file serves a fleet and no secret is in it:
-KVGATE_REPLICA_ID (id), KVGATE_REDIS_URL (redis.url) and KVGATE_LMCACHE_URL (lmcache.redis.url).
+Four values may come from the environment instead, so that one file serves a fleet and no secret is in it:
+KVGATE_REPLICA_ID (id), KVGATE_REDIS_URL (redis.url), KVGATE_REDIS_NAMESPACE (redis.namespace) and KVGATE_LMCACHE_URL
+(lmcache.redis.url).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pydantic import Field, field_validator, model_validator
 
 from coordinator.address import split
 from gateway.config_file import build, read_file
-from gateway.section import Count, Port, Section, Slug
+from gateway.section import Count, Namespace, Port, Section, Slug
 from gateway.settings import checked_redis_url
 
 OVERRIDES = {
     "KVGATE_REPLICA_ID": ("id",),
     "KVGATE_REDIS_URL": ("redis", "url"),
+    "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
     "KVGATE_LMCACHE_URL": ("lmcache", "redis", "url"),
 }
 Gigabytes = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
@@ -106,6 +108,7 @@ class EventSettings(Section):
 
 class RedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
+    namespace: Namespace = ""
 
     @field_validator("url")
     @classmethod

@@ -99,33 +99,37 @@ class Router:
         started = time.perf_counter()
         pool = self.pool(job)
         request = self.request(job, pool, tried, release)
-        try:
-            placement = await pool.place(request)
-        except StoreError as error:
-            self._store.note(pool.name, error)
-            ticket = self._fall_back(job, pool, request)
-            if release:
-                pool.done(release)
-        else:
-            self._store.note(pool.name, None)
-            ticket = None
-            if placement is not None:
-                ticket = Ticket(
-                    pool,
-                    request,
-                    placement.replica,
-                    placement.incarnation,
-                    job.served.replicas[placement.replica],
-                    placement.why,
-                    self._predicted_tokens(request, placement),
-                    placement,
-                )
-                if placement.passed_over_tokens:
-                    self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
+        ticket = await self._place_in_store(job, pool, request) if request.serving else None
+        if ticket is None and job.served.apart:
+            ticket = self._place_apart(job, pool, request)
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
         return ticket
+
+    async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
+        try:
+            placement = await pool.place(request)
+        except StoreError as error:
+            self._store.note(pool.name, error)
+            if request.release:
+                pool.done(request.release)
+            return self._fall_back(job, pool, request)
+        self._store.note(pool.name, None)
+        if placement is None:
+            return None
+        if placement.passed_over_tokens:
+            self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
+        return Ticket(
+            pool,
+            request,
+            placement.replica,
+            placement.incarnation,
+            job.served.replicas[placement.replica],
+            placement.why,
+            self._predicted_tokens(request, placement),
+            placement,
+        )
 
     def _predicted_tokens(self, request: PlaceRequest, placement: Placement) -> int:
         """Engines serve whole blocks from cache, and compute a prompt's last token in any case. Where the tokens behind
@@ -156,7 +160,7 @@ class Router:
             knobs=self.knobs(job.policy),
             seed=random.getrandbits(31),
             tried=tried,
-            serving=tuple(job.served.replicas),
+            serving=job.served.shared,
             release=release,
             pinned=job.pinned,
             order=order,
@@ -182,10 +186,24 @@ class Router:
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
         """The replicas as all gateways would try them without a store: those ready, or, when none is, all."""
-        serving = [record for record in pool.records.values() if record.replica in job.served.replicas]
+        serving = [record for record in pool.records.values() if record.replica in job.served.shared]
         if job.pinned:
             return [record.replica for record in serving if record.replica == job.pinned]
         return rendezvous_order((record.replica for record in ready_records(serving)), _affinity(job))
+
+    def _place_apart(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
+        """Where all others were tried, one whose id is another engine's in the store, which is told nothing of this."""
+        replica = first_usable(self.order_apart(job), self._avoided(pool), request.tried)
+        if replica is None:
+            return None
+        lives, urls = job.served.apart, job.served.replicas
+        return Ticket(pool, request, replica, lives[replica], urls[replica], "fallback", 0, None)
+
+    def order_apart(self, job: Job) -> list[str]:
+        """The replicas whose ids are others' in the store, as all gateways that reach them would try them."""
+        if job.pinned:
+            return [job.pinned] if job.pinned in job.served.apart else []
+        return rendezvous_order(job.served.apart, _affinity(job))
 
     def _avoided(self, pool: Pool) -> list[str]:
         """Replicas that failed this gateway just now, or carry all that it may give them."""

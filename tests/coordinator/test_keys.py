@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coordinator
-from coordinator.keys import PoolKeys, pool_slug
+from coordinator.keys import WATCHER, PoolKeys, pool_slug, pools_key
 
 ROOT = Path(coordinator.__file__).parent.parent
 
@@ -42,16 +42,27 @@ def test_a_slug_is_its_own_slug(name: str) -> None:
     assert pool_slug(slug) == slug
 
 
-def test_every_key_of_a_pool_carries_its_hash_tag() -> None:
-    keys = PoolKeys("m")
-    spelled = [
+def spelled_by(keys: PoolKeys) -> list[str]:
+    return [
         *(keys.replicas, keys.breakers, keys.active, keys.backlog_tokens, keys.owned_tokens, keys.turn),
         *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own_prefix, keys.bound_slot(0)),
         *(keys.agents, keys.engines, keys.asks, keys.reports, keys.entries, keys.cursors),
         *(keys.events("r"), keys.measured("r"), keys.response("id}{x")),
     ]
+
+
+def test_every_key_of_a_pool_carries_its_hash_tag() -> None:
+    spelled = spelled_by(PoolKeys("m"))
     assert all(key.startswith("kvgate:{m}:") for key in spelled)
     assert len(set(spelled)) == len(spelled)
+
+
+def test_clusters_of_different_namespaces_share_no_key_and_each_pool_stays_in_its_slot() -> None:
+    spelled = [[*spelled_by(PoolKeys("m", name)), pools_key(name)] for name in ("", "a", "b", "m", "pools", "watcher")]
+    flat = [WATCHER, *(key for keys in spelled for key in keys)]
+    assert len(set(flat)) == len(flat)
+    assert all(key.startswith("kvgate:a:{m}:") for key in spelled[1][:-1])
+    assert (pools_key(), pools_key("a")) == ("kvgate:pools", "kvgate:a:pools")
 
 
 def test_keys_are_spelled_nowhere_else() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.agent.link import Link, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.applier import Applier, _Entry
+from coordinator.keys import PoolKeys
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.progress import mark
 from coordinator.reaper import Reaper
@@ -107,7 +108,7 @@ async def _gateway_calls(wire: Recorder) -> None:
 
 
 async def _agent_calls(wire: Recorder) -> None:
-    link = Link(wire, True, "m", "r0", "agent0")
+    link = Link(wire, True, PoolKeys("m"), "r0", "agent0")
     link.incarnation = "life1"
     link._entries = 76
     link._taken = [b"77", b"78"]

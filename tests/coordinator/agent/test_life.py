@@ -10,6 +10,7 @@ import redis.asyncio as redis
 
 from coordinator.agent import hearing
 from coordinator.agent.life import Life
+from coordinator.agent.registration import Registration
 from coordinator.agent.sight import Sight
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
@@ -79,7 +80,7 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
     """While nothing was heard its replica was no longer exact, and its keys were trimmed."""
     monkeypatch.setattr(hearing, "_SILENCE_S", 1.5)
     seen = QuietEngine(engine)
-    life = asyncio.ensure_future(Life(server.url, "r0", "agent0", await seen.look(), seen).run())
+    life = asyncio.ensure_future(Life(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen).run())
     try:
         await eventually(lambda: is_mode(store, "session"))
         await eventually(lambda: has_restated(store, 1))

@@ -65,6 +65,7 @@ def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
         ),
         ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs --events"),
         (("coordinator", "--redis-url", "http://h:6379"), "--redis-url: must start with redis://"),
+        ((*AGENT, "--redis-namespace", "{m}"), "--redis-namespace: is '{m}'; must be at most 48 of a-z"),
     ],
 )
 def test_a_bad_argument_gives_one_line_that_names_it(kvgate: Kvgate, arguments: tuple[str, ...], wrong: str) -> None:

@@ -56,6 +56,7 @@ def replica(name: str) -> Replica:
         version="0.32.0",
         cards=(ModelCard("sim", "org/m", None, {"id": "sim", "max_model_len": 4096}),),
         cache={"enable_prefix_caching": "True", "prefix_caching_hash_algo": "sha256", "block_size": "16"},
+        started=LIFE,
         endpoints=(endpoint,),
         clock_ahead_s=(-0.5, 1.5),
     )
@@ -143,3 +144,11 @@ def with_fleet(**changes: dict[str, Any]) -> Facts:
 def with_looks(**changes: Any) -> Facts:
     """The healthy cluster, with something otherwise at all looks."""
     return replace(FACTS, pools=(replace(POOL, looks=tuple(replace(seen, **changes) for seen in POOL.looks)),))
+
+
+def with_server(**changes: Any) -> Facts:
+    return replace(FACTS, redis=replace(SERVER, **changes))
+
+
+def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> tuple[ModelCard, ...]:
+    return (ModelCard(name, root, None, {"max_model_len": max_model_len}),)

@@ -9,13 +9,13 @@ import pytest
 
 from gateway.doctor.examine import examine, kinds
 from gateway.doctor.facts import Facts, Lmcache, Unknown
-from gateway.facts import ModelCard
 from tests.gateway.doctor.cluster import (
     FACTS,
     HASH,
     NOW_MS,
     POOL,
     SERVER,
+    card,
     chunk,
     replica,
     told,
@@ -23,17 +23,10 @@ from tests.gateway.doctor.cluster import (
     with_gateway,
     with_looks,
     with_replica,
+    with_server,
 )
 
 GIB = 2**30
-
-
-def with_server(**changes: Any) -> Facts:
-    return replace(FACTS, redis=replace(SERVER, **changes))
-
-
-def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> tuple[ModelCard, ...]:
-    return (ModelCard(name, root, None, {"max_model_len": max_model_len}),)
 
 
 def unfollowed(**changes: Any) -> Facts:
@@ -131,6 +124,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("events-off", with_replica(endpoints=()), set()),
     ("events-off", unfollowed(endpoints=()), set()),
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
+    ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
     ("hash-settings-differ", cached(block_size="32"), set()),

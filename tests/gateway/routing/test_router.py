@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreSettings
-from gateway.fleet import Served
 from gateway.job import Job
 from gateway.keyring import Caller
 from gateway.metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.routing.router import Router, Ticket
+from gateway.served import Served
 from gateway.settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
