@@ -21,5 +21,5 @@ _SINCE = "@"
 async def read_chains(ask: Callable[..., Awaitable[Any]], keys: PoolKeys, tips: Sequence[str]) -> list[bytes | None]:
     """What was written last of each tip; None where nothing was, or it is too old. `ask(*command)` asks Redis."""
     found = await asyncio.gather(*(ask("HMGET", keys.bound_slot(slot), _SINCE, *tips) for slot in _SLOTS))
-    newest_first = sorted((told for told in found if told[0] is not None), key=lambda told: -int(told[0]))
+    newest_first = sorted((told for told in found if (told[0] or b"").isdigit()), key=lambda told: -int(told[0]))
     return [next((told[1 + i] for told in newest_first if told[1 + i] is not None), None) for i in range(len(tips))]

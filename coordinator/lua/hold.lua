@@ -7,6 +7,7 @@
 -- Returns the number of keys that were new.
 
 -- include time
+-- include safe
 
 local now = now_ms()
 local members = {}
@@ -14,4 +15,4 @@ for i = 1, #ARGV do
   members[2 * i - 1] = string.format('%.3f', now + (#ARGV - i) / 1000)
   members[2 * i] = ARGV[i]
 end
-return redis.call('ZADD', KEYS[1], unpack(members))
+return (write('ZADD', KEYS[1], unpack(members)))

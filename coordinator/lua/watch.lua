@@ -6,9 +6,11 @@
 -- Returns 1 where ARGV[1] holds it, else 0.
 
 -- include time
+-- include safe
 
 local now = now_ms()
-local holder, until_ms = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)')
+local held = redis.pcall('GET', KEYS[1])
+local holder, until_ms = string.match(type(held) == 'string' and held or '', '^(%S+) (%d+)')
 if holder ~= nil and holder ~= ARGV[1] and tonumber(until_ms) >= now then
   return 0
 end

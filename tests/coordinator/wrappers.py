@@ -11,6 +11,7 @@ from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.applier import Applier, _Entry
 from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.registry import ReplicaRecord
+from coordinator.repair import Repair, _Recount
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
 from coordinator.watch.tenure import Tenure, WatchSettings
@@ -92,6 +93,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), pool._reap("gw1"), sweep(pool, "r0"))
     await _begun(forget(pool, ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")))
+    repair = Repair(pool)
+    await _begun(repair.look(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
@@ -140,5 +143,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "watch": ["gw0", 3000, 0],
     "forget": ["r0", "life1", 0],
     "tend": [91_000, 92_500],
+    "repair": [0],
+    "recount": ["r0", "61"],
 }
 """What each script must receive for the calls above, in the order of its header."""
