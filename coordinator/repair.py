@@ -18,6 +18,12 @@ from coordinator.registry import Fleet, readable
 
 _log = structlog.get_logger("kvgate.repair")
 
+KEYS = (
+    *("replicas", "active", "backlog_tokens", "owned_tokens", "gateways", "breakers", "agents", "engines", "leases"),
+    *("asks", "reports", "entries", "cursors", "tiers", "turn", "unreadable"),
+    *("flight", "own", "held", "events", "measured", "bound"),
+)
+"""By which is counted what could not be read."""
 LOOK_THROUGH_EVERY_MS = 60_000
 """How often all that is in flight is looked through; what holds sums is looked at each time."""
 AGAIN_MS = 2_000

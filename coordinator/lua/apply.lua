@@ -21,7 +21,7 @@ local holder = string.match(redis.call('HGET', KEYS[1], 'events:' .. replica) or
 if holder ~= ARGV[1] then
   return { 'lost' }
 end
-local cursor, last = cursor_of(KEYS[2], replica)
+local cursor, last, is_lost = cursor_of(KEYS[2], replica)
 if cursor ~= ARGV[3] then
   return { 'moved', cursor }
 end
@@ -30,6 +30,9 @@ local incarnation, state, capacity, since_ms, floor, url =
   string.match(record or '', '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+)')
 if record and incarnation == nil then
   return { 'lost' }
+end
+if is_lost then
+  tell(KEYS[2], replica)
 end
 local number = tonumber(ARGV[5])
 redis.call('HSET', KEYS[2], replica, ARGV[4] .. ' ' .. ARGV[5])

@@ -22,6 +22,9 @@ check_stream(KEYS[7])
 local now = now_ms()
 local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local agent, of, until_ms, stood = string.match(record, '^(%S+) (%S+) (%d+) %S+ %S+ %S+ (%-?%d+)')
+if record ~= '' and agent == nil then
+  tell(KEYS[1], ARGV[1])
+end
 if agent and agent ~= ARGV[2] and tonumber(until_ms) >= now then
   return { 'held', tonumber(until_ms) - now }
 end

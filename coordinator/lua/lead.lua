@@ -55,6 +55,7 @@ for i = 1, #held do
   else
     local cursor, _, is_lost = cursor_of(KEYS[3], held[i])
     if is_lost then
+      tell(KEYS[3], held[i])
       redis.call('HDEL', KEYS[3], held[i])
     end
     local had_until_ms = string.match(redis.call('HGET', KEYS[1], field) or '', '(%d+)$')

@@ -234,10 +234,19 @@ for replica in pairs(must_sum_all and replicas or to_sum) do
   replicas_to_sum[#replicas_to_sum + 1] = replica
 end
 
+-- What other scripts found and replaced.
+for field, times in pairs(pairs_of(KEYS[16])) do
+  local key, of = string.match(field, '^%?(%S*) (.*)$')
+  if key then
+    note(key, of, sum_of(times))
+    redis.call('HDEL', KEYS[16], field)
+  end
+end
+
 -- What was found stays to be seen: for each key how often, when last, and where.
+was_foreign(KEYS[16], 'hash', 'unreadable', '')
 if #found > 0 then
   local now_text = string.format('%d', now_ms())
-  was_foreign(KEYS[16], 'hash', 'unreadable', '')
   for i = 1, #found, 3 do
     local before = string.match(field_of(KEYS[16], found[i]) or '', '^(%d+)') or '0'
     local times = string.format('%d', (is_number(before) and tonumber(before) or 0) + found[i + 2])

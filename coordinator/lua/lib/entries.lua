@@ -28,6 +28,9 @@ local function entries_of(entries_key, replica, stream_key, cursors_key, floor)
   if is_number(text) and tonumber(text) >= least then
     return tonumber(text)
   end
+  if not is_number(text) then
+    tell(entries_key, replica)
+  end
   local behind = redis.call('XREAD', 'STREAMS', stream_key, string.match(cursor, '^%S+') or '0')
   for _, entry in ipairs(behind and behind[1][2] or {}) do
     for i = 1, #entry[2], 2 do

@@ -46,6 +46,12 @@ local function write_counted(sums_key, replica, key, field, record)
   end
 end
 
+-- Has the chores count a record that could not be read and is replaced here: `key` is the one that it stood in.
+local function tell(key, field)
+  local base, name = string.match(key, '^(.*:)([^:]+)$')
+  mark(base .. 'unreadable', name .. ' ' .. field, 1)
+end
+
 -- Adds to a sum. One that cannot be read stays as it is until it is made again.
 local function add(sums_key, replica, by)
   if by == by and math.abs(by) < 1e15 then

@@ -16,6 +16,7 @@ from tests.gateway.doctor.cluster import (
     NOW_MS,
     POOL,
     SERVER,
+    UNREADABLE,
     chunk,
     replica,
     told,
@@ -37,8 +38,8 @@ def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> t
 
 
 def unfollowed(**changes: Any) -> Facts:
-    replicas = with_replica(**changes).pools[0].replicas
-    return replace(FACTS, pools=(replace(with_fleet(agents=None).pools[0], replicas=replicas),))
+    pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
+    return replace(FACTS, pools=(pool,))
 
 
 def counted(tokens: float) -> dict[str, float]:
@@ -56,11 +57,11 @@ def unheard_while_computing(*tokens_at_each_look: int) -> Facts:
 
 def another_pool() -> Facts:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
-    record = replace(POOL.looks[0].fleet.replicas["r0"], replica="r9")
+    here = POOL.looks[0].fleet
     fleet = replace(
-        POOL.looks[0].fleet,
-        replicas={"r9": record},
-        agents={"r9": POOL.looks[0].fleet.agents["r0"]},
+        here,
+        replicas={"r9": replace(here.replicas["r0"], replica="r9")},
+        agents={"r9": here.agents["r0"]},
         applied_until_ms={"r9": NOW_MS + 1000},
         engines={},
     )
@@ -69,8 +70,7 @@ def another_pool() -> Facts:
 
 
 def cached(**labels: str) -> Facts:
-    known = replica("r1").cache
-    assert isinstance(known, dict)
+    assert isinstance(known := replica("r1").cache, dict)
     return with_replica(cache=known | labels)
 
 
@@ -133,6 +133,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
+    ("records-unreadable", with_looks(unreadable=(UNREADABLE,)), set()),
     ("hash-settings-differ", cached(block_size="32"), set()),
     ("hash-settings-differ", cached(prefix_caching_hash_algo="xxhash"), set()),
     ("replicas-serve-differently", with_replica(cards=card("other")), set()),
