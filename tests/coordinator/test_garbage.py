@@ -50,6 +50,15 @@ OTHERS = ("turn", "held:r0", "measured:r0", "events:r0")
 BASE = KEYS.anchor.removesuffix("-")
 
 
+def marks_of(value: Any) -> Any:
+    """Of every key's, a few are tried each time; the others stand everywhere at once."""
+    return () if value in ("", "nan", b"\xff\xfe", "life1 claim", "9" * 40) else pytest.mark.slow
+
+
+def name_of(value: Any) -> str:
+    return repr(value)[:24]
+
+
 @dataclass
 class Cluster:
     """One pool with two replicas: one followed by an agent, applied by gw0; a request in flight on each."""
@@ -149,10 +158,11 @@ async def mended(cluster: Cluster) -> None:
     assert set(await ledger.replicas()) == {"r0", "r1"}
     fleet = await cluster.pool.beat()
     assert fleet.is_exact("r0")
+    assert await cluster.link.is_applied(await cluster.link.publish(gains(PROMPT), 0.0, 5) - 1)
     assert (await ledger.sums()).counted == {"r0": 1, "r1": 1}, "the requests in flight"
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:24])
+@pytest.mark.parametrize("value", [pytest.param(value, marks=marks_of(value)) for value in VALUES], ids=name_of)
 @pytest.mark.parametrize("key", HASHES)
 async def test_garbage_in_any_field_is_survived_and_mended(cluster: Cluster, key: str, value: Any) -> None:
     await cluster.client.hset(BASE + key, HASHES[key], value)
@@ -169,7 +179,49 @@ async def test_a_key_of_another_type_is_survived_and_mended(cluster: Cluster, ke
     await mended(cluster)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:24])
+PLACES_READ = [key for key in HASHES if key not in ("replicas", "gateways")]
+
+
+async def placed_whole(cluster: Cluster) -> None:
+    """At once, before anything is mended: by the store, with all that belongs to it."""
+    new = chain("new", 1, 2)
+    for policy in ("prefix_kv_aware", "round_robin"):
+        for keys in (PROMPT, new):
+            asked = request(f"{policy}{keys[-1]}", keys, knobs=PolicyKnobs(policy))
+            placed = await cluster.pool.place(asked)
+            assert placed is not None
+            entry = await cluster.client.hget(KEYS.flight("gw0"), asked.reservation)
+            assert entry.split(" ")[:2] == [placed.replica, "life1"]
+            assert await cluster.client.hget(KEYS.own_prefix + keys[-1], placed.replica)
+            cluster.pool.done(asked.reservation)
+            await drained(cluster.pool)
+            assert not await cluster.client.hexists(KEYS.flight("gw0"), asked.reservation)
+
+
+@pytest.mark.parametrize("value", ["", "nan", b"\xff\xfe"], ids=name_of)
+@pytest.mark.parametrize("key", PLACES_READ)
+async def test_a_placement_beside_garbage_is_whole_at_once(cluster: Cluster, key: str, value: Any) -> None:
+    await cluster.client.hset(BASE + key, HASHES[key], value)
+    await placed_whole(cluster)
+    await mended(cluster)
+
+
+@pytest.mark.parametrize("key", [*PLACES_READ, "turn"])
+async def test_a_placement_beside_a_key_of_another_type_is_whole_at_once(cluster: Cluster, key: str) -> None:
+    await cluster.client.delete(BASE + key)
+    await cluster.client.rpush(BASE + key, "x")
+    await placed_whole(cluster)
+    await mended(cluster)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=name_of)
+async def test_garbage_everywhere_at_once_is_survived_and_mended(cluster: Cluster, value: Any) -> None:
+    for key, field in HASHES.items():
+        await cluster.client.hset(BASE + key, field, value)
+    await mended(cluster)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=name_of)
 async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluster, value: Any) -> None:
     client = cluster.client
     await client.set(KEYS.turn, value)

@@ -70,8 +70,8 @@ def another_pool() -> Facts:
 
 
 def cached(**labels: str) -> Facts:
-    assert isinstance(known := replica("r1").cache, dict)
-    return with_replica(cache=known | labels)
+    known = replica("r1").cache
+    return with_replica(cache={**known, **labels})
 
 
 def with_chunk(name: str, **of_it: Any) -> Facts:
