@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import orjson
 
 _Record = TypeVar("_Record")
-_MOST = 10**15
-"""More than anything that is counted; see lua/lib/safe.lua."""
+_DIGITS = 15
+"""At most, of anything that is counted; see lua/lib/safe.lua."""
 _MARK = "?"
 """Begins what scripts note beside the sums: see lua/lib/safe.lua."""
 _STREAM = "events:"
@@ -103,6 +103,11 @@ class Fleet:
         return agent.lease_until_ms
 
 
+def is_number(text: bytes) -> bool:
+    """Whether it counts something, as scripts see it."""
+    return text.isdigit() and len(text) <= _DIGITS
+
+
 def readable(text: bytes) -> str:
     """Text of the store, whatever bytes somebody put there."""
     return text.decode("utf-8", "replace")
@@ -131,7 +136,7 @@ def _applied_until_ms(leases: Sequence[bytes]) -> dict[str, int]:
 
 def _count(_: str, text: str) -> int:
     count = int(text)
-    if not 0 <= count < _MOST:
+    if not 0 <= count < 10**_DIGITS:
         raise ValueError("no count")
     return count
 

@@ -18,7 +18,7 @@ import structlog
 
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool import Pool
-from coordinator.registry import Fleet, ReplicaRecord, readable
+from coordinator.registry import Fleet, ReplicaRecord, is_number, readable
 from coordinator.repair import Repair, prefix_keys
 
 _log = structlog.get_logger("kvgate.worker")
@@ -184,7 +184,7 @@ async def _excess_keys(pool: Pool, record: ReplicaRecord) -> int:
     if not record.capacity_tokens:
         return max(0, held - MAX_KEYS)
     told = await pool.read("HGET", pool.keys.owned_tokens, record.replica) or b"0"
-    owned_tokens = int(told) if told.isdigit() else 0  # else it is about to be summed again
+    owned_tokens = int(told) if is_number(told) else 0  # else it is about to be summed again
     if owned_tokens <= record.capacity_tokens:
         return 0
     return max(1, held * (owned_tokens - record.capacity_tokens) // owned_tokens)
