@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
+from coordinator import repair
 from coordinator.agent.inheritance import Inheritance
 from coordinator.agent.link import Link
 from coordinator.applier import Applier
@@ -243,6 +244,37 @@ async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(clu
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
     cluster.chores._repair._looked_through_ms -= LOOK_THROUGH_EVERY_MS
     await mended(cluster)
+
+
+async def test_owned_tokens_that_change_while_they_are_summed_are_right(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece of the sum but the last attempts' is followed by a claim, whose key the sum may have passed or not."""
+    monkeypatch.setattr(repair, "_PIECE", 2)
+    pool, run, changes = cluster.pool, cluster.pool.run, 5
+    await place(pool, "more", chain("more", *range(9)), pinned="r1")
+    pool.done("more")
+    await drained(pool)
+
+    def changing(name: str, *args: Any) -> Any:
+        nonlocal changes
+        reply = run(name, *args)
+        if name == "recount" and changes:
+            changes -= 1
+            lost = chain("more", *range(9))[changes]
+            pool.tell(
+                "drop",
+                [pool.keys.replicas, pool.keys.owned_tokens, KEYS.held("r1"), KEYS.own_prefix + lost],
+                ["r1", 10**15, lost],
+            )
+        return reply
+
+    monkeypatch.setattr(pool, "run", changing)
+    await cluster.client.hset(KEYS.owned_tokens, "r1", "x")
+    await cluster.chores.tick()
+    assert changes == 0
+    await drained(pool)
+    assert await Ledger(cluster.client, "m").ownership_problems() == []
 
 
 async def test_what_could_not_be_read_is_counted_and_named_once_without_its_value(cluster: Cluster) -> None:
