@@ -22,7 +22,7 @@ from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
 from coordinator.outage import Outage
-from coordinator.registry import pairs
+from coordinator.registry import pairs, readable
 from coordinator.scripts import load
 from coordinator.wire import Wire
 
@@ -35,7 +35,10 @@ _ENTRIES = 64
 _CONNECT_S = 1.0
 _ANSWER_S = 3.0
 _RETRY_S = 0.5
-_LINE = re.compile(r"\+ [0-9a-f]{32} \d+ \d+ [a-z]+ [0-9a-f]{1,16}|- [0-9a-f]{32}|reset|floor \d+")
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_LINE = re.compile(
+    r"\+ [0-9a-f]{32} [0-9]{1,15} [0-9]{1,15} [a-z]+ [0-9a-f]{1,16}|- [0-9a-f]{32}|reset|floor (?P<floor>[0-9]{1,15})"
+)
 """A transition: see lua/publish.lua."""
 
 
@@ -188,7 +191,7 @@ class Applier:
         after = [cursor.split(" ")[0] or "0" for _, cursor in sorted(self._cursors.items())]
         asked = wire.send("XREAD", "COUNT", _ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", *replica_of, *after)
         reply = await answered(asked, _ANSWER_S)
-        return [(replica_of[name.decode()], self._readable(wire, name, entries)) for name, entries in reply or ()]
+        return [(replica_of[readable(name)], self._readable(wire, name, entries)) for name, entries in reply or ()]
 
     def _readable(self, wire: Wire, stream: bytes, entries: Sequence[Any]) -> list[_Entry]:
         """The entries that agents wrote; what somebody else put there is taken out, or nothing behind it were read."""
@@ -197,7 +200,7 @@ class Applier:
             try:
                 found.append(_entry(stream_id, flat))
             except (KeyError, ValueError):
-                _log.error("an entry that no agent wrote", stream=stream.decode(), entry=stream_id.decode())
+                _log.error("an entry that no agent wrote", stream=readable(stream), entry=readable(stream_id))
                 wire.send("XDEL", stream, stream_id)
         return found
 
@@ -213,7 +216,7 @@ class Applier:
                 self._cursors[replica] = entry.cursor
                 self._observe(Applied(self._pool, replica, len(entry.transitions), int(rest[0]), rest[1] == 1))
             elif status == b"moved":
-                self._cursors[replica] = rest[0].decode()
+                self._cursors[replica] = readable(rest[0])
                 return  # another one has applied them: read on from there
             else:
                 del self._cursors[replica]
@@ -229,7 +232,10 @@ class Applier:
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:
     fields = pairs(flat)
+    if not (_NUMBER.fullmatch(fields["n"]) and _NUMBER.fullmatch(fields["at_ms"])):
+        raise ValueError("no number")
     lines = fields["transitions"].split("\n")
-    if not all(_LINE.fullmatch(line) for line in lines) or not (fields["n"].isdigit() and fields["at_ms"].isdigit()):
-        raise ValueError(fields["n"])
+    read = [_LINE.fullmatch(line) for line in lines]
+    if not all(line is not None and int(line["floor"] or 0) <= int(fields["n"]) for line in read):
+        raise ValueError("no transition")
     return _Entry(stream_id.decode(), fields["n"], fields["inc"], fields["at_ms"], lines)

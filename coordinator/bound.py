@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from coordinator.keys import PoolKeys
+from coordinator.registry import is_number
 
 _SLOTS = (0, 1)
 _SINCE = "@"
@@ -21,5 +22,5 @@ _SINCE = "@"
 async def read_chains(ask: Callable[..., Awaitable[Any]], keys: PoolKeys, tips: Sequence[str]) -> list[bytes | None]:
     """What was written last of each tip; None where nothing was, or it is too old. `ask(*command)` asks Redis."""
     found = await asyncio.gather(*(ask("HMGET", keys.bound_slot(slot), _SINCE, *tips) for slot in _SLOTS))
-    newest_first = sorted((told for told in found if told[0] is not None), key=lambda told: -int(told[0]))
+    newest_first = sorted((told for told in found if is_number(told[0] or b"")), key=lambda told: -int(told[0]))
     return [next((told[1 + i] for told in newest_first if told[1 + i] is not None), None) for i in range(len(tips))]

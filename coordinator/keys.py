@@ -14,6 +14,11 @@ _SAFE = re.compile(r"[a-z0-9._-]{1,64}")
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 
+def is_pool(name: str) -> bool:
+    """Whether `pool_slug` can have made it."""
+    return _SAFE.fullmatch(name) is not None
+
+
 def pool_slug(base_model: str) -> str:
     """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex of the name's digest where altered."""
     if _SAFE.fullmatch(base_model):
@@ -115,6 +120,10 @@ class PoolKeys:
         return f"{self._base}:cursors"
 
     @cached_property
+    def unreadable(self) -> str:
+        return f"{self._base}:unreadable"
+
+    @cached_property
     def tiers(self) -> str:
         return f"{self._base}:tiers"
 
@@ -145,6 +154,13 @@ class PoolKeys:
         by_replica = (self.breakers, self.active, self.backlog_tokens, self.owned_tokens, self.engines, self.asks)
         told = (self.reports, self.entries, self.cursors, self.tiers, self.progress)
         return (self.replicas, self.agents, self.leases, *own, *by_replica, *told)
+
+    @cached_property
+    def of_repair(self) -> tuple[str, ...]:
+        """KEYS of repair: all that is one for a pool."""
+        sums = (self.replicas, self.active, self.backlog_tokens, self.owned_tokens)
+        lives = (self.gateways, self.breakers, self.agents, self.engines, self.leases, self.asks, self.reports)
+        return (*sums, *lives, self.entries, self.cursors, self.tiers, self.turn, self.unreadable)
 
     def held(self, replica: str) -> str:
         return f"{self._base}:held:{replica}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
+from coordinator.registry import readable
 from coordinator.scripts import PlaceRequest
 from coordinator.wire import Reply
 
@@ -81,8 +82,8 @@ class Ownership:
             return
         flat = owners.result()
         for replica, record in zip(flat[::2], flat[1::2], strict=True):
-            if record.decode().endswith(f" {request.reservation}"):
-                self.withdraw(replica.decode(), request)
+            if readable(record).endswith(f" {request.reservation}"):
+                self.withdraw(readable(replica), request)
 
     def hold(self, replica: str, keys: Sequence[str]) -> None:
         """Record keys, shallow to deep, under the replica that owns them."""
@@ -150,8 +151,8 @@ class Ownership:
         if failed(tip):
             self._lost.append(request)
             return
-        fields = tip.result().decode().split(" ") if tip.result() else []
-        if not fields or (fields[1] == "claim" and fields[6] == request.reservation):
+        fields = readable(tip.result()).split(" ") if tip.result() else []
+        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [request.reservation]):
             self.withdraw(replica, request, first)
 
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:

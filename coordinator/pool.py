@@ -8,6 +8,7 @@ a broken connection swallows is repaired by the next reassertion, whose epoch re
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ class Pool:
         self.gateway = gateway
         self.fleet: Fleet | None = None
         """The last heartbeat's view; None before the first."""
+        self.unreadable: Counter[str] = Counter()  # records, by the key that they stood in: see repair.py
         self._budget_s = budget_s
         self.does_chores = does_chores
         self._epoch = 0
@@ -167,12 +169,9 @@ class Pool:
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        reply = await self.run(
-            "place",
-            request.script_keys(self.keys, self.gateway),
-            request.script_args(self.gateway, self._epoch, "explain"),
-            self._budget_s * 5,
-        )
+        keys = request.script_keys(self.keys, self.gateway)
+        args = request.script_args(self.gateway, self._epoch, "explain")
+        reply = await self.run("place", keys, args, self._budget_s * 5)
         return bytes(reply[1]) if reply[0] == b"ok" else None
 
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
@@ -263,7 +262,7 @@ class Pool:
             (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
             (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
         )
-        fleet = parse_fleet(reply)
+        fleet = parse_fleet(reply, self.fleet)
         if not fleet.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coordinator.address import connect
 from coordinator.answer import answered
 from coordinator.errors import StoreError
-from coordinator.keys import PoolKeys, pools_key
+from coordinator.keys import PoolKeys, is_pool, pools_key
+from coordinator.registry import readable
 from coordinator.store import Store
+
+
+def pool_names(members: Iterable[bytes]) -> list[str]:
+    """The members of `kvgate:pools` that name a pool, sorted."""
+    return sorted(name for name in map(readable, members) if is_pool(name))
 
 
 async def known_pools(store: Store) -> list[str]:
     """The pools that any agent has ever told of; empty while the store is away."""
     try:
-        return sorted(name.decode() for name in await store.ask("SMEMBERS", store.pools_key))
+        return pool_names(await store.ask("SMEMBERS", store.pools_key))
     except StoreError:
         return []
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
-import structlog
 
-_log = structlog.get_logger("kvgate.registry")
 _Record = TypeVar("_Record")
+_DIGITS = 15
+"""At most, of anything that is counted; see lua/lib/safe.lua."""
+_MARK = "?"
+"""Begins what scripts note beside the sums: see lua/lib/safe.lua."""
 _STREAM = "events:"
 """What the leases on event streams are called in `leases`."""
 
@@ -30,8 +32,15 @@ class ReplicaRecord:
 
     @classmethod
     def parse(cls, replica: str, text: str) -> ReplicaRecord:
+        """Raises ValueError where it cannot be read."""
         incarnation, state, capacity, since, floor, url = text.split(" ", 5)
         return cls(replica, incarnation, state, int(capacity), int(since), url, int(floor))
+
+    @property
+    def text(self) -> str:
+        """As it stands in the store."""
+        numbers = f"{self.capacity_tokens} {self.since_ms} {self.floor}"
+        return f"{self.incarnation} {self.state} {numbers} {self.url}"
 
     def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
         """ARGV of register; since when it stands is Redis' to say."""
@@ -52,7 +61,8 @@ class AgentRecord:
 
     @classmethod
     def parse(cls, text: str) -> AgentRecord:
-        agent, incarnation, until_ms, mode, relearning, waiting, seq = text.split(" ")
+        """Raises ValueError where it cannot be read."""
+        agent, incarnation, until_ms, mode, relearning, waiting, seq = text.split(" ")[:7]
         return cls(agent, incarnation, int(until_ms), mode, relearning == "1", int(waiting), int(seq))
 
 
@@ -64,6 +74,7 @@ class Fleet:
     """Whether the store knows this gateway under its epoch; if not, it must reassert."""
     expired_gateways: tuple[str, ...]
     replicas: dict[str, ReplicaRecord]
+    """Those whose records cannot be read are left as they were: they are written again (see repair.py)."""
     open_until_ms: dict[str, int]
     """Breakers that stand, by replica; 0 for one that counts failures and is still closed."""
     worker: str
@@ -102,35 +113,59 @@ class Fleet:
         return agent.lease_until_ms
 
 
-def pairs(flat: list[bytes]) -> dict[str, str]:
+def is_number(text: bytes | str) -> bool:
+    """Whether it counts something, as scripts see it."""
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+
+
+def readable(text: bytes) -> str:
+    """Text of the store, whatever bytes somebody put there."""
+    return text.decode("utf-8", "replace")
+
+
+def pairs(flat: Sequence[bytes]) -> dict[str, str]:
     """A reply's fields and values, which come flat."""
-    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+    return {readable(flat[i]): readable(flat[i + 1]) for i in range(0, len(flat), 2)}
 
 
-def _each(flat: list[bytes], parse: Callable[[str, str], _Record]) -> dict[str, _Record]:
-    """Each record by itself: one that cannot be read must not hide the others."""
+def each(flat: Sequence[bytes], parse: Callable[[str, str], _Record]) -> dict[str, _Record]:
+    """Each record by itself: one that cannot be read is left out, and hides no other (repair.py tells of it)."""
     found = {}
     for name, text in pairs(flat).items():
         try:
             found[name] = parse(name, text)
-        except (ValueError, TypeError, IndexError):
-            _log.warning("a record that cannot be read", name=name)
+        except (ValueError, TypeError, IndexError, AttributeError, OverflowError):
+            continue
     return found
 
 
-def _applied_until_ms(leases: list[bytes]) -> dict[str, int]:
-    streams = {name: text for name, text in pairs(leases).items() if name.startswith(_STREAM)}
-    return {name.removeprefix(_STREAM): int(text.rpartition(" ")[2]) for name, text in streams.items()}
+def _applied_until_ms(leases: Sequence[bytes]) -> dict[str, int]:
+    lapses = each(leases, lambda name, text: int(text.rpartition(" ")[2]) if name.startswith(_STREAM) else 0)
+    return {name.removeprefix(_STREAM): ms for name, ms in lapses.items() if name.startswith(_STREAM)}
+
+
+def _count(_: str, text: str) -> int:
+    count = int(text)
+    if not 0 <= count < 10**_DIGITS:
+        raise ValueError("no count")
+    return count
 
 
 def moment_of(leases: dict[str, str], name: str) -> tuple[int, int]:
     """When the clock last `jumped` or `went_back` (Redis time), and by how much, in ms; zeros where it never did."""
     at_ms, _, by_ms = leases.get(name, "").partition(" ")
-    return (int(at_ms), int(by_ms)) if at_ms.isdigit() and by_ms.isdigit() else (0, 0)
+    return (int(at_ms), int(by_ms)) if is_number(at_ms) and is_number(by_ms) else (0, 0)
 
 
 def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
+
+
+def _replicas(flat: Sequence[bytes], before: Fleet | None) -> dict[str, ReplicaRecord]:
+    """The registry; a record that cannot be read is as it was before."""
+    known = before.replicas if before is not None else {}
+    found = each(flat, ReplicaRecord.parse)
+    return {name: known[name] for name in pairs(flat) if name not in found and name in known} | found
 
 
 def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fleet) -> dict[str, ReplicaRecord]:
@@ -140,19 +175,20 @@ def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fl
     return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
 
 
-def parse_fleet(reply: Any) -> Fleet:
+def parse_fleet(reply: Any, before: Fleet | None = None) -> Fleet:
+    """A heartbeat's answer, whatever is in the store; `before` is the last one."""
     status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
     return Fleet(
         known=status == b"ok",
-        expired_gateways=tuple(name.decode() for name in expired),
-        replicas=_each(replicas, ReplicaRecord.parse),
-        open_until_ms=_each(breakers, lambda _, text: int(text.split(" ")[1])),
-        worker=worker.decode(),
+        expired_gateways=tuple(readable(name) for name in expired),
+        replicas=_replicas(replicas, before),
+        open_until_ms=each(breakers, lambda _, text: int(text.split(" ")[1])),
+        worker=readable(worker),
         now_ms=now_ms,
-        active={name: int(text) for name, text in pairs(active).items()},
-        agents=_each(agents, lambda _, text: AgentRecord.parse(text)),
+        active={name: count for name, count in each(active, _count).items() if not name.startswith(_MARK)},
+        agents=each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
-        engines=_each(engines, _figures),
+        engines=each(engines, _figures),
         jumped=moment_of(pairs(leases), "jumped"),
         reaped=reaped,
     )

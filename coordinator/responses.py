@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from coordinator.pool import Pool
+from coordinator.registry import readable
 
 RESPONSE_TTL_S = 3600
 _EVERYBODY = "-"
@@ -22,5 +23,5 @@ async def find(pool: Pool, response_id: str, tenant: str | None) -> tuple[str, s
     found = await pool.read("GET", pool.keys.response(response_id))
     if found is None:
         return None
-    replica, incarnation, owner = found.decode().split(" ", 2)
-    return (replica, incarnation) if owner == (tenant or _EVERYBODY) else None
+    words = readable(found).split(" ", 2)  # fewer than three where no gateway wrote it
+    return (words[0], words[1]) if words[2:] == [tenant or _EVERYBODY] else None

@@ -1,8 +1,8 @@
 """The Lua scripts as typed values: how each is called, and what its answer means. No I/O.
 
 A script file opens with a comment that lists its KEYS, ARGV and what it returns; `-- include NAME` lines pull in
-lua/lib/NAME.lua. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on when
-chunks have filled the memory; Redis 6.2 does not know that line.
+lua/lib/NAME.lua, each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on
+when chunks have filled the memory; Redis 6.2 does not know that line.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ NAMES = (
     "tend",
     "forget",
     "rewind",
+    "repair",
+    "recount",
 )
 
 
@@ -63,10 +65,18 @@ def source(name: str) -> str:
     folder = files(__package__) / "lua"
     text = (folder / f"{name}.lua").read_text()
 
-    def included(match: re.Match[str]) -> str:
-        return (folder / "lib" / f"{match[1]}.lua").read_text()
+    seen: set[str] = set()
 
-    return re.sub(r"^-- include (\w+)$", included, text, flags=re.MULTILINE)
+    def with_includes(text: str) -> str:
+        return re.sub(r"^-- include (\w+)$", included, text, flags=re.MULTILINE)
+
+    def included(match: re.Match[str]) -> str:
+        if match[1] in seen:
+            return ""
+        seen.add(match[1])
+        return with_includes((folder / "lib" / f"{match[1]}.lua").read_text())
+
+    return with_includes(text)
 
 
 @cache
@@ -268,9 +278,9 @@ def parse_placement(reply: Any) -> Placement | str:
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     return Placement(
-        replica=reply[1].decode(),
-        incarnation=reply[2].decode(),
-        url=reply[3].decode(),
+        replica=str(reply[1], "utf-8", "replace"),  # a script can only choose among what is there
+        incarnation=str(reply[2], "utf-8", "replace"),
+        url=str(reply[3], "utf-8", "replace"),
         why=reply[4].decode(),
         matched_keys=reply[5],
         matched_tokens=reply[6],
@@ -279,9 +289,9 @@ def parse_placement(reply: Any) -> Placement | str:
         last_use_ms=reply[9],
         backlog_tokens=reply[10],
         matched_kind=reply[11].decode(),
-        matched_entry=reply[12].decode(),
+        matched_entry=str(reply[12], "utf-8", "replace"),
         placed_ms=reply[13],
-        mode=reply[14].decode(),
+        mode=str(reply[14], "utf-8", "replace"),
         report=reply[15] == 1,
         stored_keys=reply[16],
         stored_tokens=reply[17],

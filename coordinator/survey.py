@@ -11,14 +11,15 @@ import statistics
 import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.address import connect, is_cluster
 from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.info import read_fields
 from coordinator.keys import PREFIX, PoolKeys, pools_key
-from coordinator.registry import Fleet, moment_of, pairs, parse_fleet
+from coordinator.pools import pool_names
+from coordinator.registry import Fleet, each, is_number, moment_of, pairs, parse_fleet
 from coordinator.wire import Wire
 
 SAMPLES = 1000
@@ -54,6 +55,15 @@ class Server:
     refused: dict[str, str] = field(default_factory=dict)
 
 
+class Unreadable(NamedTuple):
+    """Records of a key that could not be read: how many so far, and where the last of them was when."""
+
+    key: str
+    times: int
+    last_ms: int
+    field: str
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """A pool at one moment, by Redis' clock."""
@@ -68,6 +78,8 @@ class Look:
     """When any gateway beat last; 0 where none ever did."""
     went_back: tuple[int, int] = (0, 0)
     """When a beat last found that Redis' clock had gone back, and by how many ms; zeros where none did."""
+    unreadable: tuple[Unreadable, ...] = ()
+    """What gateways could not read, and what cannot be read now."""
 
 
 class Survey:
@@ -115,7 +127,7 @@ class Survey:
 
     async def pools(self) -> list[str]:
         """The pools that any agent has ever told of."""
-        return sorted(name.decode() for name in await self._ask("SMEMBERS", pools_key(self._namespace)))
+        return pool_names(await self._ask("SMEMBERS", pools_key(self._namespace)))
 
     async def of(self, pool: str) -> Survey:
         """A connection to the server that has the pool: this one, but in a Redis Cluster."""
@@ -130,30 +142,36 @@ class Survey:
         """A pool as it is now, where this is a connection `of` it."""
         k = PoolKeys(pool, self._namespace)
         hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors)
-        now_ms, *flat = await self._together(
-            [self._now_ms(), *(self._wire.send("HGETALL", key) for key in hashes)],
+        refused: dict[str, str] = {}
+        now_ms, mended, *flat = await self._together(
+            [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
         fleet = parse_fleet([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
+        found = each(mended, _unreadable).values()
         oldest = await self._together(
             self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in fleet.agents
         )
         return Look(
             pool=pool,
             fleet=fleet,
-            gateway_leases_ms={name: int(text.split(" ")[1]) for name, text in pairs(gateways).items()},
+            gateway_leases_ms=each(gateways, lambda _, text: int(text.split(" ")[1])),
             oldest_unapplied_ms={
                 replica: now_ms - at_ms for replica, at_ms in zip(fleet.agents, oldest, strict=True) if at_ms
             },
-            tick_ms=int(tick) if tick.isdigit() else 0,
+            tick_ms=int(tick) if is_number(tick) else 0,
             went_back=moment_of(pairs(leases), "went_back"),
+            unreadable=(*found, *(Unreadable(key.rpartition(":")[2], 1, now_ms, "-") for key in refused)),
         )
 
     async def _oldest_after_ms(self, stream: str, entry: str) -> int:
         """When the first entry behind `entry` was published; 0 where there is none."""
-        reply = await self._wire.send("XREAD", "COUNT", 1, "STREAMS", stream, entry)
+        try:
+            reply = await self._wire.send("XREAD", "COUNT", 1, "STREAMS", stream, entry)
+        except StoreRefused:  # no cursor, or no stream: it is about to be mended
+            return 0
         return int(reply[0][1][0][0].split(b"-")[0]) if reply else 0
 
     async def _foreign(self) -> tuple[ForeignKey, ...]:
@@ -166,6 +184,16 @@ class Survey:
             for name, ttl_ms, size in zip(names, ttls_ms, sizes, strict=True)
             if ttl_ms != _GONE
         )
+
+    async def _hash(self, refused: dict[str, str], key: str) -> Any:
+        """Its fields and values, flat; none where somebody has made another type of it."""
+        try:
+            return await self._wire.send("HGETALL", key)
+        except StoreRefused as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            refused[key] = str(error)
+            return ()
 
     async def _size_bytes(self, name: bytes) -> int:
         try:
@@ -202,3 +230,8 @@ class Survey:
 
     async def _together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
         return await answered(asyncio.gather(*calls), self._timeout_s)
+
+
+def _unreadable(key: str, text: str) -> Unreadable:
+    times, last_ms, where = text.split(" ", 2)
+    return Unreadable(key, int(times), int(last_ms), where)

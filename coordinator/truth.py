@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from coordinator.pool import Pool
+from coordinator.registry import readable
 from coordinator.scripts import Placement, PlaceRequest
 
 _MEASURED_TTL_S = 60
@@ -61,10 +62,10 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
         pool.read("HGET", k.entries, replica),
         pool.read("HGET", k.own_prefix + key, replica),
     )
-    if not record or not cursor or cursor.split(b" ")[1] != entries:
+    if not record or not cursor or cursor.split(b" ")[1:] != [entries]:
         return False
-    fields = record.decode().split(" ")
-    return bool(fields[1] == "resident" and fields[6] == entry)
+    fields = readable(record).split(" ")
+    return fields[1:2] == ["resident"] and fields[6:7] == [entry]
 
 
 def ask_reset(pool: Pool, replica: str) -> None:

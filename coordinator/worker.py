@@ -1,4 +1,7 @@
-"""The chores of a pool, done by the gateway that holds its worker lease: trimming what replicas are believed to hold.
+"""The chores of a pool, done by the gateway that holds its worker lease: mending what cannot be read, and trimming what
+replicas are believed to hold.
+
+What cannot be read is mended first (repair.py).
 
 A replica's cache is bounded, so what it owns is as well. Where no agent tells what it holds, its keys are dropped,
 least recently used first: what an older incarnation left behind, what no request used for CLAIM_TTL_MS, and what
@@ -13,10 +16,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from coordinator.errors import StoreError
+from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool import Pool
 from coordinator.reaper import Reaper
-from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.registry import Fleet, ReplicaRecord, is_number, readable
+from coordinator.repair import Repair, prefix_keys
 
 _log = structlog.get_logger("kvgate.worker")
 
@@ -43,6 +47,7 @@ class Worker:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._reaper = Reaper(pool)
+        self._repair = Repair(pool)
         self._sweeps: dict[str, _Sweep] = {}
 
     def close(self) -> None:
@@ -54,16 +59,26 @@ class Worker:
         noticed elsewhere, anything else is logged.
         """
         try:
-            fleet = await self._pool.beat()
+            fleet = await self._beat()
             self._reaper.go_on(fleet)
             if fleet.worker == self._pool.gateway:
+                await self._repair.look()
                 async with asyncio.timeout(_TRIM_S):
+                    await self._repair.recount(fleet)
                     for record in fleet.replicas.values():
                         await self._tidy(record, fleet)
         except (StoreError, TimeoutError):
             return
         except Exception as error:  # nobody awaits a tick
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
+
+    async def _beat(self) -> Fleet:
+        """Where it stumbles over what is in the store, nobody knows who does the chores: then everybody mends."""
+        try:
+            return await self._pool.beat()
+        except StoreRefused:
+            await self._repair.look()
+            raise
 
     async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
         await rewind(self._pool, record, fleet.now_ms)
@@ -118,9 +133,9 @@ async def _sweep_batch(pool: Pool, replica: str, end: int, claims_before_ms: int
     k, start = pool.keys, max(0, end - _BATCH)
     held = k.held(replica)
     found, gateways = await asyncio.gather(pool.read("ZRANGE", held, start, end - 1), pool.read("HKEYS", k.gateways))
-    keys = [key.decode() for key in found]
+    keys = prefix_keys(pool, replica, found)
     owned = [k.own_prefix + key for key in keys]
-    flights = [k.flight(gateway.decode()) for gateway in gateways]
+    flights = [k.flight(readable(gateway)) for gateway in gateways]
     swept = await pool.run(
         "sweep", [k.replicas, k.owned_tokens, held, *owned, *flights], [replica, claims_before_ms, *keys]
     )
@@ -146,7 +161,8 @@ async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:
         oldest = await pool.read("ZRANGE", held, 0, min(excess, _BATCH) - 1, "WITHSCORES")
         if not oldest:
             break
-        count = await pool.drop(record.replica, int(float(oldest[-1])) + 1, [key.decode() for key in oldest[::2]])
+        before_ms = int(min(float(oldest[-1]), fleet.now_ms)) + 1  # what was used last in the future was not used then
+        count = await pool.drop(record.replica, before_ms, prefix_keys(pool, record.replica, oldest[::2]))
         if count == 0:
             break
         dropped += count
@@ -161,7 +177,10 @@ async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
         found = await pool.read("ZRANGEBYSCORE", pool.keys.held(replica), "-inf", f"({before_ms}", "LIMIT", 0, _BATCH)
         if not found:
             return dropped
-        dropped += await pool.drop(replica, before_ms, [key.decode() for key in found])
+        count = await pool.drop(replica, before_ms, prefix_keys(pool, replica, found))
+        if count == 0:
+            return dropped  # all of them used in between, or the replica's record cannot be read
+        dropped += count
 
 
 async def rewind(pool: Pool, record: ReplicaRecord, now_ms: int) -> int:
@@ -198,7 +217,8 @@ async def _excess_keys(pool: Pool, record: ReplicaRecord) -> int:
     held = int(await pool.read("ZCARD", pool.keys.held(record.replica)))
     if not record.capacity_tokens:
         return max(0, held - MAX_KEYS)
-    owned_tokens = int(await pool.read("HGET", pool.keys.owned_tokens, record.replica) or 0)
+    told = await pool.read("HGET", pool.keys.owned_tokens, record.replica) or b"0"
+    owned_tokens = int(told) if is_number(told) else 0  # else it is about to be summed again
     if owned_tokens <= record.capacity_tokens:
         return 0
     return max(1, held * (owned_tokens - record.capacity_tokens) // owned_tokens)

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from coordinator.repair import KEYS
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__
@@ -91,6 +92,9 @@ class Status:
         metrics.in_flight.set(self._admission.requests.taken)
         metrics.uploads.set(self._admission.uploads.taken)
         metrics.held_bytes.set(self._admission.held_bytes.taken)
+        for key in KEYS:
+            pools = [self._store.pool(name) for name in self._store.pool_names()]
+            metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.of_replicas:

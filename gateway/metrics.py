@@ -150,6 +150,12 @@ class Metrics:
         self.store_reconnects = Tally(
             "kvgate_store_connections", "Times the store's connection was (re)established.", (), registry
         )
+        self.unreadable = Tally(
+            "kvgate_unreadable_records",
+            "Records in Redis that this gateway found unreadable and mended, by key.",
+            ("key",),
+            registry,
+        )
         self.discovery_up = Gauge(
             "kvgate_discovery_up", "1 while a source tells which replicas there are.", ("source",), registry=registry
         )

@@ -12,6 +12,7 @@ import structlog
 
 from coordinator.address import connect
 from coordinator.agent.chains import Binding
+from coordinator.agent.measured import Measured, read_measured
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.answer import answered
 from coordinator.bound import read_chains
@@ -19,7 +20,7 @@ from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.line import load_scripts
 from coordinator.pools import list_pool
-from coordinator.registry import AgentRecord, ReplicaRecord
+from coordinator.registry import AgentRecord, ReplicaRecord, readable
 from coordinator.scripts import load
 from coordinator.wire import Wire
 
@@ -31,6 +32,7 @@ STREAM_CAP = 1000
 _BATCH = 200
 _CONNECT_S = 1.0
 _ANSWER_S = 2.0
+_UNREADABLE = "the replica's record cannot be read"
 
 
 class Fenced(Exception):
@@ -49,17 +51,11 @@ class Held:
     def parse(cls, record: bytes) -> Held | None:
         if not record:
             return None
-        told = AgentRecord.parse(record.decode())
+        try:
+            told = AgentRecord.parse(readable(record))
+        except ValueError:
+            return None  # no agent wrote it
         return cls(told.agent, told.incarnation, told.seq)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A prompt's length as its engine counted it, with its tokens where those were asked for."""
-
-    tip: str
-    prompt_tokens: int
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +123,12 @@ class Link:
         await self._run("register", self.keys.of_register, record.script_args(only_if_absent=True))
 
     async def record(self) -> ReplicaRecord | None:
-        """The replica as the registry has it."""
+        """The replica as the registry has it. Raises StoreDown while that cannot be read."""
         found = await self.ask("HGET", self.keys.replicas, self._replica)
-        return ReplicaRecord.parse(self._replica, found.decode()) if found else None
+        try:
+            return ReplicaRecord.parse(self._replica, readable(found)) if found else None
+        except ValueError:
+            raise StoreDown(_UNREADABLE) from None
 
     async def is_followed_by_another(self, known: ReplicaRecord) -> bool:
         """Whether another agent has the lease on that life of the replica now."""
@@ -149,7 +148,10 @@ class Link:
         k = self.keys
         reply = await self._run(
             "attend",
-            (k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
+            (
+                *(k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
+                *(k.events(self._replica), k.cursors),
+            ),
             (
                 self._replica,
                 self._agent,
@@ -168,10 +170,12 @@ class Link:
             return float(reply[1]) / 1000
         if reply[0] == b"unregistered":
             raise Fenced("the registry knows the replica in another life")
+        if reply[0] == b"unreadable":
+            raise StoreDown(_UNREADABLE)
         self._entries = int(reply[4]) if self._entries is None else self._entries
         self._taken = reply[3]
-        measured = [said for text in reply[3] if (said := _measured(text)) is not None]
-        return Attended(Held.parse(reply[1]), reply[2].decode(), measured, int(reply[4]), reply[5] == 1)
+        measured = [said for text in reply[3] if (said := read_measured(text)) is not None]
+        return Attended(Held.parse(reply[1]), readable(reply[2]), measured, int(reply[4]), reply[5] == 1)
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of those sessions. Of one that was placed on another replica since, it is not written any more
@@ -204,27 +208,30 @@ class Link:
         k, said, entries = self.keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
-            (k.agents, k.replicas, k.entries, k.events(self._replica)),
+            (k.agents, k.replicas, k.entries, k.events(self._replica), k.cursors),
             (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), said, entries, lines),
         )
         if number == 0:
             raise Fenced("another agent holds the replica")
         if number < 0:
-            raise StoreDown("what this agent said on an earlier connection has only now arrived")
+            raise StoreDown("the stream is not where this agent left it")
         self._entries = int(number)
         return int(number)
 
     async def is_applied(self, entries: int) -> bool:
         """Whether all of the stream's first `entries` entries are in the map."""
         cursor = await self.ask("HGET", self.keys.cursors, self._replica)
-        return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
+        try:
+            return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
+        except (ValueError, IndexError):
+            return False  # it cannot be read: the stream is applied anew
 
     async def residents(self) -> list[Resident]:
         """What the map says this replica's current life holds, as its last agent told it."""
         record = await self.record()
         if record is None:
             return []
-        keys = [key.decode() for key in await self.ask("ZRANGE", self.keys.held(self._replica), 0, -1)]
+        keys = [readable(key) for key in await self.ask("ZRANGE", self.keys.held(self._replica), 0, -1)]
         found: list[Resident] = []
         for start in range(0, len(keys), _BATCH):
             part = keys[start : start + _BATCH]
@@ -233,7 +240,7 @@ class Link:
             found += [
                 resident
                 for key, text in zip(part, texts, strict=True)
-                if text and (resident := _resident(key, text.decode(), record)) is not None
+                if text and (resident := _resident(key, readable(text), record)) is not None
             ]
         return found
 
@@ -262,16 +269,6 @@ def _line(transition: Transition) -> str:
             return "reset"
 
 
-def _measured(text: bytes) -> Measured | None:
-    """None for what no gateway wrote."""
-    try:
-        said = orjson.loads(text)
-        token_ids = tuple(int(each) for each in said.get("token_ids") or ())
-        return Measured(str(said["tip"]), int(said["prompt_tokens"]), token_ids)
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return None
-
-
 def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
     """A chain, and the replica and the life of it that its last placement chose; None for what no gateway wrote."""
     try:
@@ -281,7 +278,7 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
         image_counts = [int(each) for each in behind.get("image_counts") or [0] * len(keys)]
         image_ids = [str(each) for each in behind.get("image_ids") or ()]
         expected_tokens = int(prompt_tokens)
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
     if not len(keys) == len(text_bytes) == len(image_counts) > 0:
         return None
@@ -290,7 +287,11 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
 
 
 def _resident(key: str, text: str, record: ReplicaRecord) -> Resident | None:
-    incarnation, kind, medium, span, _, _, *told = text.split(" ")
-    if incarnation != record.incarnation or kind != "resident" or int(told[0]) < record.floor:
+    """None for what does not hold, or cannot be read."""
+    try:
+        incarnation, kind, medium, span, _, _, *told = text.split(" ")
+        if incarnation != record.incarnation or kind != "resident" or int(told[0]) < record.floor:
+            return None
+        return Resident(key, int(told[1]), int(span), medium, int(told[2], 16))
+    except (ValueError, IndexError):
         return None
-    return Resident(key, int(told[1]), int(span), medium, int(told[2], 16))

@@ -9,6 +9,7 @@
 
 -- include load
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3])
 local epoch, until_ms = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+) (%d+)')
 if epoch == nil or epoch == '0' or tonumber(epoch) > tonumber(ARGV[2]) then
   return 0
@@ -23,5 +24,5 @@ local entry = entry_of(KEYS[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 if entry == nil then
   return 0
 end
-count(ARGV[3], entry, KEYS[2], KEYS[4], KEYS[5])
+count_in(ARGV[3], entry, KEYS[2], KEYS[4], KEYS[5])
 return 1

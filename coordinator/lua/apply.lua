@@ -7,34 +7,44 @@
 -- ARGV[1] who   ARGV[2] replica   ARGV[3] the cursor as known   ARGV[4] the entry's stream id   ARGV[5] its number
 -- ARGV[6] its incarnation   ARGV[7] at_ms   ARGV[8..] transitions (see publish)
 -- Returns {"ok", lag_ms, 1 if entries were missing}, {"moved", cursor} where the cursor is another, or {"lost"} where
---         the lease is another's.
+--         the lease is another's, or the replica's record cannot be read.
 
 -- include time
 -- include owned
+-- include entries
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6])
+redis.call('ZCARD', KEYS[5])
 local now = now_ms()
 local replica = ARGV[2]
 local holder = string.match(redis.call('HGET', KEYS[1], 'events:' .. replica) or '', '^%S+')
 if holder ~= ARGV[1] then
   return { 'lost' }
 end
-local cursor = redis.call('HGET', KEYS[2], replica) or ''
+local cursor, last, is_lost = cursor_of(KEYS[2], replica)
 if cursor ~= ARGV[3] then
   return { 'moved', cursor }
+end
+local record = redis.call('HGET', KEYS[3], replica)
+local incarnation, state, capacity, since_ms, floor, url =
+  string.match(record or '', '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+)')
+if record and incarnation == nil then
+  return { 'lost' }
+end
+if is_lost then
+  tell(KEYS[2], replica)
 end
 local number = tonumber(ARGV[5])
 redis.call('HSET', KEYS[2], replica, ARGV[4] .. ' ' .. ARGV[5])
 
-local incarnation, state, capacity, since_ms, floor, url =
-  string.match(redis.call('HGET', KEYS[3], replica) or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
 local lag_ms = now - tonumber(ARGV[7])
 if incarnation ~= ARGV[6] then
   return { 'ok', lag_ms, 0 }
 end
 floor = tonumber(floor)
-local missing = number ~= tonumber(string.match(cursor, ' (%d+)$') or 0) + 1
+local missing = number ~= last + 1
 if missing then
-  floor = number
+  floor = math.max(floor, number)
   if not redis.call('HGET', KEYS[6], replica) then
     redis.call('HSET', KEYS[6], replica, 'restate')
   end
@@ -57,24 +67,24 @@ for i = 8, #ARGV do
   end
   if what == '+' then
     local key, tokens, span, medium, block_hash = string.match(rest, '^(%S+) (%S+) (%S+) (%S+) (%S+)')
-    local record = redis.call('HGET', KEYS[index], replica)
+    local record = field_of(KEYS[index], replica)
     local hits, used = '0', string.format('%d', math.max(now, since))
     if record then
-      owned = owned - counted_span(record, incarnation, since_ms)
-      local of, was_hits, was_used = string.match(record, '^(%S+) %S+ %S+ %S+ (%S+) (%S+)')
+      owned = owned - counted_span(record, incarnation, since_ms, KEYS[4], replica)
+      local of, was_hits, was_used = string.match(record, '^(%S+) %S+ %S+ %S+ (%d+) (%d+)')
       if of == incarnation and tonumber(was_used) >= since then
         hits, used = was_hits, was_used
       end
     end
-    redis.call('HSET', KEYS[index], replica, table.concat(
+    write_counted(KEYS[4], '', KEYS[index], replica, table.concat(
       { incarnation, 'resident', medium, span, hits, used, ARGV[5], tokens, block_hash }, ' '))
     redis.call('ZADD', KEYS[5], 'NX', used, key)
     owned = owned + tonumber(span)
   elseif what == '-' then
     -- A claim stays: entries are in order, so whoever made it computes the key again after this.
-    local record = redis.call('HGET', KEYS[index], replica)
+    local record = field_of(KEYS[index], replica)
     if record and string.find(record, '^%S+ resident ') then
-      owned = owned - counted_span(record, incarnation, since_ms)
+      owned = owned - counted_span(record, incarnation, since_ms, KEYS[4], replica)
       redis.call('HDEL', KEYS[index], replica)
       redis.call('ZREM', KEYS[5], rest)
     end
@@ -83,7 +93,7 @@ for i = 8, #ARGV do
   end
 end
 if owned ~= 0 then
-  redis.call('HINCRBY', KEYS[4], replica, owned)
+  add(KEYS[4], replica, owned)
 end
 redis.call('HSET', KEYS[3], replica, table.concat(
   { incarnation, state, capacity, since_ms, string.format('%d', floor), url }, ' '))

@@ -22,7 +22,7 @@ local now = now_ms()
 local now_text = string.format('%d', now)
 local lease_ms = tonumber(ARGV[3])
 
-local last_tick = tonumber(redis.call('HGET', KEYS[2], 'tick') or now)
+local last_tick = tonumber(redis.call('HGET', KEYS[2], 'tick') or now) or now
 local gap = now - last_tick
 local jumped_ms = gap > tonumber(ARGV[4]) and gap or 0
 local back_ms = -gap > tonumber(ARGV[4]) and -gap or 0
@@ -55,7 +55,7 @@ local status = 'stale'
 for i = 1, #gateways, 2 do
   local epoch, until_ms = string.match(gateways[i + 1], '^(%d+) (%d+)')
   until_ms = tonumber(until_ms)
-  if jumped_ms > 0 and epoch ~= '0' then
+  if jumped_ms > 0 and until_ms and epoch ~= '0' then
     until_ms = until_ms + jumped_ms
     redis.call('HSET', KEYS[1], gateways[i], epoch .. ' ' .. string.format('%d', until_ms))
   end
@@ -68,7 +68,7 @@ for i = 1, #gateways, 2 do
         redis.call('HDEL', KEYS[1], ARGV[1])
       end
     end
-  elseif until_ms < now or epoch == '0' then
+  elseif until_ms and (until_ms < now or epoch == '0') then -- one that cannot be read is mended: see repair
     expired[#expired + 1] = gateways[i]
   end
 end

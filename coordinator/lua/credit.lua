@@ -7,8 +7,11 @@
 -- Returns the number of keys credited.
 
 -- include time
+-- include load
 
-local incarnation, since_ms = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%S+) %S+ %S+ (%S+)')
+local incarnation, since_ms = life_of(KEYS[1], ARGV[1])
+check_hashes(KEYS[2])
+redis.call('ZCARD', KEYS[3])
 if incarnation ~= ARGV[2] then
   return 0
 end
@@ -16,13 +19,17 @@ local now_text = string.format('%d', math.max(now_ms(), tonumber(since_ms)))
 local credited, added_tokens = 0, 0
 for i = 4, #KEYS do
   local key, span = ARGV[2 * i - 4], ARGV[2 * i - 3]
-  local record = redis.call('HGET', KEYS[i], ARGV[1])
+  local record = field_of(KEYS[i], ARGV[1])
   local of, kind, by
   if record then
     of, kind, by = string.match(record, '^(%S+) (%S+) %S+ %S+ %S+ %S+ (%S+)')
   end
   if of ~= incarnation then
-    redis.call('HSET', KEYS[i], ARGV[1], incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' -')
+    local claim = incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' -'
+    write_counted(KEYS[2], '', KEYS[i], ARGV[1], claim)
+    if record and of == nil then
+      mark(KEYS[2], ARGV[1], 1)
+    end
     redis.call('ZADD', KEYS[3], now_text, key)
     credited, added_tokens = credited + 1, added_tokens + tonumber(span)
   elseif kind == 'claim' and by == ARGV[3] then
@@ -31,6 +38,6 @@ for i = 4, #KEYS do
   end
 end
 if added_tokens > 0 then
-  redis.call('HINCRBY', KEYS[2], ARGV[1], added_tokens)
+  add(KEYS[2], ARGV[1], added_tokens)
 end
 return credited

@@ -15,7 +15,7 @@ local used_ms = now_ms()
 local _, since_text = life_of(KEYS[1], ARGV[1])
 local since_ms = tonumber(since_text or 0)
 if since_ms > used_ms then
-  local newest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
+  local newest = redis.pcall('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
   used_ms = math.max(since_ms, tonumber(newest[2] or 0) + 0.001)
 end
 local members = {}
@@ -23,4 +23,4 @@ for i = 2, #ARGV do
   members[2 * i - 3] = string.format('%.3f', used_ms + (#ARGV - i) / 1000)
   members[2 * i - 2] = ARGV[i]
 end
-return redis.call('ZADD', KEYS[2], unpack(members))
+return (write('ZADD', KEYS[2], unpack(members)))

@@ -2,14 +2,16 @@
 -- among those who ask: who has more than his part of the replicas gives one back a beat, who has less takes what is
 -- free. Who stops asking is counted until his leases lapse. What is given back is held by nobody ("-") for as long as
 -- its lease would have lasted: its replica stays exact, for somebody will take it with his next beat. While a lease has
--- lapsed, what its replica holds is not known, and may be trimmed: who takes it then asks the agent to say it again.
+-- lapsed, what its replica holds is not known, and may be trimmed: who takes it then asks the agent to say it again. So it is where a cursor cannot be read: the stream is read from its start.
 --
 -- KEYS[1] leases   KEYS[2] agents   KEYS[3] cursors   KEYS[4] asks
 -- ARGV[1] who   ARGV[2] lease_ms   ARGV[3] "1": give all back and ask no more
 -- Returns flat pairs of replica and cursor ("<stream id> <entry>", "": none yet), for the replicas held.
 
 -- include time
+-- include entries
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4])
 local now, asking = now_ms(), 0
 local until_text = string.format('%d', now + tonumber(ARGV[2]))
 if ARGV[3] == '1' then
@@ -20,7 +22,7 @@ end
 local leases = redis.call('HGETALL', KEYS[1])
 for i = 1, #leases, 2 do
   if string.match(leases[i], '^applier:') then
-    if tonumber(leases[i + 1]) < now then
+    if (tonumber(leases[i + 1]) or 0) < now then
       redis.call('HDEL', KEYS[1], leases[i])
     else
       asking = asking + 1
@@ -51,9 +53,14 @@ for i = 1, #held do
   if i > kept then
     redis.call('HSET', KEYS[1], field, '- ' .. until_text)
   else
-    local cursor = redis.call('HGET', KEYS[3], held[i]) or ''
+    local cursor, _, is_lost = cursor_of(KEYS[3], held[i])
+    if is_lost then
+      tell(KEYS[3], held[i])
+      redis.call('HDEL', KEYS[3], held[i])
+    end
     local had_until_ms = string.match(redis.call('HGET', KEYS[1], field) or '', '(%d+)$')
-    if cursor ~= '' and tonumber(had_until_ms or 0) < now and not redis.call('HGET', KEYS[4], held[i]) then
+    local has_lapsed = cursor ~= '' and tonumber(had_until_ms or 0) < now
+    if (is_lost or has_lapsed) and not redis.call('HGET', KEYS[4], held[i]) then
       redis.call('HSET', KEYS[4], held[i], 'restate')
     end
     redis.call('HSET', KEYS[1], field, ARGV[1] .. ' ' .. until_text)

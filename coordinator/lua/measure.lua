@@ -6,14 +6,16 @@
 -- ARGV[5] ttl_s of what the agent is told
 -- Returns 1 where the claim was found, else 0.
 
+-- include safe
+
 local MAX_TOLD = 512 -- until the agent comes for them: it does twice a second
 
 if ARGV[4] ~= '' then
-  redis.call('RPUSH', KEYS[2], ARGV[4])
+  write('RPUSH', KEYS[2], ARGV[4])
   redis.call('LTRIM', KEYS[2], -MAX_TOLD, -1)
   redis.call('EXPIRE', KEYS[2], ARGV[5])
 end
-local record = redis.call('HGET', KEYS[1], ARGV[1])
+local record = field_of(KEYS[1], ARGV[1])
 if not record then
   return 0
 end

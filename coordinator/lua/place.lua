@@ -1,6 +1,7 @@
 -- Chooses a replica for a request, reserves its load there and claims the request's chain for it: one atomic
 -- step, so gateways cannot herd onto the replica that all of them just saw idle. In mode "explain" nothing is
--- written, and every candidate's cost comes back with its terms.
+-- written, and every candidate's cost comes back with its terms. A number that cannot be read counts as 0 for this one
+-- decision, a replica whose record cannot be read is no candidate, and an owner's record that cannot be read is dropped.
 --
 -- KEYS[1] replicas   KEYS[2] breakers   KEYS[3] active   KEYS[4] backlog_tokens   KEYS[5] owned_tokens
 -- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bound   KEYS[10] agents   KEYS[11] reports
@@ -30,6 +31,7 @@ local MAX_OPENINGS = 12 -- a breaker stays open for so many times probe_ms at mo
 -- include time
 -- include tables
 -- include load
+-- include owned
 -- include chain
 -- include tiers
 -- include choose
@@ -42,7 +44,7 @@ if not explain then
     return { 'stale' }
   end
   if ARGV[8] ~= '' then
-    local entry = redis.call('HGET', KEYS[7], ARGV[8])
+    local entry = field_of(KEYS[7], ARGV[8])
     if entry then
       redis.call('HDEL', KEYS[7], ARGV[8])
       give_back(entry, KEYS[1], KEYS[3], KEYS[4])
@@ -63,12 +65,12 @@ local good, broken, dead = {}, {}, {}
 local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
 for i = 1, #records, 2 do
   local replica = records[i]
-  local incarnation, state, capacity, floor = string.match(records[i + 1], '^(%S+) (%S+) (%S+) %S+ (%S+)')
-  lives[replica], capacities[replica] = { incarnation, tonumber(floor) }, tonumber(capacity)
+  local incarnation, state, capacity, floor = string.match(records[i + 1], '^(%S+) (%S+) (%d+) %d+ (%d+) %S')
+  lives[replica], capacities[replica] = incarnation ~= nil and { incarnation, tonumber(floor) }, tonumber(capacity)
   record_of[replica] = records[i + 1]
-  local serves = ARGV[20] == '' or serving[replica]
+  local serves = incarnation and (ARGV[20] == '' or serving[replica])
   if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
-    local open_until = breakers[replica] and tonumber(string.match(breakers[replica], ' (%d+)')) or 0
+    local open_until = breakers[replica] and tonumber(string.match(breakers[replica], '^%d+ (%d+)')) or 0
     local tier = state ~= 'ready' and dead or (open_until > now and open_until <= latest_open_ms and broken or good)
     tier[#tier + 1] = replica
   end
@@ -102,9 +104,9 @@ end
 local best_depth = 0
 for i = 1, #names do
   local replica = names[i]
-  fleet.active[i] = tonumber(active[replica] or 0)
-  fleet.backlog[i] = tonumber(backlog[replica] or 0)
-  fleet.owned[i] = tonumber(owned[replica] or 0)
+  fleet.active[i] = sum_of(active[replica])
+  fleet.backlog[i] = sum_of(backlog[replica])
+  fleet.owned[i] = sum_of(owned[replica])
   fleet.capacity[i] = capacities[replica]
   fleet.matched[i] = tokens_at(depth[replica] or 0)
   if (depth[replica] or 0) > best_depth then
@@ -138,7 +140,8 @@ end
 if policy == 'prefix_kv_aware' then
   chosen = least(fleet, limit, cost, occupied)
 elseif policy == 'round_robin' then
-  local turn = explain and tonumber(redis.call('GET', KEYS[8]) or 0) + 1 or redis.call('INCR', KEYS[8])
+  local turn = redis.pcall(explain and 'GET' or 'INCR', KEYS[8]) -- an error where it cannot be read
+  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0)
   chosen = (turn - 1) % fleet.count + 1
 elseif policy == 'random' then
   chosen = math.random(fleet.count)
@@ -197,18 +200,16 @@ local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
 local claimed_from, claimed_tokens = 0, 0
 local function is_claimable(key)
-  local mine = redis.call('HGET', key, replica)
+  local mine = field_of(key, replica)
   if mine and string.match(mine, '^%S+') == incarnation then
     if holds(mine, lives[replica]) then
       return false
     end
-    local span, used = string.match(mine, '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
-    if tonumber(used) >= since_ms then -- it was counted, and is replaced
-      claimed_tokens = claimed_tokens - tonumber(span)
-    end
+    claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, KEYS[5], replica) -- it is replaced
     return true
   end
-  return mine or redis.call('HLEN', key) < tonumber(ARGV[16])
+  local owners = mine and 0 or redis.pcall('HLEN', key)
+  return type(owners) == 'table' or owners < tonumber(ARGV[16])
 end
 local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. ARGV[3]
 local behind = fleet.matched[chosen]
@@ -216,7 +217,7 @@ for index = matched + 1, count do
   local key = KEYS[FIRST_OWN + index - 1]
   local span = tonumber(ARGV[FIRST_TOKENS + index - 1]) - behind
   if index > top or is_claimable(key) then
-    redis.call('HSET', key, replica, head .. span .. tail)
+    write_counted(KEYS[5], '', key, replica, head .. span .. tail)
     claimed_tokens = claimed_tokens + span
     if claimed_from == 0 then
       claimed_from = index
@@ -225,7 +226,7 @@ for index = matched + 1, count do
   behind = behind + span
 end
 if claimed_tokens ~= 0 then
-  redis.call('HINCRBY', KEYS[5], replica, claimed_tokens)
+  add(KEYS[5], replica, claimed_tokens)
 end
 
 -- Use of the matched key: hits by other continuations are counted by sampling, the last use at most once per 10 s,
@@ -240,7 +241,7 @@ if matched > 0 then
   if now - last_use > TOUCH_MS or (last_use > now and is_sampled) then
     touch, used = 1, now_text
     if last_use < since_ms then -- claimed in an earlier life of the same name: counted from now on
-      redis.call('HINCRBY', KEYS[5], replica, tonumber(string.match(head, '%d+$')))
+      add(KEYS[5], replica, tonumber(string.match(head, '%d+$')))
     end
   end
   if counted then
@@ -256,16 +257,16 @@ end
 -- engine has others waiting.
 local mode, report = '', 0
 local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
-  redis.call('HGET', KEYS[10], replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
-local applied_until = string.match(redis.call('HGET', KEYS[12], 'events:' .. replica) or '', '(%d+)$')
+  field_of(KEYS[10], replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
+local applied_until = string.match(field_of(KEYS[12], 'events:' .. replica) or '', '(%d+)$')
 local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
 if is_followed and tonumber(applied_until or 0) >= now then
   mode = agent_mode
   if ARGV[24] == '1' and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
-    local asked_ms = tonumber(redis.call('HGET', KEYS[11], replica) or 0)
+    local asked_ms = tonumber(field_of(KEYS[11], replica) or 0) or 0
     if asked_ms > now or now - asked_ms >= REPORT_MS then
       report = 1
-      redis.call('HSET', KEYS[11], replica, string.format('%d', now))
+      write('HSET', KEYS[11], replica, string.format('%d', now))
     end
   end
 end
@@ -281,11 +282,10 @@ end
 
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
-redis.call('HSET', KEYS[7], ARGV[3], table.concat({ replica, incarnation, since_text, uncached, ARGV[21] }, ' '))
-redis.call('HINCRBY', KEYS[3], replica, 1)
-redis.call('HINCRBY', KEYS[4], replica, uncached)
-local failures, open_until = string.match(breakers[replica] or '0 0', '^(%d+) (%d+)')
-if open_until ~= '0' then
+local in_flight = table.concat({ replica, incarnation, since_text, uncached, ARGV[21] }, ' ')
+count_in(ARGV[3], in_flight, KEYS[7], KEYS[3], KEYS[4])
+local failures, open_until = string.match(breakers[replica] or '', '^(%d+) (%d+)')
+if open_until and open_until ~= '0' then
   redis.call('HSET', KEYS[2], replica, failures .. ' ' .. string.format('%d', now + tonumber(ARGV[18])) .. ' 1')
 end
 

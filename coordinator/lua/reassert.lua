@@ -10,8 +10,9 @@
 -- include time
 -- include load
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3])
 local known = redis.call('HGET', KEYS[1], ARGV[1])
-if known and tonumber(string.match(known, '^%d+')) > tonumber(ARGV[2]) then
+if known and tonumber(string.match(known, '^%d+') or 0) > tonumber(ARGV[2]) then
   return -1
 end
 
@@ -37,7 +38,7 @@ for i = 1, #standing, 2 do
 end
 for id, entry in pairs(stated) do
   if not keep[id] then
-    count(id, entry, KEYS[2], KEYS[4], KEYS[5])
+    count_in(id, entry, KEYS[2], KEYS[4], KEYS[5])
   end
 end
 

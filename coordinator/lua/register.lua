@@ -10,13 +10,18 @@
 -- Returns "same", "changed" or "new".
 
 -- include time
+-- include safe
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 local incarnation, since_ms, floor
 if record then
-  incarnation, since_ms, floor = string.match(record, '^(%S+) %S+ %S+ (%S+) (%S+)')
+  incarnation, since_ms, floor = string.match(record, '^(%S+) %S+ %d+ (%d+) (%d+) %S')
 end
 if record and ARGV[6] == '1' then
+  if incarnation == nil then
+    return 'same' -- it cannot be read: the chores write it again as it was
+  end
   local stands, started = tonumber(incarnation, 16), tonumber(ARGV[2], 16)
   if stands == nil or started == nil or started <= stands then
     return 'same'

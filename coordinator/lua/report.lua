@@ -17,7 +17,9 @@
 local SLICES = 5
 
 -- include time
+-- include safe
 
+check_hashes(KEYS[1], KEYS[2])
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 if not record or string.match(record, '^%S+') ~= ARGV[2] then
   return -1

@@ -10,19 +10,18 @@
 local found = 0
 for i = 1, #ARGV, 2 do
   local id = ARGV[i + 1]
-  local entry = redis.call('HGET', KEYS[1], id)
+  local entry = field_of(KEYS[1], id)
   if entry then
     found = found + 1
     if ARGV[i] == 'done' then
       redis.call('HDEL', KEYS[1], id)
       give_back(entry, KEYS[2], KEYS[3], KEYS[4])
     else
-      local replica, incarnation, since_ms, backlog, tip = string.match(entry, '^(%S+) (%S+) (%S+) (%S+) (%S+)')
-      if backlog ~= '0' then
+      local replica, incarnation, since_ms, tip = uncount(entry, 0, KEYS[2], KEYS[3], KEYS[4])
+      if replica then -- as it was, without backlog
         redis.call('HSET', KEYS[1], id, table.concat({ replica, incarnation, since_ms, '0', tip }, ' '))
-        if is_counted(KEYS[2], replica, incarnation, since_ms) then
-          redis.call('HINCRBY', KEYS[4], replica, -tonumber(backlog))
-        end
+      else
+        redis.call('HDEL', KEYS[1], id)
       end
     end
   end

@@ -7,9 +7,11 @@
 -- Returns 1 where ARGV[1] holds it, else 0.
 
 -- include time
+-- include safe
 
 local now = now_ms()
-local holder, until_ms = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)')
+local held = redis.pcall('GET', KEYS[1])
+local holder, until_ms = string.match(type(held) == 'string' and held or '', '^(%S+) (%d+)')
 local latest_ms = now + tonumber(ARGV[2])
 if holder ~= nil and holder ~= ARGV[1] and tonumber(until_ms) >= now then
   if tonumber(until_ms) > latest_ms then

@@ -9,6 +9,7 @@ from gateway.doctor.facts import Facts, Pool, Replica, Unknown, grouped
 from gateway.doctor.finding import Kind, Result, Unchecked
 from gateway.facts import ModelCard
 
+_LATELY_MS = 3_600_000
 _HASHING = ("prefix_caching_hash_algo", "block_size", "cache_dtype")
 
 DEAD = Kind(
@@ -22,6 +23,12 @@ UNWATCHED = Kind(
     "warning",
     "nobody checks these replicas or applies their agents' events",
     "start a gateway: kvgate gateway --config FILE",
+)
+UNREADABLE = Kind(
+    "records-unreadable",
+    "warning",
+    "somebody else writes into KVGate's keys: what is derived was made again, a record that nobody knew is gone",
+    "find out who: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
 )
 VERSIONS_DIFFER = Kind(
     "vllm-versions-differ",
@@ -78,6 +85,16 @@ def watched(pool: Pool) -> Iterator[Result]:
         yield UNWATCHED.seen(pool.subject, f"no gateway has a lease on its {len(pool.records())} replicas")
 
 
+def readable(pool: Pool) -> Iterator[Result]:
+    """Whether all that stands in the pool's keys could be read of late."""
+    if pool.looks:
+        look = pool.looks[-1]
+        late = [each for each in look.unreadable if each.last_ms > look.fleet.now_ms - _LATELY_MS]
+        if late:
+            told = ", ".join(f"{each.key} ({each.times} so far, the last in {each.field})" for each in late)
+            yield UNREADABLE.seen(pool.subject, f"within the last hour could not be read: {told}")
+
+
 def versions(pool: Pool) -> Iterator[Result]:
     """Whether all run the same vLLM."""
     known = {replica.id: replica.version for replica in pool.replicas if not isinstance(replica.version, Unknown)}
@@ -105,7 +122,7 @@ def serving(pool: Pool) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS = (dead, watched, versions, hashing, serving)
+CHECKS = (dead, watched, readable, versions, hashing, serving)
 
 
 def names(facts: Facts) -> Iterator[Result]:

@@ -7,7 +7,8 @@ import redis.asyncio as redis
 
 from coordinator.agent import link as link_module
 from coordinator.agent.inheritance import Inheritance, NotApplied
-from coordinator.agent.link import Fenced, Held, Link, Measured
+from coordinator.agent.link import Fenced, Held, Link
+from coordinator.agent.measured import Measured
 from coordinator.errors import StoreDown
 from coordinator.pool import Pool
 from coordinator.registry import AgentRecord

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from coordinator import outage
 from coordinator.agent.life import Life
+from coordinator.agent.registration import Registration
 from coordinator.agent.sight import Sight
 from coordinator.applier import Applier
 from coordinator.outage import SAY_AGAIN_S, Outage
@@ -49,7 +50,7 @@ class Engine:
 
 async def agent(url: str) -> None:
     engine = Engine()
-    await Life(url, "r0", "agent0", await engine.look(), engine).run()
+    await Life(Registration(url, "r0", "agent0"), "r0", await engine.look(), engine).run()
 
 
 async def applier(url: str) -> None:

@@ -14,6 +14,7 @@ from coordinator.pool import PlaceRequest, Pool, Reservation
 from coordinator.progress import mark
 from coordinator.reaper import Reaper
 from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.repair import Repair, _Recount
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.truth import credit, tell_measured
 from coordinator.watch.tenure import Tenure, WatchSettings
@@ -95,6 +96,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), sweep(pool, "r0"))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     await _begun(forget(pool, record), rewind(pool, record, 0))
+    repair = Repair(pool)
+    await _begun(repair.look(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
@@ -146,5 +149,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "mark": ["r0", "life1", "ready", "hung"],
     "rewind": ["r0", 1000, 0, *_KEYS],
     "tend": [91_000, 92_500],
+    "repair": [0],
+    "recount": ["r0", "61"],
 }
 """What each script must receive for the calls above, in the order of its header."""

@@ -7,6 +7,8 @@
 -- whoever holds a prefix holds everything before it, so owner sets only grow towards the root. Where that does
 -- not hold (a capped key), a replica's credit is understated, never invented.
 
+-- include owned
+
 local MAX_STEPS = 4
 
 -- The deepest index in lo..hi whose key exists, or 0.
@@ -25,9 +27,10 @@ local function deepest_existing(lo, hi)
   return lo
 end
 
--- Whether a record holds: of this life, and not below the floor. `lives` is replica -> { incarnation, floor }.
+-- Whether a record holds: of this life, and not below the floor. `lives` is replica -> { incarnation, floor }, or false
+-- where the replica's own record cannot be read.
 local function holds(record, life)
-  if life == nil or string.match(record, '^%S+') ~= life[1] then
+  if not life or string.match(record, '^%S+') ~= life[1] then
     return false
   end
   if life[2] == 0 then
@@ -37,19 +40,29 @@ local function holds(record, life)
   return entry == nil or tonumber(entry) >= life[2]
 end
 
--- The owners of key `index` whose record holds (replica -> record), and the replicas whose record is of a past life.
+-- The owners of key `index` whose record holds, and those whose record is of a past life (both: replica -> record).
 -- (What lies below a floor stays until the worker sweeps it: it counts in owned_tokens.)
 local function owners_of(index, lives)
-  local fields = redis.call('HGETALL', KEYS[FIRST_OWN + index - 1])
+  local fields = redis.pcall('HGETALL', KEYS[FIRST_OWN + index - 1]) -- empty where it is no hash
   local owners, stale = {}, {}
   for i = 1, #fields, 2 do
     if holds(fields[i + 1], lives[fields[i]]) then
       owners[fields[i]] = fields[i + 1]
-    elseif lives[fields[i]] == nil or string.match(fields[i + 1], '^%S+') ~= lives[fields[i]][1] then
-      stale[#stale + 1] = fields[i]
+    elseif lives[fields[i]] == nil or (lives[fields[i]] and string.match(fields[i + 1], '^%S+') ~= lives[fields[i]][1]) then
+      stale[fields[i]] = fields[i + 1]
     end
   end
   return owners, stale
+end
+
+-- Drops owners' records of key `index`. One that cannot be read may have been counted in owned_tokens (KEYS[5]).
+local function drop(index, records)
+  for replica, record in pairs(records) do
+    redis.call('HDEL', KEYS[FIRST_OWN + index - 1], replica)
+    if not string.find(record, OWNERSHIP) then
+      mark(KEYS[5], replica, 1)
+    end
+  end
 end
 
 -- depth[replica] = deepest index it owns, for the replicas in `below` that are not known yet; record[replica] = there.
@@ -88,8 +101,8 @@ local function walk(count, lives, clean, start)
   while top > 0 do
     local stale
     owners, stale = owners_of(top, lives)
-    if clean and #stale > 0 then
-      redis.call('HDEL', KEYS[FIRST_OWN + top - 1], unpack(stale))
+    if clean then
+      drop(top, stale)
     end
     if next(owners) then
       break
@@ -110,6 +123,14 @@ local function walk(count, lives, clean, start)
       first = first + 1
     until next(below) or first >= top or first > start + MAX_STEPS
     gallop(first - 1, below, top, lives, depth, record)
+  end
+  for replica, text in pairs(record) do
+    if not string.find(text, OWNERSHIP) then -- what lies above it is not seen this time
+      if clean then
+        drop(depth[replica], { [replica] = text })
+      end
+      depth[replica], record[replica] = nil, nil
+    end
   end
   return depth, record, math.max(top, left)
 end

@@ -1,6 +1,15 @@
 -- What an ownership record adds to its replica's owned_tokens: its span, where it is of the current life and was used
--- since that began.
-local function counted_span(record, incarnation, since_ms)
-  local of, span, used = string.match(record, '^(%S+) %S+ %S+ (%S+) %S+ (%S+)')
+-- since that began. One that cannot be read may have been counted: then its replica's are to be summed again.
+
+-- include safe
+
+local OWNERSHIP = '^(%S+) %l+ %S+ (%d+) %d+ (%d+) %S'
+
+local function counted_span(record, incarnation, since_ms, owned_key, replica)
+  local of, span, used = string.match(record, OWNERSHIP)
+  if of == nil then
+    mark(owned_key, replica, 1)
+    return 0
+  end
   return (of == incarnation and tonumber(used) >= tonumber(since_ms)) and tonumber(span) or 0
 end

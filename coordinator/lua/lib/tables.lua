@@ -1,6 +1,6 @@
--- A hash as a table.
+-- A hash as a table; empty where the key is no hash.
 local function pairs_of(key)
-  local flat, map = redis.call('HGETALL', key), {}
+  local flat, map = redis.pcall('HGETALL', key), {}
   for i = 1, #flat, 2 do
     map[flat[i]] = flat[i + 1]
   end

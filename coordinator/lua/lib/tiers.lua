@@ -7,12 +7,18 @@
 
 local MIN_STORED_TOKENS, NO_TIERS = 64, '- -'
 
+-- A part of 1; nil where it cannot be read.
+local function share_of(text)
+  local share = tonumber(text)
+  return share and share >= 0 and share <= 1 and share or nil
+end
+
 local function tier_credits(record, cpu_default, store_default)
   if not record then -- nearly always, without LMCache: a match for each candidate is what would cost
     return cpu_default, 0
   end
   local cpu, store = string.match(record, '^(%S+) (%S+)')
-  return tonumber(cpu) or cpu_default, tonumber(store) or (store == '?' and store_default or 0)
+  return share_of(cpu) or cpu_default, share_of(store) or (store == '?' and store_default or 0)
 end
 
 -- The deepest key of the chain up to which all chunks that are known of are there, and its tokens in chunks; 0, 0
@@ -26,7 +32,9 @@ local function stored_prefix(count)
   for i = 1, count do
     if records[i] then
       local tokens, chunk = string.match(records[i], '^(%d+) (.+)')
-      known[#known + 1], chunks[#chunks + 1] = { i, tonumber(tokens) }, chunk
+      if chunk and tonumber(tokens) <= tonumber(ARGV[FIRST_TOKENS + i - 1]) then
+        known[#known + 1], chunks[#chunks + 1] = { i, tonumber(tokens) }, chunk
+      end
     end
   end
   local there = #chunks > 0 and redis.pcall('EXISTS', unpack(chunks)) or 0
@@ -51,8 +59,8 @@ local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_def
       tiers[replica] = nil
     else
       local store = string.match(record, '(%S+)$')
-      is_stored = is_stored or store ~= '-'
-      store = tonumber(store)
+      is_stored = is_stored or (store and store ~= '-')
+      store = share_of(store)
       measured = store and math.max(store, measured or 0) or measured
     end
   end

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.registry import AgentRecord, Fleet, ReplicaRecord
-from coordinator.survey import ForeignKey, Look, Server
+from coordinator.survey import ForeignKey, Look, Server, Unreadable
 from gateway.doctor.facts import Facts, Gateway, Lmcache, Pool, Replica
 from gateway.facts import ModelCard
 
 NOW_MS = 1_800_000_000_000
 LIFE = "19a0"
 HASH = "ab" * 32
+UNREADABLE = Unreadable("active", 2, NOW_MS, "r1")
 IDS = ("r0", "r1")
 
 SERVER = Server(

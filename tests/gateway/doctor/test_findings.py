@@ -15,6 +15,7 @@ from tests.gateway.doctor.cluster import (
     NOW_MS,
     POOL,
     SERVER,
+    UNREADABLE,
     card,
     chunk,
     replica,
@@ -30,8 +31,8 @@ GIB = 2**30
 
 
 def unfollowed(**changes: Any) -> Facts:
-    replicas = with_replica(**changes).pools[0].replicas
-    return replace(FACTS, pools=(replace(with_fleet(agents=None).pools[0], replicas=replicas),))
+    pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
+    return replace(FACTS, pools=(pool,))
 
 
 def counted(tokens: float) -> dict[str, float]:
@@ -49,11 +50,11 @@ def unheard_while_computing(*tokens_at_each_look: int) -> Facts:
 
 def another_pool() -> Facts:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
-    record = replace(POOL.looks[0].fleet.replicas["r0"], replica="r9")
+    here = POOL.looks[0].fleet
     fleet = replace(
-        POOL.looks[0].fleet,
-        replicas={"r9": record},
-        agents={"r9": POOL.looks[0].fleet.agents["r0"]},
+        here,
+        replicas={"r9": replace(here.replicas["r0"], replica="r9")},
+        agents={"r9": here.agents["r0"]},
         applied_until_ms={"r9": NOW_MS + 1000},
         engines={},
     )
@@ -63,8 +64,7 @@ def another_pool() -> Facts:
 
 def cached(**labels: str) -> Facts:
     known = replica("r1").cache
-    assert isinstance(known, dict)
-    return with_replica(cache=known | labels)
+    return with_replica(cache={**known, **labels})
 
 
 def with_chunk(name: str, **of_it: Any) -> Facts:
@@ -127,6 +127,7 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
+    ("records-unreadable", with_looks(unreadable=(UNREADABLE,)), set()),
     ("hash-settings-differ", cached(block_size="32"), set()),
     ("hash-settings-differ", cached(prefix_caching_hash_algo="xxhash"), set()),
     ("replicas-serve-differently", with_replica(cards=card("other")), set()),

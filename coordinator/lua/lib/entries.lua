@@ -1,0 +1,43 @@
+-- The numbers of a replica's stream: how far it has come, and how far it was applied.
+
+-- include safe
+
+-- The last entry applied of a replica's stream, "<stream id> <number>"; '' where there is none. Behind it its number, and
+-- true where there is one that cannot be read.
+local function cursor_of(cursors_key, replica)
+  local cursor = redis.call('HGET', cursors_key, replica) or ''
+  local id_ms, id, number = string.match(cursor, '^(%d+)%-(%d+) (%d+)$')
+  if number and is_number(id_ms) and is_number(id) and is_number(number) then
+    return cursor, tonumber(number), false
+  end
+  return '', 0, cursor ~= ''
+end
+
+-- Fails, before anything is written, where the key is no stream.
+local function check_stream(key)
+  redis.call('XREAD', 'COUNT', 1, 'STREAMS', key, '$')
+end
+
+-- How many entries a replica's stream has had, from which the next is numbered. A count that cannot be read, or that is
+-- below what was applied or voided already, is made again from these and from the entries behind.
+
+local function entries_of(entries_key, replica, stream_key, cursors_key, floor)
+  local text = redis.call('HGET', entries_key, replica) or '0'
+  local cursor, applied = cursor_of(cursors_key, replica)
+  local least = math.max(applied, tonumber(floor) or 0)
+  if is_number(text) and tonumber(text) >= least then
+    return tonumber(text)
+  end
+  if not is_number(text) then
+    tell(entries_key, replica)
+  end
+  local behind = redis.call('XREAD', 'STREAMS', stream_key, string.match(cursor, '^%S+') or '0')
+  for _, entry in ipairs(behind and behind[1][2] or {}) do
+    for i = 1, #entry[2], 2 do
+      local number = entry[2][i] == 'n' and is_number(entry[2][i + 1]) and tonumber(entry[2][i + 1]) or 0
+      least = math.max(least, number)
+    end
+  end
+  redis.call('HSET', entries_key, replica, string.format('%d', least))
+  return least
+end

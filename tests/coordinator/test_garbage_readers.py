@@ -1,0 +1,73 @@
+"""Whatever bytes come from the store: what reads them leaves out what it cannot read, and raises nothing else."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.agent.link import Held, _binding, _resident
+from coordinator.agent.measured import Measured, read_measured
+from coordinator.applier import _Entry, _entry
+from coordinator.pools import pool_names
+from coordinator.registry import AgentRecord, ReplicaRecord, parse_fleet, readable
+
+RECORD = ReplicaRecord("r0", "life1", "ready", 5, 1, "http://r0", 2)
+WORDS = st.sampled_from(
+    (
+        *(b"", b"life1", b"r0", b"ready", b"claim", b"resident", b"gpu", b"nan", b"inf", b"-1", b"1e9", b"0x5"),
+        *(b"9" * 5000, b"7", b"\xff", b"\x00", b"\xc2\xb2", b"{}", b"[1]", b'{"text_bytes":[1]}', b'{"a":"nan"}'),
+        *(b'{"a":[]}', b"null"),
+    )
+)
+TEXTS = st.one_of(st.binary(max_size=20), st.lists(WORDS, max_size=9).map(b" ".join))
+NAMES = st.one_of(TEXTS, st.sampled_from([b"r0", b"tick", b"jumped", b"worker", b"events:r0", b"applier:gw0"]))
+HASHES = st.lists(st.tuples(NAMES, TEXTS), max_size=4).map(lambda pairs: [text for pair in pairs for text in pair])
+
+
+@given(st.lists(HASHES, min_size=6, max_size=6), TEXTS, st.lists(TEXTS, max_size=2))
+def test_a_heartbeat_brings_what_can_be_read(hashes: list[list[bytes]], worker: bytes, expired: list[bytes]) -> None:
+    replicas, breakers, active, agents, engines, leases = hashes
+    good = [b"good", RECORD.text.encode()]
+    reply = [b"ok", expired, replicas + good, breakers, worker, 5, [*active, b"good", b"1"], agents, engines, leases, 0]
+    fleet = parse_fleet(reply)
+    assert fleet.replicas["good"].url == "http://r0"
+    assert fleet.active["good"] == 1
+    assert all(isinstance(fleet.is_exact(name), bool) for name in fleet.replicas)
+    before = parse_fleet([*reply[:2], good, *reply[3:]])
+    now = parse_fleet([*reply[:2], [b"good", b"garbage"], *reply[3:]], before)
+    assert now.replicas == before.replicas, "one that cannot be read is as it was"
+
+
+@given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))
+def test_an_agent_reads_what_was_written_by_its_like_and_nothing_else(text: bytes, fields: list[bytes]) -> None:
+    assert isinstance(Held.parse(text), Held | None)
+    assert isinstance(read_measured(text), Measured | None)
+    assert _binding("tip", text) is None or len(text.split(b" ")) > 5
+    assert _resident("key", readable(text), RECORD) is None or text.startswith(b"life1 resident ")
+    assert all(name in readable(text) for name in pool_names([text]))
+    names = (b"n", b"inc", b"at_ms", b"transitions")
+    flat: list[Any] = [part for pair in zip(names, fields, strict=True) for part in pair]
+    with suppress(KeyError, ValueError):
+        assert isinstance(_entry(b"1-1", flat), _Entry)
+
+
+@given(st.recursive(st.none() | st.floats() | st.integers() | st.text(max_size=3), lambda each: st.lists(each)))
+def test_what_was_measured_is_a_length_and_tokens_or_nothing(value: Any) -> None:
+    for said in (value, {"tip": value, "prompt_tokens": value}, {"tip": "a", "prompt_tokens": 5, "token_ids": value}):
+        try:
+            text = orjson.dumps(said)
+        except orjson.JSONEncodeError:
+            continue
+        told = read_measured(text)
+        assert told is None or 0 <= told.prompt_tokens < 2**32
+
+
+def test_what_an_agent_and_a_gateway_wrote_is_read() -> None:
+    assert AgentRecord.parse("agent0 life1 5 session 0 1 -1 more") == AgentRecord(
+        "agent0", "life1", 5, "session", is_relearning=False, waiting=1, seq=-1
+    )
+    assert ReplicaRecord.parse("r0", RECORD.text) == RECORD
