@@ -27,7 +27,8 @@ KEYS = (
 LOOK_THROUGH_EVERY_MS = 60_000
 """How often all that is in flight is looked through; what holds sums is looked at each time."""
 AGAIN_MS = 2_000
-"""Keys are written into `held` a little behind their owner's record: so long after, a sum is made a second time."""
+"""Keys are written into `held` a little behind their owner's record, so a sum may lack some. So long after, it is
+compared with its keys, and made again until it was right at one moment."""
 _PIECE = 512
 _STRICT_PASSES = 8
 """So often a sum is begun again where something changed under it; then it is finished as it is."""
@@ -39,7 +40,7 @@ _KEY = re.compile(rb"[0-9a-f]{32}")
 class _Recount:
     """One replica's owned_tokens on their way to be summed; goes on where a round was cut off."""
 
-    is_second: bool = False
+    is_comparison: bool = False
     due_ms: int = 0
     passes: int = 0
     keys: list[str] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Repair:
         for at in range(0, len(found), 3):
             self._tell(readable(found[at]), readable(found[at + 1]), int(found[at + 2]))
         for replica in map(readable, replicas):
-            if replica not in self._recounts or self._recounts[replica].is_second:
+            if replica not in self._recounts or self._recounts[replica].is_comparison:
                 self._recounts[replica] = _Recount()
 
     async def recount(self, fleet: Fleet) -> None:
@@ -76,10 +77,13 @@ class Repair:
             if replica not in fleet.replicas:
                 del self._recounts[replica]
             elif fleet.now_ms >= recount.due_ms:
-                await self._sum(replica, recount)
-                del self._recounts[replica]
-                if not recount.is_second:
-                    self._recounts[replica] = _Recount(is_second=True, due_ms=fleet.now_ms + AGAIN_MS)
+                if not recount.is_comparison:
+                    await self._sum(replica, recount)
+                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=fleet.now_ms + AGAIN_MS)
+                elif await self._is_right(replica):
+                    del self._recounts[replica]
+                else:
+                    self._recounts[replica] = _Recount()
 
     async def _sum(self, replica: str, recount: _Recount) -> None:
         k = self._pool.keys
@@ -101,6 +105,23 @@ class Repair:
             recount.sum_so_far = str(total)
             if not recount.keys:
                 return
+
+    async def _is_right(self, replica: str) -> bool:
+        """Whether the sum is that of the replica's keys. True where it changes all the time, too."""
+        k = self._pool.keys
+        for _ in range(_STRICT_PASSES):
+            keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
+            total, stood = 0, set()
+            for start in range(0, max(1, len(keys)), _PIECE):
+                own = [k.own_prefix + key for key in keys[start : start + _PIECE]]
+                told = await self._pool.run("recount", [k.replicas, k.owned_tokens, *own], [replica, "?"])
+                if not isinstance(told, list):
+                    return True  # its own record is not there to be read: the next look tells
+                total += int(told[0])
+                stood.add(told[1])
+            if len(stood) == 1:
+                return stood == {str(total).encode()}
+        return True
 
     def _tell(self, key: str, name: str, times: int) -> None:
         self._pool.unreadable[key] += times
