@@ -140,8 +140,8 @@ end
 if policy == 'prefix_kv_aware' then
   chosen = least(fleet, limit, cost, occupied)
 elseif policy == 'round_robin' then
-  local turn = redis.pcall(explain and 'GET' or 'INCR', KEYS[8]) -- an error where it cannot be read
-  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0)
+  local turn = redis.pcall(explain and 'GET' or 'INCR', KEYS[8]) or 0
+  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0) -- an error where it cannot be read
   chosen = (turn - 1) % fleet.count + 1
 elseif policy == 'random' then
   chosen = math.random(fleet.count)

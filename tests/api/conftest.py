@@ -20,7 +20,7 @@ from tests.api.stage import Stage, api_key, running_gateway, running_sims, sdk
 # retries that are withheld, because tests made them fail.
 PATIENT: dict[str, Any] = {
     "redis": {"budget_ms": 500},
-    "health": {"breaker_failures": 1000},
+    "health": {"breaker_failures": 1000, "timeout_s": 5},
     "retries": {"budget_min_retries": 1000},
 }
 OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug"}}

@@ -9,6 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from bench.cluster import Daemon
 from bench.faults.stepped_clock import OFFSET_KEY
 from tests.chaos.truth_stage import TruthStage
@@ -78,6 +80,7 @@ async def no_breaker_stands(truth: TruthStage) -> bool:
     return not await truth.ledger.breakers()
 
 
+@pytest.mark.slow
 async def test_after_a_step_back_a_replica_that_had_just_begun_to_live_is_believed_to_hold_what_it_does(
     truth: TruthStage,
 ) -> None:

@@ -33,7 +33,10 @@ MIB = 2**20
 LIMIT_MB = 100
 OPTIONS = ("--maxmemory", f"{LIMIT_MB}mb", "--maxmemory-policy", "volatile-lru", "--notify-keyspace-events", "E$e")
 # Nothing may fall back because the machine is busy moving chunks: it would look like a write that was refused.
-CONFIG: dict[str, Any] = {"redis": {"budget_ms": 2000, "overdue_ms": 5000}, "health": {"interval_s": 0.5}}
+CONFIG: dict[str, Any] = {
+    "redis": {"budget_ms": 2000, "overdue_ms": 5000},
+    "health": {"interval_s": 0.5, "timeout_s": 5},
+}
 CHUNK_TTL_S = 3600
 # In one step: nobody gives a chunk a TTL before the last of them is there, or refused.
 FLOOD = """

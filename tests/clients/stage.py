@@ -25,7 +25,7 @@ REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 # A busy machine is not what these tests are about, and replicas that are made to fail are not to be left alone.
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
-    "health": {"interval_s": 0.25, "breaker_failures": 1000},
+    "health": {"interval_s": 0.25, "timeout_s": 5, "breaker_failures": 1000},
 }
 REQUEST_S = 2
 """The time limit of the hurried gateway."""

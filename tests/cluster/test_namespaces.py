@@ -25,7 +25,7 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
 SPEED = ("--speed", "20")
-CONFIG: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"interval_s": 0.5}}
+CONFIG: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"interval_s": 0.5, "timeout_s": 5}}
 BLOCK_TOKENS = 16
 KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 
@@ -130,7 +130,9 @@ def doctor(*options: str) -> set[tuple[str, str]]:
     return {(finding["code"], finding["subject"]) for finding in json.loads(done.stdout)["findings"]}
 
 
-@pytest.mark.parametrize("events", [True, False], ids=["followed", "unfollowed"])
+@pytest.mark.parametrize(
+    "events", [pytest.param(True, id="followed"), pytest.param(False, id="unfollowed", marks=pytest.mark.slow)]
+)
 async def test_of_clusters_without_namespaces_the_first_keeps_its_ids_and_the_second_says_so(
     http: httpx.AsyncClient, tmp_path: Path, events: bool
 ) -> None:
@@ -174,6 +176,7 @@ async def it_serves_by_hashing(http: httpx.AsyncClient, cluster: Newcomer) -> No
         assert answers[1].json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+@pytest.mark.slow
 async def test_the_ids_are_the_second_clusters_once_the_first_is_gone(http: httpx.AsyncClient, tmp_path: Path) -> None:
     with running_redis() as shared, ExitStack() as stack:
         started(stack, shared)

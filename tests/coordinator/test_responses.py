@@ -6,6 +6,7 @@ import redis
 
 from coordinator import responses
 from coordinator.pool import Pool
+from tests.polling import wait_until
 from tests.redis_server import RedisServer
 
 
@@ -16,7 +17,7 @@ async def test_a_response_is_on_its_way_to_redis_before_its_client_can_hear_of_i
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as another_gateway:
         another_gateway.ping()
         written = responses.remember(pool, "resp_1", "r0", "life1", "a-tenant")
-        assert another_gateway.get(pool.keys.response("resp_1")) == "r0 life1 a-tenant"
+        wait_until(lambda: another_gateway.get(pool.keys.response("resp_1")) == "r0 life1 a-tenant")
         await written
         assert await responses.find(pool, "resp_1", "a-tenant") == ("r0", "life1")
         assert await responses.find(pool, "resp_1", "another-tenant") is None

@@ -22,7 +22,7 @@ from tests.polling import wait_until
 
 # Replicas are looked for in vain as well: nobody answers there.
 NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
-CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000}, "discovery": NOWHERE}
+CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000, "timeout_s": 5}, "discovery": NOWHERE}
 
 
 @dataclass(frozen=True)
