@@ -3,7 +3,7 @@
     passes         bytes go through at once
     slow           a direction's bytes arrive so much later, in order, however many there are
     held           a direction's bytes do not arrive until the link is whole again: as in TCP, nothing is lost
-    refusing       open connections are reset, and so is every new one
+    cut            open connections are reset, new ones are refused (where only some processes are struck: reset)
 
 A link is as it is for all connections, or for those of some processes only. TCP's own probes end at the proxy: an end
 that waits for what is held sees a connection that is alive and silent.
@@ -51,6 +51,8 @@ class Proxy:
         self._pids = pids
         self._tasks = Tasks()
         self._server: asyncio.Server | None = None
+        self.port = 0
+        """Known once it is started."""
         self._is_refusing = False
         self._open: dict[Writers, bool] = {}
         """Each connection's two ends, and whether faults strike it."""
@@ -58,14 +60,9 @@ class Proxy:
         """From whoever connects to the server, and back."""
         self._unharmed = Direction()
 
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is not None:
@@ -77,8 +74,10 @@ class Proxy:
     # -- faults ------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Open connections are reset, and so are new ones."""
         self._is_refusing = True
+        if self._pids is None and self._server is not None:
+            self._server.close()
+            self._server = None
         for ends, is_struck in list(self._open.items()):
             if is_struck:
                 _abort(ends)
@@ -87,9 +86,11 @@ class Proxy:
         """Half of it each way."""
         self.requests.delay_s = self.answers.delay_s = delay_s / 2
 
-    def mend(self) -> None:
+    async def mend(self) -> None:
         """All is as it was; what was held arrives."""
         self._is_refusing = False
+        if self._server is None:
+            await self.start()
         self.slow(0.0)
         self.requests.is_whole.set()
         self.answers.is_whole.set()

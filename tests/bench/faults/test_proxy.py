@@ -62,15 +62,17 @@ async def test_a_whole_link_passes_what_is_said_and_that_nothing_follows(proxy: 
     assert await reader.read() == b""
 
 
-async def test_a_cut_link_resets_open_connections_and_new_ones_until_it_is_mended(proxy: Proxy, to: Connect) -> None:
+async def test_a_cut_link_resets_open_connections_and_refuses_new_ones_until_it_is_mended(
+    proxy: Proxy, to: Connect
+) -> None:
     reader, _ = ends = await to(proxy)
     assert await said(ends, b"hello") == b"hello"
     proxy.cut()
     with pytest.raises(ConnectionResetError):
         await reader.read()
-    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await said(await to(proxy), b"again")
-    proxy.mend()
+    with pytest.raises(ConnectionRefusedError):
+        await to(proxy)
+    await proxy.mend()
     assert await said(await to(proxy), b"again") == b"again"
 
 
@@ -87,7 +89,7 @@ async def test_what_is_held_one_way_arrives_in_order_once_the_link_is_mended(
         async with asyncio.timeout(0.1):
             await reader.read(1)
     assert not reader.at_eof()
-    proxy.mend()
+    await proxy.mend()
     assert await reader.readexactly(7) == b"one two"
 
 
@@ -101,7 +103,7 @@ async def test_a_slow_link_delays_each_way_by_half_and_all_pieces_alike(proxy: P
         await asyncio.sleep(0.001)
     await reader.readexactly(20)
     assert 0.2 <= loop.time() - began_s < 20 * 0.2, "pieces do not wait for each other"
-    proxy.mend()
+    await proxy.mend()
     assert await said(ends, b"soon") == b"soon"
 
 
@@ -119,5 +121,8 @@ async def test_only_the_processes_that_are_named_are_struck(echo: int, to: Conne
         with pytest.raises(ConnectionResetError):
             await mine[0].read()
         assert await said(other, b"still") == b"still"
+        pids.add(os.getpid())
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await said(await to(proxy), b"mine again")
     finally:
         await proxy.close()

@@ -1,0 +1,63 @@
+"""What must hold when nobody asks any more: no load is left, and the map foretells what the engines have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from bench import ledger
+from bench.faults.load import BadEnd, Load, Prediction
+from bench.faults.stage import Stage
+from bench.faults.watch import as_text, look_at_sums
+from coordinator.errors import StoreError
+
+_ZERO_WITHIN_S = 5.0
+_POLL_S = 0.1
+
+
+async def left_in_sums(stage: Stage) -> str:
+    """What is left of load, in words; empty where nothing is."""
+    deadline_s = stage.now_s() + _ZERO_WITHIN_S
+    while True:
+        problem = await _problem(stage)
+        if not problem or stage.now_s() > deadline_s:
+            return problem
+        await asyncio.sleep(_POLL_S)
+
+
+async def _problem(stage: Stage) -> str:
+    try:
+        sums = await look_at_sums(stage)
+        owned = ledger.ownership_problems(as_text(await stage.line.ask("EVAL", *ledger.ask_records(stage.keys))))
+    except (StoreError, ValueError, KeyError) as error:
+        return f"cannot be read: {error}"
+    if not sums.are_zero:
+        active = {name: count for name, count in sums.active.items() if count}
+        tokens = {name: count for name, count in sums.backlog_tokens.items() if count}
+        return f"left: {sums.in_flight} in flight, active {active}, backlog_tokens {tokens}"
+    return f"owned_tokens: {'; '.join(owned)}" if owned else ""
+
+
+async def predictions(stage: Stage, load: Load) -> tuple[int, list[str]]:
+    """One request after the other, for every beginning, through one gateway or another: how many there were, and what
+    was wrong with them, in words."""
+    wrong = []
+    for number, context in enumerate(load.contexts):
+        try:
+            prediction = await load.predict(context, number % len(stage.gateways))
+        except (BadEnd, TimeoutError, aiohttp.ClientError, OSError) as error:
+            wrong.append(f"no answer: {type(error).__name__} {error}".strip())
+        else:
+            wrong += _wrong(prediction)
+    return len(load.contexts), wrong
+
+
+def _wrong(prediction: Prediction) -> Sequence[str]:
+    if prediction.state != "exact":
+        return [f"{prediction.replica} is {prediction.state}"]
+    if prediction.is_right:
+        return []
+    foretold = f"{prediction.matched_tokens} to {prediction.boundary_tokens}"
+    return [f"{prediction.replica} had {prediction.cached_tokens} tokens, {foretold} were foretold"]

@@ -1,0 +1,42 @@
+"""`kvgate`, with scripts for which the time is off by what the key OFFSET_KEY says: as after a failover to a host whose
+clock is ahead or behind. (A Redis' own clock is the machine's, which a benchmark leaves alone. Expiry times of keys
+do not step with it.)
+
+    python -m bench.faults.stepped_clock gateway --config FILE
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from coordinator import scripts
+
+OFFSET_KEY = "kvgate:test:clock_offset_ms"
+_TIME = (files("coordinator") / "lua" / "lib" / "time.lua").read_text()
+_STEPPED = f"""
+local now_ms
+do
+  local unstepped_ms = (function()
+{_TIME}
+    return now_ms
+  end)()
+  now_ms = function()
+    return unstepped_ms() + tonumber(redis.call('GET', '{OFFSET_KEY}') or 0)
+  end
+end
+"""
+_source = scripts.source
+
+
+@cache
+def stepped(name: str) -> str:
+    """A script's text with that clock in it."""
+    return _source(name).replace(_TIME, _STEPPED)
+
+
+if __name__ == "__main__":
+    from gateway.cli import main
+
+    scripts.source = stepped
+    main()

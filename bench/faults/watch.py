@@ -1,0 +1,114 @@
+"""Watches until all is right again: every gateway decides exactly on every replica, requests are placed so, and the
+store's load is what clients have under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bench import ledger
+from bench.faults.load import Load
+from bench.faults.stage import Stage
+from bench.faults.verdicts import Seen
+from coordinator.errors import StoreError
+
+_LOOKS_PER_S = 16.0
+"""At gateways, all together."""
+_LEDGER_S = 0.25
+STEADY_S = 5.0
+"""What has been right for so long is right."""
+_TOLERATED_SHARE = 0.1
+"""Of the requests of a second: a busy machine keeps one waiting for Redis longer than it may, now and then."""
+_TOLERATED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Something that was not right when it was looked at."""
+
+    at_s: float
+    what: str
+
+
+def placed_wrong(seen: Iterable[Seen]) -> list[Wrong]:
+    """Seconds in which too many requests were placed without the map, or not exactly; each by its last such request."""
+    by_second: defaultdict[int, list[Seen]] = defaultdict(list)
+    for one in seen:
+        if one.state:
+            by_second[int(one.sent_s)].append(one)
+    found = []
+    for several in by_second.values():
+        otherwise = [one for one in several if one.state != "exact"]
+        if len(otherwise) > max(_TOLERATED, _TOLERATED_SHARE * len(several)):
+            last = max(otherwise, key=lambda one: one.sent_s)
+            found.append(Wrong(last.sent_s, f"{len(otherwise)} of {len(several)} requests placed as {last.state}"))
+    return found
+
+
+def right_after_s(wrong: Sequence[Wrong], since_s: float, until_s: float) -> float | None:
+    """How long after `since_s` something was wrong for the last time; None where it may still be."""
+    last_s = max((each.at_s for each in wrong), default=since_s)
+    return None if last_s > until_s - STEADY_S / 2 else max(0.0, last_s - since_s)
+
+
+@dataclass
+class Watch:
+    """Looks while `look` runs."""
+
+    stage: Stage
+    load: Load
+    wrong: list[Wrong] = field(default_factory=list)
+
+    async def look(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for gateway in range(len(self.stage.gateways)):
+                group.create_task(self._look_at(gateway))
+            group.create_task(self._look_at_load())
+
+    def _note(self, what: str) -> None:
+        if what:
+            self.wrong.append(Wrong(self.stage.now_s(), what))
+
+    async def _look_at(self, gateway: int) -> None:
+        while True:
+            self._note(await self.stage.not_exact(gateway))
+            await asyncio.sleep(len(self.stage.gateways) / _LOOKS_PER_S)
+
+    async def _look_at_load(self) -> None:
+        while True:
+            self._note(await self._load_problem())
+            await asyncio.sleep(_LEDGER_S)
+
+    async def _load_problem(self) -> str:
+        """A request is counted a moment after it is sent, and until a moment after its answer."""
+        try:
+            sums = await look_at_sums(self.stage)
+        except (StoreError, ValueError) as error:
+            return f"load cannot be read: {error}"
+        in_flight = self.load.in_flight
+        if abs(sums.total - in_flight) > max(5, 0.25 * in_flight):
+            return f"load of {sums.total} requests, of {in_flight}"
+        return "; ".join(sums.problems())
+
+    async def until_right(self, within_s: float) -> None:
+        """Returns when all has been right for a while, or after so many seconds."""
+        began_s = self.stage.now_s()
+        while self.stage.now_s() - began_s < within_s:
+            await asyncio.sleep(0.1)
+            wrong = [*self.wrong, *placed_wrong(self.load.seen)]
+            last_s = max((each.at_s for each in wrong), default=began_s)
+            if self.stage.now_s() - max(last_s, began_s) >= STEADY_S:
+                return
+
+
+async def look_at_sums(stage: Stage) -> ledger.Sums:
+    """Raises StoreError, and ValueError for what cannot be read."""
+    return ledger.sums(as_text(await stage.line.ask("EVAL", *ledger.ask_sums(stage.keys))))
+
+
+def as_text(reply: Sequence[Sequence[bytes]]) -> list[list[str]]:
+    """Raises ValueError for what is none."""
+    return [[each.decode() for each in one] for one in reply]
