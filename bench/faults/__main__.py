@@ -29,7 +29,7 @@ from rich.table import Table
 from bench import record, tables
 from bench.faults import results
 from bench.faults.measure import NotWhole, measure
-from bench.faults.page import page
+from bench.faults.page import PAGE, write
 from bench.faults.row import Row
 from bench.faults.table import FAULTS, measured_with
 from bench.machine import machine
@@ -37,8 +37,6 @@ from bench.options import count, names
 from coordinator.errors import StoreError
 from gateway import __version__
 from gateway.local.errors import ClusterError
-
-_OUT, _PAGE = Path("bench/results/faults.json"), Path("docs/faults.md")
 
 
 def measured(name: str, gateways: int, code: str) -> Row:
@@ -86,9 +84,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=names(FAULTS), default=[], metavar="NAME,…", help="these (default: all)")
     parser.add_argument("--again", action="store_true", help="measure anew what was measured of this code")
     parser.add_argument(
-        "--out", type=Path, default=_OUT, metavar="FILE", help="the rows as JSON (default: %(default)s)"
+        "--out", type=Path, default=results.FILE, metavar="FILE", help="the rows as JSON (default: %(default)s)"
     )
-    parser.add_argument("--page", type=Path, default=_PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page (default: %(default)s)")
     options = parser.parse_args()
     if options.gateways < 2:
         parser.error("--gateways: a fault of one gateway needs another that serves on")
@@ -105,7 +103,7 @@ def main() -> None:
     if len(left) < len(wanted):
         console.print(f"{len(wanted) - len(left)} of {len(wanted)} were measured of this code before")
     run(left, options.gateways, code, found)
-    options.page.write_text(page(found.rows, machine()))
+    write(options.out, options.page)
     rows = [row for row in found.rows if row.gateways == options.gateways and row.fault in wanted]
     console.print(_table(rows))
     missed = [row for row in rows if row.missed or row.skipped]

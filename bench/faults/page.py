@@ -1,12 +1,22 @@
-"""docs/faults.md, all of it, from the rows that were measured."""
+"""docs/faults.md, all of it, from the rows that were measured.
+
+    python -m bench.faults.page
+
+writes it anew without measuring anything.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
+import orjson
+
+from bench.faults import results
 from bench.faults.fault import LATE_AFTER_S
 from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
+from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
 from bench.faults.verdicts import PREFILL_S
 
@@ -31,7 +41,8 @@ second, and tries the next gateway where a connection is refused. What it has se
 - **late**: streams of which the first token, or one after it, came more than {LATE_AFTER_S:g} s after what was before
   it, and other answers that came more than {LATE_AFTER_S:g} s after the time that their tokens take. In brackets, and
   no goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or
-  their replica when it had had them for {PREFILL_S:g} s: it was answering.
+  their replica when it had had them for {PREFILL_S:g} s: it was answering. A replica that hangs looks like one that
+  computes a long prompt, for 10 s: beside it, late is what comes more than {HANG_LATE_AFTER_S:g} s late.
 - **exact again**: seconds until something was wrong for the last time: a gateway that does not answer, or is not exact
   on a replica; a second in which more than one request in ten was placed without the map; a load in Redis that is not
   the sum of its reservations, or not what clients have under way (give or take a quarter). Of a gateway, agent or
@@ -47,6 +58,7 @@ Goals: none that could have been saved, none late, exact again within 5 s (gatew
 Links lead through a proxy while they are struck. Where bytes go one way only, TCP's own probes find the proxy alive:
 connections stay open and silent. Redis' clock is stepped for KVGate's scripts alone, which is where it is read.
 """
+PAGE = Path("docs/faults.md")
 _COLUMNS = "| fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
 _LINE = "|---|---|---|---|---|---|---|---|---|"
 
@@ -58,6 +70,11 @@ def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
         parts.append(_section(gateways, list(some)))
     parts.append(_machine(rows, machine))
     return "\n".join(parts)
+
+
+def write(file: Path, to: Path) -> None:
+    """The page of the results in a file. Raises OSError, and ValueError for what is none."""
+    to.write_text(page(results.read(file), orjson.loads(file.read_bytes())["machine"]))
 
 
 def _section(gateways: int, rows: Sequence[Row]) -> str:
@@ -103,3 +120,7 @@ def _machine(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    write(results.FILE, PAGE)

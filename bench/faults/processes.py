@@ -12,7 +12,9 @@ from bench.faults.fault import LASTS_S, PLAIN, RESTARTS_AFTER_S, Component, Faul
 from bench.faults.program import RUNNING_S, STOPPED_S, Program
 from bench.faults.stage import Layout, Stage
 
-HANGS_S = 15.0
+HANGS_S = 20.0
+HANG_LATE_AFTER_S = 12.0
+"""A replica that hangs is told from one that computes a long prompt when nothing has moved for 10 s."""
 _AT_ONCE_S = 0.5
 """What is there when a process is killed is struck; so is what arrives until nobody listens any more."""
 _REPLICA_RESTARTS_AFTER_S = 5.0
@@ -73,11 +75,10 @@ async def _again(stage: Stage, component: Component, program: Program) -> None:
 
 async def _hang(stage: Stage) -> None:
     """What hangs does not come back by itself: somebody kills it."""
-    stage.strike(HANGS_S, replicas=("r0",))
+    stage.strike(HANGS_S + _AT_ONCE_S, replicas=("r0",))
     async with stage.http.post(f"{stage.replica_url('r0')}/sim/fail", json={"mode": "stall"}) as answer:
         answer.raise_for_status()
     await asyncio.sleep(HANGS_S)
-    _hold(stage, Component.REPLICA, _AT_ONCE_S)
     await stage.replicas["r0"].kill()
     stage.replicas["r0"].start()
     await stage.until(lambda: stage.replica_answers("r0"), "r0")
@@ -87,6 +88,7 @@ HANG = Fault(
     Component.REPLICA,
     f"a replica's engine stands still while its /health is good; after {HANGS_S:g} s it is killed and started again",
     _hang,
+    late_after_s=HANG_LATE_AFTER_S,
 )
 
 

@@ -10,6 +10,7 @@ import orjson
 
 from bench.faults.row import Row, row_of
 
+FILE = Path("bench/results/faults.json")
 _ROOT = Path(__file__).parents[2]
 _MEASURED = ("gateway", "coordinator", "bench/simulator")
 _SUFFIXES = (".py", ".lua")

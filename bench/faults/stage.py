@@ -31,7 +31,7 @@ POOL = "kvgate-sim-vlm-63845a77"
 """Of the simulator's default model."""
 SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
 """Of the gateways, where they are not the defaults."""
-_READY_WITHIN_S = 40.0
+_READY_WITHIN_S = 60.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
 _STEPPED = (sys.executable, "-P", "-m", "bench.faults.stepped_clock")
 
