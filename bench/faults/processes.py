@@ -76,8 +76,7 @@ async def _again(stage: Stage, component: Component, program: Program) -> None:
 async def _hang(stage: Stage) -> None:
     """What hangs does not come back by itself: somebody kills it."""
     stage.strike(HANGS_S + _AT_ONCE_S, replicas=("r0",))
-    async with stage.http.post(f"{stage.replica_url('r0')}/sim/fail", json={"mode": "stall"}) as answer:
-        answer.raise_for_status()
+    await stage.fail("r0", "stall")
     await asyncio.sleep(HANGS_S)
     await stage.replicas["r0"].kill()
     stage.replicas["r0"].start()

@@ -85,6 +85,12 @@ class Stage:
         at_s = self.now_s()
         self.strikes.append(Strike(at_s, at_s + for_s, frozenset(gateways), frozenset(replicas)))
 
+    async def fail(self, replica: str, mode: str, **details: int) -> None:
+        """As bench/simulator/faults.py has it."""
+        body = {"mode": mode, **details}
+        async with self.http.post(f"{self.replica_url(replica)}/sim/fail", json=body) as answer:
+            answer.raise_for_status()
+
     # -- readiness -----------------------------------------------------------------------------------------------
 
     async def told(self, gateway: int) -> dict[str, Any]:

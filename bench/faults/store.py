@@ -12,7 +12,9 @@ from coordinator.errors import StoreError
 
 _AWAY_S = 4.0
 _BACK_WITHIN_S = 20.0
-_CLOCK_STEP_MS, _STEPPED_S = 3_600_000, 8.0
+_CLOCK_STEP_MS, _STEPPED_S = 3_600_000, 6.0
+_RESETS, _OPENS_WITHIN_S = 8, 2.0
+"""Requests that break on a replica, and the time in which they open its breaker."""
 _SLOW_S = 0.03
 _CHUNK_BYTES, _ROOM_BYTES = 256 * 1024, 4 * 2**20
 
@@ -78,9 +80,17 @@ async def _fill(stage: Stage) -> None:
 
 
 async def _step_clock(stage: Stage) -> None:
+    """What is written ahead of time just before the clock goes back is the most that can outlive it: an open breaker,
+    and the lease of a gateway that nobody renews any more."""
     await stage.line.ask("SET", OFFSET_KEY, _CLOCK_STEP_MS)
     await asyncio.sleep(_STEPPED_S)
+    await stage.fail("r0", "reset", count=_RESETS)
+    await asyncio.sleep(_OPENS_WITHIN_S)
+    stage.strike(RESTARTS_AFTER_S, gateways=(0,))
+    await stage.gateways[0].kill()
     await stage.line.ask("DEL", OFFSET_KEY)
+    await stage.fail("r0", "none")
+    stage.gateways[0].start()
 
 
 async def _fail_over(stage: Stage) -> None:
@@ -108,8 +118,13 @@ FAULTS = {
     "redis-failed-over": _of(
         "the master is killed, and sentinels make one of two replicas the master", _fail_over, Layout(sentinels=True)
     ),
-    "redis-clock": _of(
-        f"Redis' clock goes an hour ahead and, {_STEPPED_S:g} s later, back", _step_clock, Layout(stepped_clock=True)
+    "redis-clock": Fault(
+        Component.REDIS,
+        f"Redis' clock goes an hour ahead and, {_STEPPED_S + _OPENS_WITHIN_S:g} s later, back; just before, a breaker "
+        "opens and a gateway is killed",
+        _step_clock,
+        Layout(stepped_clock=True),
+        right_within_s=5.0,  # a gateway is killed
     ),
     "redis-scripts": _of("Redis forgets all scripts (SCRIPT FLUSH)", _flush_scripts),
     "redis-connections": _of("Redis cuts all connections (CLIENT KILL TYPE normal)", _cut_connections),

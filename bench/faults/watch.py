@@ -1,5 +1,5 @@
 """Watches until all is right again: every gateway decides exactly on every replica, requests are placed so, and the
-store's load is what clients have under way."""
+store's load is what clients have under way; and nothing that was written in another time outlives it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from bench import ledger
 from bench.faults.load import Load
 from bench.faults.stage import Stage
+from bench.faults.stepped_clock import OFFSET_KEY
 from bench.faults.verdicts import Seen
 from coordinator.errors import StoreError
 
 _LOOKS_PER_S = 16.0
 """At gateways, all together."""
 _LEDGER_S = 0.25
+LONGEST_LIFE_MS = 10_000
+"""No lease lasts so long, and no breaker stays open so long."""
 STEADY_S = 5.0
 """What has been right for so long is right."""
 _TOLERATED_SHARE = 0.1
@@ -85,13 +88,13 @@ class Watch:
     async def _load_problem(self) -> str:
         """A request is counted a moment after it is sent, and until a moment after its answer."""
         try:
-            sums = await look_at_sums(self.stage)
+            sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
         except (StoreError, ValueError) as error:
             return f"load cannot be read: {error}"
         in_flight = self.load.in_flight
         if abs(sums.total - in_flight) > max(5, 0.25 * in_flight):
             return f"load of {sums.total} requests, of {in_flight}"
-        return "; ".join(sums.problems())
+        return "; ".join([*sums.problems(), *written_ahead])
 
     async def until_right(self, within_s: float) -> None:
         """Returns when all has been right for a while, or after so many seconds."""
@@ -102,6 +105,35 @@ class Watch:
             last_s = max((each.at_s for each in wrong), default=began_s)
             if self.stage.now_s() - max(last_s, began_s) >= STEADY_S:
                 return
+
+
+# How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end. What is no number ends never.
+_ENDS = """
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + (tonumber(redis.call('GET', ARGV[1])) or 0)
+local ahead = {}
+for at, key in ipairs({ ARGV[2], ARGV[3], ARGV[4], ARGV[5] }) do
+  if redis.call('TYPE', key)['ok'] == 'hash' then
+    local all = redis.call('HGETALL', key)
+    for i = 1, #all, 2 do
+      for number in string.gmatch(all[i + 1], '%f[%w]%d+%f[%W]') do
+        if tonumber(number) > now_ms + tonumber(ARGV[6]) and tonumber(number) < now_ms * 2 then
+          ahead[#ahead + 1] = { all[i], tostring(math.floor((tonumber(number) - now_ms) / 1000)) }
+        end
+      end
+    end
+  end
+end
+return ahead
+"""
+
+
+async def _written_ahead(stage: Stage) -> list[str]:
+    """Leases and breakers that end later than any that is written now can. Raises StoreError."""
+    keys = stage.keys
+    ends = (keys.gateways, keys.breakers, keys.agents, keys.leases)
+    ahead = await stage.line.ask("EVAL", _ENDS, 0, OFFSET_KEY, *ends, LONGEST_LIFE_MS)
+    return [f"{name} ends in {seconds} s" for name, seconds in as_text(ahead)]
 
 
 async def look_at_sums(stage: Stage) -> ledger.Sums:
