@@ -3,7 +3,7 @@ the scripts, and hands over what they return as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,6 @@ for _, flight in ipairs(redis.call('KEYS', ARGV[4])) do
   look[#look + 1] = redis.call('HVALS', flight)
 end
 return look
-"""
-_RECORDS = """
-local records = { redis.call('HGETALL', ARGV[2]), redis.call('HGETALL', ARGV[3]) }
-for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
-  local owners = redis.call('HGETALL', key)
-  for i = 1, #owners, 2 do
-    records[#records + 1] = { owners[i], owners[i + 1] }
-  end
-end
-return records
 """
 
 
@@ -72,7 +62,7 @@ def sums(look: Sequence[Sequence[str]]) -> Sums:
     """Raises ValueError where something is not what it should be."""
     replicas, active, backlog = map(_mapping, look[:3])
     entries = look[3:]
-    lives = _lives(replicas)
+    lives = {name: ReplicaRecord.parse(name, text) for name, text in replicas.items()}
     counted: dict[str, int] = {}
     counted_backlog: dict[str, int] = {}
     for entry in (entry for flight in entries for entry in flight):
@@ -90,27 +80,5 @@ def sums(look: Sequence[Sequence[str]]) -> Sums:
     )
 
 
-def ask_records(keys: PoolKeys) -> tuple[Any, ...]:
-    """The arguments of the EVAL that `ownership_problems` understands."""
-    return (_RECORDS, 0, keys.own_prefix + "*", keys.replicas, keys.owned_tokens)
-
-
-def ownership_problems(found: Sequence[Sequence[str]]) -> list[str]:
-    """Where the tokens that a replica is believed to own are not the sum of its keys' records. Raises ValueError where
-    something is not what it should be."""
-    replicas, owned = map(_mapping, found[:2])
-    lives = _lives(replicas)
-    recorded = dict.fromkeys(lives, 0)
-    for owner, record in found[2:]:
-        incarnation, _, _, span_tokens, _, last_use_ms, *_ = record.split(" ")
-        if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
-            recorded[owner] += int(span_tokens)
-    return [f"{name}: {owned[name]} of {tokens}" for name, tokens in recorded.items() if int(owned[name]) != tokens]
-
-
 def _mapping(flat: Sequence[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _lives(replicas: Mapping[str, str]) -> dict[str, ReplicaRecord]:
-    return {name: ReplicaRecord.parse(name, text) for name, text in replicas.items()}

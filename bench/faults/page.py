@@ -48,7 +48,7 @@ second, and tries the next gateway where a connection is refused. What it has se
   the sum of its reservations, or not what clients have under way (give or take a quarter). Of a gateway, agent or
   coordinator that is killed, it is counted from the fault. Of all else it is counted from the fault's end: when what
   was held goes on, or when Redis or the replica answers again.
-- **load**: whether no load is left once all requests have ended, and owned tokens are the sum of their keys.
+- **load**: whether any load is left in Redis once all requests have ended.
 - **predictions**: then each beginning is asked for once more. Right are those that are decided `exact`ly, and for which
   the engine's `cached_tokens` lie between what the map foretold and the prompt's next boundary, give or take a block.
 

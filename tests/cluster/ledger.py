@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from bench.ledger import Sums, ask_records, ask_sums, ownership_problems, sums
+from bench.ledger import Sums, ask_sums, sums
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
 
+_RECORDS = """
+local records = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local owners = redis.call('HGETALL', key)
+  for i = 1, #owners, 2 do
+    records[#records + 1] = { owners[i], owners[i + 1] }
+  end
+end
+return records
+"""
 _FORGET = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end"
 
 
@@ -23,7 +33,13 @@ class Ledger:
 
     async def ownership_problems(self) -> list[str]:
         """Where the tokens that a replica is believed to own are not the sum of its keys' records."""
-        return ownership_problems(await self._client.eval(*ask_records(self._keys)))
+        lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
+        recorded = dict.fromkeys(lives, 0)
+        for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own_prefix + "*"):
+            incarnation, _, _, span_tokens, _, last_use_ms, *_ = record.split(" ")
+            if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
+                recorded[owner] += int(span_tokens)
+        return [f"{name}: {owned[name]} of {tokens}" for name, tokens in recorded.items() if int(owned[name]) != tokens]
 
     async def replicas(self) -> dict[str, ReplicaRecord]:
         found = await self._client.hgetall(self._keys.replicas)
