@@ -69,7 +69,9 @@ async def _busy(writer: asyncio.StreamWriter, _: bool) -> None:
 
 
 async def _error(writer: asyncio.StreamWriter, streams: bool) -> None:
-    writer.write(EVENTS + b'data: {"error": {"code": "stream_broken"}}\n\n' if streams else HEAD + b"\r\n{")
+    writer.write(
+        EVENTS + b'data: {"error": {"code": "stream_broken"}}\n\ndata: [DONE]\n\n' if streams else HEAD + b"\r\n{"
+    )
 
 
 async def _cut(writer: asyncio.StreamWriter, streams: bool) -> None:
