@@ -18,6 +18,8 @@ from coordinator.errors import StoreError
 _LOOKS_PER_S = 16.0
 """At gateways, all together."""
 _LEDGER_S = 0.25
+_OFF, _OFF_SHARE = 5, 0.25
+"""By so many requests, or by this share of them where that is more, the store may differ from the clients."""
 LONGEST_LIFE_MS = 10_000
 """No lease lasts so long, and no breaker stays open so long."""
 STEADY_S = 5.0
@@ -63,6 +65,8 @@ class Watch:
     stage: Stage
     load: Load
     wrong: list[Wrong] = field(default_factory=list)
+    _is_off: bool = False
+    """Whether the load was not that of the clients when it was looked at last."""
 
     async def look(self) -> None:
         """Until it is cancelled."""
@@ -86,15 +90,16 @@ class Watch:
             await asyncio.sleep(_LEDGER_S)
 
     async def _load_problem(self) -> str:
-        """A request is counted a moment after it is sent, and until a moment after its answer."""
+        """A request is counted a moment after it is sent, until a moment after its answer: so it takes two looks."""
         try:
             sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
         except (StoreError, ValueError) as error:
             return f"load cannot be read: {error}"
-        in_flight = self.load.in_flight
-        if abs(sums.total - in_flight) > max(5, 0.25 * in_flight):
-            return f"load of {sums.total} requests, of {in_flight}"
-        return "; ".join([*sums.problems(), *written_ahead])
+        in_flight, was_off, self._is_off = self.load.in_flight, self._is_off, False
+        if abs(sums.total - in_flight) > max(_OFF, _OFF_SHARE * in_flight):
+            self._is_off = True
+        off = [f"load of {sums.total} requests, of {in_flight}"] if self._is_off and was_off else []
+        return "; ".join([*sums.problems(), *off, *written_ahead])
 
     async def until_right(self, within_s: float) -> None:
         """Returns when all has been right for a while, or after so many seconds."""
