@@ -19,6 +19,7 @@ from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
 from bench.faults.verdicts import PREFILL_S
+from bench.faults.watch import STEADY_S
 
 _HEAD = f"""# Faults
 
@@ -43,11 +44,12 @@ second, and tries the next gateway where a connection is refused. What it has se
   no goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or
   their replica when it had had them for {PREFILL_S:g} s: it was answering. A replica that hangs looks like one that
   computes a long prompt, for 10 s: beside it, late is what comes more than {HANG_LATE_AFTER_S:g} s late.
-- **exact again**: seconds until something was wrong for the last time: a gateway that does not answer, or is not exact
-  on a replica; a second in which more than one request in ten was placed without the map; a load in Redis that is not
-  the sum of its reservations, or not what clients have under way (give or take a quarter). Of a gateway, agent or
-  coordinator that is killed, it is counted from the fault. Of all else it is counted from the fault's end: when what
-  was held goes on, or when Redis or the replica answers again.
+- **exact again**: seconds until something was wrong for the last time, before all was right for {STEADY_S:g} s. Wrong
+  are a gateway that does not answer, or is not exact on a replica; a second in which more than one request in ten was
+  placed without the map; a load in Redis that is not the sum of its reservations, or not what clients have under way
+  (give or take a quarter); a lease or an open breaker that ends later than any can. Of a gateway, agent or coordinator
+  that is killed, it is counted from the fault. Of all else it is counted from the fault's end: when what was held goes
+  on, or when Redis or the replica answers again.
 - **load**: whether any load is left in Redis once all requests have ended.
 - **predictions**: then each beginning is asked for once more. Right are those that are decided `exact`ly, and for which
   the engine's `cached_tokens` lie between what the map foretold and the prompt's next boundary, give or take a block.

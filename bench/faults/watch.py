@@ -24,6 +24,8 @@ LONGEST_LIFE_MS = 10_000
 """No lease lasts so long, and no breaker stays open so long."""
 STEADY_S = 5.0
 """What has been right for so long is right."""
+_ANSWERED_S = 2.5
+"""A request takes less."""
 _TOLERATED_SHARE = 0.1
 """Of the requests of a second: a busy machine keeps one waiting for Redis longer than it may, now and then."""
 _TOLERATED = 1
@@ -52,10 +54,15 @@ def placed_wrong(seen: Iterable[Seen]) -> list[Wrong]:
     return found
 
 
-def right_after_s(wrong: Sequence[Wrong], since_s: float, until_s: float) -> float | None:
-    """How long after `since_s` something was wrong for the last time; None where it may still be."""
-    last_s = max((each.at_s for each in wrong), default=since_s)
-    return None if last_s > until_s - STEADY_S / 2 else max(0.0, last_s - since_s)
+def right_after_s(wrong: Iterable[Wrong], since_s: float, until_s: float) -> float | None:
+    """How long after `since_s` something was wrong for the last time before all was right for STEADY_S; None where it
+    never was. What a busy machine does later is another story."""
+    last_s = since_s
+    for at_s in [*sorted(each.at_s for each in wrong if each.at_s >= since_s), until_s]:
+        if at_s - last_s >= STEADY_S:
+            return last_s - since_s
+        last_s = at_s
+    return None
 
 
 @dataclass
@@ -101,15 +108,18 @@ class Watch:
         off = [f"load of {sums.total} requests, of {in_flight}"] if self._is_off and was_off else []
         return "; ".join([*sums.problems(), *off, *written_ahead])
 
-    async def until_right(self, within_s: float) -> None:
-        """Returns when all has been right for a while, or after so many seconds."""
-        began_s = self.stage.now_s()
-        while self.stage.now_s() - began_s < within_s:
-            await asyncio.sleep(0.1)
+    async def until_right(self, within_s: float) -> bool:
+        """Whether all has been right for a while before so many seconds were over. A request tells how it was placed
+        when it has its answer: that is waited for as well."""
+        began_s = last_s = self.stage.now_s()
+        while self.stage.now_s() - last_s < STEADY_S + _ANSWERED_S:
+            if self.stage.now_s() - began_s > within_s:
+                return False
+            await asyncio.sleep(0.25)
             wrong = [*self.wrong, *placed_wrong(self.load.seen)]
             last_s = max((each.at_s for each in wrong), default=began_s)
-            if self.stage.now_s() - max(last_s, began_s) >= STEADY_S:
-                return
+            last_s = max(last_s, began_s)
+        return True
 
 
 # How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end. What is no number ends never.
