@@ -41,11 +41,10 @@ from gateway.local.errors import ClusterError
 
 def measured(name: str, gateways: int, code: str) -> Row:
     """One fault, on a cluster of its own; where that is not to be had, the reason."""
-    fault = FAULTS[name]
-    row = Row(name, fault.component.value, fault.sentence, gateways, code, machine()["commit"])
+    row = Row(name, gateways, code, machine()["commit"])
     try:
         with tempfile.TemporaryDirectory(prefix="kvgate-faults-") as folder:
-            return asyncio.run(measure(fault, row, Path(folder)))
+            return asyncio.run(measure(FAULTS[name], row, Path(folder)))
     except (NotWhole, TimeoutError, OSError, StoreError, ClusterError) as error:
         return replace(row, skipped=f"{type(error).__name__}: {error}")
 

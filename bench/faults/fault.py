@@ -33,7 +33,7 @@ class Component(Enum):
 
     @property
     def right_within_s(self) -> float | None:
-        return {"nothing": 0.0, "replica": None, "link": None, "Redis": 2.0}.get(self.value, 5.0)
+        return {"nothing": 2.0, "replica": None, "link": None, "Redis": 2.0}.get(self.value, 5.0)
 
     @property
     def is_of_many_gateways(self) -> bool:

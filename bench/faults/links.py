@@ -46,14 +46,14 @@ def _of(link: str, between: str, right_within_s: float, delay_s: float) -> dict[
         await stage.proxies[link].mend()
 
     def fault(what: str, inflict: Inflict) -> Fault:
-        sentence = f"the link between {between} {what} for {LASTS_S:g} s"
+        sentence = f"the link between {between} {what}"
         layout = Layout(proxied=(link,))
         return Fault(Component.LINK, sentence, inflict, layout, right_within_s=right_within_s)
 
     return {
-        "cut": fault("is cut: connections are reset, new ones refused", cut),
-        "one-way": fault("passes bytes one way only: requests arrive, answers do not", cut_one_way),
-        "slow": fault(f"takes {delay_s * 1000:g} ms longer there and back", slow),
+        "cut": fault(f"is cut for {LASTS_S:g} s: open connections are reset, and there are no new ones", cut),
+        "one-way": fault(f"passes bytes one way only for {LASTS_S:g} s: requests arrive, answers do not", cut_one_way),
+        "slow": fault(f"takes {delay_s * 1000:g} ms longer, there and back, for {LASTS_S:g} s", slow),
     }
 
 

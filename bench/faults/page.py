@@ -18,6 +18,7 @@ from bench.faults.fault import LATE_AFTER_S
 from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
+from bench.faults.table import FAULTS
 from bench.faults.verdicts import PREFILL_S
 from bench.faults.watch import STEADY_S
 
@@ -39,11 +40,11 @@ second, and tries the next gateway where a connection is refused. What it has se
   fault struck, and requests whose connection broke because their gateway, or the link to it, was struck. A process that
   is told to stop may finish what it has: nothing is lost with it. Every fault leaves a gateway and two replicas
   unharmed.
-- **late**: streams of which the first token, or one after it, came more than {LATE_AFTER_S:g} s after what was before
-  it, and other answers that came more than {LATE_AFTER_S:g} s after the time that their tokens take. In brackets, and
-  no goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or
-  their replica when it had had them for {PREFILL_S:g} s: it was answering. A replica that hangs looks like one that
-  computes a long prompt, for 10 s: beside it, late is what comes more than {HANG_LATE_AFTER_S:g} s late.
+- **late**: streams of which a token came more than {LATE_AFTER_S:g} s after the one before it, or the first one after
+  the request was sent; and other answers that took {LATE_AFTER_S:g} s more than their tokens take. In brackets, and no
+  goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or their
+  replica when it had had them for {PREFILL_S:g} s: it was answering. A replica that hangs looks like one that computes
+  a long prompt, for 10 s: there, late is what comes more than {HANG_LATE_AFTER_S:g} s late.
 - **exact again**: seconds until something was wrong for the last time, before all was right for {STEADY_S:g} s. Wrong
   are a gateway that does not answer, or is not exact on a replica; a second in which more than one request in ten was
   placed without the map; a load in Redis that is not the sum of its reservations, or not what clients have under way
@@ -61,8 +62,8 @@ Links lead through a proxy while they are struck. Where bytes go one way only, T
 connections stay open and silent. Redis' clock is stepped for KVGate's scripts alone, which is where it is read.
 """
 PAGE = Path("docs/faults.md")
-_COLUMNS = "| fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
-_LINE = "|---|---|---|---|---|---|---|---|---|"
+_COLUMNS = "| name | fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
+_LINE = "|---|---|---|---|---|---|---|---|---|---|"
 
 
 def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
@@ -93,12 +94,12 @@ def _section(gateways: int, rows: Sequence[Row]) -> str:
 
 def line(row: Row) -> str:
     """A fault's row of the table."""
+    names = f"| {row.fault} | {_cell(FAULTS[row.fault].sentence)} |"
     if row.skipped:
-        return f"| {_cell(row.sentence)} | | | | | | | | not measured: {_cell(row.skipped)} |"
+        return f"{names} | | | | | | | not measured: {_cell(row.skipped)} |"
     late = f"{row.late} ({row.late_excused})" if row.late_excused else str(row.late)
     right = "not" if row.right_after_s is None else f"{row.right_after_s:.1f} s"
     cells = [
-        _cell(row.sentence),
         f"{row.requests:,}",
         str(row.failed),
         str(row.savable),
@@ -108,7 +109,7 @@ def line(row: Row) -> str:
         f"{row.predicted - len(row.wrong)} of {row.predicted}",
         "missed" if row.missed else "met",
     ]
-    return f"| {' | '.join(cells)} |"
+    return f"{names} {' | '.join(cells)} |"
 
 
 def _machine(rows: Sequence[Row], machine: Mapping[str, str]) -> str:

@@ -52,15 +52,16 @@ def of(component: Component, pick: Pick, layout: Layout = PLAIN) -> dict[str, Fa
         await pick(stage).slow(LASTS_S)
 
     name = component.value
+    one = f"an {name}" if name.startswith("a") else f"a {name}"
     is_replica = component is Component.REPLICA
     after = f"started again {_REPLICA_RESTARTS_AFTER_S if is_replica else RESTARTS_AFTER_S:g} s later"
     return {
         f"{name}-killed": Fault(
-            component, f"a {name} is killed, and {after}", kill, layout, counts_from_strike=not is_replica
+            component, f"{one} is killed, and {after}", kill, layout, counts_from_strike=not is_replica
         ),
-        f"{name}-stopped": Fault(component, f"a {name} is told to stop (SIGTERM), and {after}", stop, layout),
-        f"{name}-frozen": Fault(component, f"a {name} is frozen (SIGSTOP) for {LASTS_S:g} s", freeze, layout),
-        f"{name}-slow": Fault(component, f"a {name} {_SLOW}", slow, layout),
+        f"{name}-stopped": Fault(component, f"{one} is told to stop (SIGTERM), and {after}", stop, layout),
+        f"{name}-frozen": Fault(component, f"{one} is frozen (SIGSTOP) for {LASTS_S:g} s", freeze, layout),
+        f"{name}-slow": Fault(component, f"{one} {_SLOW}", slow, layout),
     }
 
 

@@ -11,8 +11,6 @@ class Row:
     """One fault. Of one that could not be made, `skipped` says why, and nothing else is told."""
 
     fault: str
-    component: str
-    sentence: str
     gateways: int
     code: str
     """The digest of the code that was measured."""
