@@ -122,23 +122,25 @@ class Watch:
         return True
 
 
-# How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end. What is no number ends never.
+# How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end.
 _ENDS = """
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + (tonumber(redis.call('GET', ARGV[1])) or 0)
 local ahead = {}
-for at, key in ipairs({ ARGV[2], ARGV[3], ARGV[4], ARGV[5] }) do
-  if redis.call('TYPE', key)['ok'] == 'hash' then
-    local all = redis.call('HGETALL', key)
-    for i = 1, #all, 2 do
-      for number in string.gmatch(all[i + 1], '%f[%w]%d+%f[%W]') do
-        if tonumber(number) > now_ms + tonumber(ARGV[6]) and tonumber(number) < now_ms * 2 then
-          ahead[#ahead + 1] = { all[i], tostring(math.floor((tonumber(number) - now_ms) / 1000)) }
-        end
-      end
+local function look(key, fields, pattern)
+  local all = redis.call('TYPE', key)['ok'] == 'hash' and redis.call('HGETALL', key) or {}
+  for i = 1, #all, 2 do
+    local ends_ms = string.find(all[i], fields) and tonumber(string.match(all[i + 1], pattern) or '')
+    if ends_ms and ends_ms > now_ms + tonumber(ARGV[6]) then
+      ahead[#ahead + 1] = { all[i], tostring(math.floor((ends_ms - now_ms) / 1000)) }
     end
   end
 end
+look(ARGV[2], '', '^%d+ (%d+)') -- gateways
+look(ARGV[3], '', '^%d+ (%d+)') -- breakers
+look(ARGV[4], '', '^%S+ %S+ (%d+)') -- agents
+look(ARGV[5], '^worker$', ' (%d+)$') -- leases
+look(ARGV[5], '^events:', ' (%d+)$')
 return ahead
 """
 
