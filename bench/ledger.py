@@ -18,6 +18,7 @@ for _, flight in ipairs(redis.call('KEYS', ARGV[4])) do
 end
 return look
 """
+_ENTRY_FIELDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,13 @@ def ask_sums(keys: PoolKeys) -> tuple[Any, ...]:
 
 
 def sums(look: Sequence[Sequence[str]]) -> Sums:
-    """Raises ValueError where something is not what it should be."""
+    """An entry in flight that cannot be read is no load. Raises ValueError for anything else that cannot be."""
     replicas, active, backlog = map(_mapping, look[:3])
-    entries = look[3:]
+    entries = [entry for flight in look[3:] for entry in flight if entry.count(" ") == _ENTRY_FIELDS - 1]
     lives = {name: ReplicaRecord.parse(name, text) for name, text in replicas.items()}
     counted: dict[str, int] = {}
     counted_backlog: dict[str, int] = {}
-    for entry in (entry for flight in entries for entry in flight):
+    for entry in entries:
         replica, incarnation, since_ms, backlog_tokens, _ = entry.split(" ")
         life = lives.get(replica)
         if life is not None and (life.incarnation, str(life.since_ms)) == (incarnation, since_ms):
@@ -76,7 +77,7 @@ def sums(look: Sequence[Sequence[str]]) -> Sums:
         {name: int(value) for name, value in backlog.items()},
         counted,
         counted_backlog,
-        sum(len(flight) for flight in entries),
+        len(entries),
     )
 
 
