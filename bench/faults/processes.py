@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bench.faults.fault import LASTS_S, PLAIN, RESTARTS_AFTER_S, Component, Fault
+from bench.faults.fault import LASTS_S, LATE_AFTER_S, PLAIN, RESTARTS_AFTER_S, Component, Fault
 from bench.faults.program import RUNNING_S, STOPPED_S, Program
 from bench.faults.stage import Layout, Stage
 
 HANGS_S = 20.0
-HANG_LATE_AFTER_S = 12.0
+HANG_LATE_AFTER_S = 10.0 + LATE_AFTER_S
 """A replica that hangs is told from one that computes a long prompt when nothing has moved for 10 s."""
 _AT_ONCE_S = 0.5
 """What is there when a process is killed is struck; so is what arrives until nobody listens any more."""

@@ -87,12 +87,15 @@ def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdi
 
 def _excuses_lateness(strike: Strike, seen: Seen) -> bool:
     """The replica that was struck may not be the one that answered in the end: a request may have been moved."""
-    was_being_answered = bool(strike.replicas) and seen.sent_s + PREFILL_S <= strike.at_s
-    return seen.gateway in strike.gateways or was_being_answered
+    had_begun = seen.sent_s + PREFILL_S <= strike.at_s or _had_a_byte(seen, strike)
+    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun)
 
 
 def _loses(strike: Strike, seen: Seen) -> bool:
     if seen.gateway in strike.gateways:
         return seen.end in (End.BROKEN, End.UNANSWERED)
-    had_begun = seen.head_s is not None and seen.head_s <= strike.at_s
-    return had_begun and seen.replica in strike.replicas
+    return _had_a_byte(seen, strike) and seen.replica in strike.replicas
+
+
+def _had_a_byte(seen: Seen, strike: Strike) -> bool:
+    return seen.head_s is not None and seen.head_s <= strike.at_s

@@ -33,8 +33,11 @@ def test_an_answer_is_excused_where_its_gateway_was_struck_and_no_other_gateways
 def test_an_answer_is_excused_where_its_replica_had_begun_with_it() -> None:
     late = replace(ANSWERED, late_s=11.0, ended_s=22.5)
     assert said(replace(late, sent_s=9.9), REPLICA) is Verdict.LATE_EXCUSED
-    assert said(replace(late, sent_s=10.4), REPLICA) is Verdict.LATE, "it was sent a moment before"
-    assert said(replace(late, sent_s=12.0), REPLICA) is Verdict.LATE, "it was sent to a replica that was struck already"
+    assert said(replace(late, sent_s=10.1, head_s=10.4), REPLICA) is Verdict.LATE_EXCUSED, "its client had a byte"
+    assert said(replace(late, sent_s=10.4, head_s=22.1), REPLICA) is Verdict.LATE, "it was sent a moment before"
+    assert said(replace(late, sent_s=12.0, head_s=22.1), REPLICA) is Verdict.LATE, (
+        "it was sent to a replica that was struck already"
+    )
 
 
 def test_a_stream_that_flowed_is_lost_with_its_replica_or_gateway_and_with_no_other() -> None:
