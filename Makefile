@@ -8,6 +8,7 @@
 # make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
 # make bench-quick  in eight minutes, how KVGate routes and what it costs beside others: a page with plots
 # make bench  all of it, in hours; real vLLM included
+# make bench-faults  what clients see of each fault, in an hour and a half; it goes on where it was interrupted
 # make check  what must be clean before a commit: lint, format, types, sizes, compose file
 
 PYTHON ?= python3
@@ -29,7 +30,7 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients compose-test bench bench-quick check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients compose-test bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -121,6 +122,10 @@ bench-offload:
 
 bench-offload-real:
 	$(BIN)/python -m bench.offload --real --seeds 11 --out bench/results/offload-real.json
+
+# All of it, whatever goal is missed.
+bench-faults: install
+	$(BIN)/python -m bench.faults; missed=$$?; $(BIN)/python -m bench.faults --gateways 8 && exit $$missed
 
 check: install
 	$(BIN)/ruff check .

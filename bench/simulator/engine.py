@@ -3,8 +3,8 @@
 Each step schedules first what is running (a chunk of prefill, or one token), then admits waiting requests in
 order, and lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when
 they are scheduled, so two equal prompts that arrive together share their prefix; KV events of it leave with the
-end of the step. Where running requests need
-more blocks than there are, the youngest is preempted: it loses its blocks and waits first in line.
+end of the step. Where running requests need more blocks than there are, the youngest is preempted: it loses its
+blocks and waits first in line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOAD_COST = 0.1
 
 class Engine:
     """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far;
-    `publish` is given the KV events of each step that has any."""
+    `publish` is given the KV events of each step that has any. No step begins unless `goes_on` is set."""
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Engine:
         self._on_first_token = on_first_token
         self._on_finish = on_finish
         self._work = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     def __repr__(self) -> str:
         return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
@@ -119,7 +121,7 @@ class Engine:
         speed = self._settings.speed
         clock_s = loop.time()
         burst = 0
-        while True:
+        while await self.goes_on.wait():
             batch, prefill_tokens = self.schedule()
             if not batch and not self.cpu_tier.is_writing:
                 self._work.clear()

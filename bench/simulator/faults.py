@@ -6,6 +6,7 @@
     truncate   the stream ends cleanly after K tokens, without its closing events; plain answers are unharmed
     hang       nothing is ever answered; with after_tokens, the stream stalls there
     slow       the first token comes `seconds` (1) later
+    stall      the engine stands still while all else goes on: /health is good, no token comes, no counter moves
     unhealthy  /health answers 503
     crash      the process exits, at once or after a stream's K tokens, with status 3
     amnesia    the cache forgets all idle blocks, at once and without any KV event
@@ -17,8 +18,8 @@
     delay_events      a batch is sent after its successor
 
 `count` is the number of inference requests it strikes (for `unhealthy`: of health checks; for *_events: of
-batches), 1 unless told; -1 means until cleared. A mode set again replaces its former setting; of several modes
-the first set strikes.
+batches), 1 unless told; -1 means until cleared. A `stall` strikes no single request, and lasts until cleared. A mode
+set again replaces its former setting; of several modes the first set strikes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from bench.simulator import fields
 from bench.simulator.errors import Refused, bad_request
 
 EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
-MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "unhealthy", "crash", "amnesia", *EVENT_MODES)
+_NOT_OF_REQUESTS = ("unhealthy", "stall", *EVENT_MODES)
+MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "stall", "unhealthy", "crash", "amnesia", *EVENT_MODES)
 _CRASH_STATUS = 3
 _HIGHEST_STATUS = 599
 _UNTIL_CLEARED = -1
@@ -69,10 +71,11 @@ class Fault:
 
 
 class Faults:
-    """What is to fail next; `forget_idle` is what amnesia does."""
+    """What is to fail next; `forget_idle` is what amnesia does; `stall` is told when one begins, and when it ends."""
 
-    def __init__(self, forget_idle: Callable[[], None]) -> None:
+    def __init__(self, forget_idle: Callable[[], None], stall: Callable[[bool], None]) -> None:
         self._forget_idle = forget_idle
+        self._stall = stall
         self._by_mode: dict[str, Fault] = {}
 
     def set(self, body: dict[str, Any]) -> None:
@@ -80,6 +83,7 @@ class Faults:
         mode = fields.required_text(body, "mode")
         if mode == "none":
             self._by_mode.clear()
+            self._stall(False)
             return
         if mode not in MODES:
             raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
@@ -99,12 +103,14 @@ class Faults:
             return
         if mode == "crash" and fault.after_tokens is None:
             crash()
+        if mode == "stall":
+            self._stall(True)
         self._by_mode[mode] = fault
 
     def take(self) -> Fault | None:
         """The fault that strikes the inference request at hand, if any; counts it."""
         for mode, fault in self._by_mode.items():
-            if mode != "unhealthy" and mode not in EVENT_MODES:
+            if mode not in _NOT_OF_REQUESTS:
                 self._count(fault)
                 return fault
         return None

@@ -66,7 +66,7 @@ class Replica:
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.images = ImageReader()
-        self.faults = Faults(self._forget_idle)
+        self.faults = Faults(self._forget_idle, self._stall)
         self.metrics = Metrics(settings, self.images)
         ranks = range(settings.data_parallel)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
@@ -179,6 +179,10 @@ class Replica:
     def _forget_idle(self) -> None:
         for engine in self.engines:
             engine.forget_idle()
+
+    def _stall(self, stalls: bool) -> None:
+        for engine in self.engines:
+            (engine.goes_on.clear if stalls else engine.goes_on.set)()
 
     def _unbind(self) -> None:
         for publisher in self.publishers:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import redis.asyncio as redis
 
+from bench.ledger import Sums, ask_sums, sums
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
 
-# In one step, so that no reservation comes or goes in between.
-_LOOK = """
-local look = { redis.call('HGETALL', ARGV[1]), redis.call('HGETALL', ARGV[2]), redis.call('HGETALL', ARGV[3]) }
-for _, flight in ipairs(redis.call('KEYS', ARGV[4])) do
-  look[#look + 1] = redis.call('HVALS', flight)
-end
-return look
-"""
 _RECORDS = """
 local records = {}
 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
@@ -30,39 +21,6 @@ return records
 _FORGET = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end"
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """One consistent look: the sums that are kept, and the same summed again from the reservations in flight."""
-
-    active: dict[str, int]
-    backlog_tokens: dict[str, int]
-    counted: dict[str, int]
-    counted_backlog_tokens: dict[str, int]
-    in_flight: int
-    """Entries in flight, those on a past incarnation included."""
-
-    @property
-    def total(self) -> int:
-        return sum(self.active.values())
-
-    @property
-    def are_zero(self) -> bool:
-        return not self.in_flight and not any(self.active.values()) and not any(self.backlog_tokens.values())
-
-    def problems(self) -> list[str]:
-        """What can never be, whatever happens: a negative sum, or one that is not the sum of its reservations."""
-        found = []
-        for name, kept, counted in (
-            ("active", self.active, self.counted),
-            ("backlog_tokens", self.backlog_tokens, self.counted_backlog_tokens),
-        ):
-            for replica in kept.keys() | counted.keys():
-                value = kept.get(replica, 0)
-                if value < 0 or value != counted.get(replica, 0):
-                    found.append(f"{name} of {replica} is {value}, its reservations make {counted.get(replica, 0)}")
-        return found
-
-
 class Ledger:
     """Reads one pool's keys."""
 
@@ -71,27 +29,7 @@ class Ledger:
         self._keys = PoolKeys(pool)
 
     async def sums(self) -> Sums:
-        look = await self._client.eval(
-            _LOOK, 0, self._keys.replicas, self._keys.active, self._keys.backlog_tokens, self._keys.flight("*")
-        )
-        replicas, active, backlog = (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in look[:3])
-        entries = look[3:]
-        lives = {name: ReplicaRecord.parse(name, text) for name, text in replicas.items()}
-        counted: dict[str, int] = {}
-        counted_backlog: dict[str, int] = {}
-        for entry in (entry for flight in entries for entry in flight):
-            replica, incarnation, since_ms, backlog_tokens, _ = entry.split(" ")
-            life = lives.get(replica)
-            if life is not None and (life.incarnation, str(life.since_ms)) == (incarnation, since_ms):
-                counted[replica] = counted.get(replica, 0) + 1
-                counted_backlog[replica] = counted_backlog.get(replica, 0) + int(backlog_tokens)
-        return Sums(
-            {name: int(value) for name, value in active.items()},
-            {name: int(value) for name, value in backlog.items()},
-            counted,
-            counted_backlog,
-            sum(len(flight) for flight in entries),
-        )
+        return sums(await self._client.eval(*ask_sums(self._keys)))
 
     async def ownership_problems(self) -> list[str]:
         """Where the tokens that a replica is believed to own are not the sum of its keys' records."""

@@ -109,6 +109,22 @@ async def test_a_slow_request_has_its_headers_at_once_and_reaches_the_engine_lat
     assert (await streamed(replica))[-1] == "[DONE]"
 
 
+async def test_a_stalled_engine_says_that_it_is_healthy_and_moves_no_counter_until_it_goes_on(
+    replica: RunningReplica,
+) -> None:
+    await fail(replica, "stall")
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(replica.chat("waits"))
+        stalled = await replica.until(lambda state: state["waiting"] == 1)
+        async with replica.http.get("/health") as response:
+            assert response.status == 200
+        counters = ("running", "prompt_tokens", "cached_tokens", "blocks_stored")
+        assert [(await replica.state())[name] for name in counters] == [stalled[name] for name in counters] == [0] * 4
+        assert not answer.done()
+        await fail(replica, "none")
+    assert (await answer)["usage"]["completion_tokens"] > 0
+
+
 async def test_an_unhealthy_replica_fails_its_health_checks_and_serves_on(replica: RunningReplica) -> None:
     await fail(replica, "unhealthy", count=1)
     statuses = []

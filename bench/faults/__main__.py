@@ -1,0 +1,116 @@
+"""What clients see of each fault, and how long it takes until all is right again: docs/faults.md.
+
+    python -m bench.faults [--gateways 2] [--only redis-killed,agent-frozen] [--again]
+
+Each fault strikes a cluster of its own, all real processes: Redis, three simulated replicas with agents, gateways, and
+24 requests a second from a load balancer that behaves well, half of them streamed. What was measured of the same code
+is kept (bench/results/faults.json): a run goes on where the last one ended. With 2 gateways all faults are measured, in
+45 minutes; with more, those of gateways, of Redis and the rolling restart. Use a machine that does nothing else.
+
+Goals: no request fails that could have been saved, no answer comes more than 5 s late but those that their replica or
+gateway had in hand, decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s (Redis), no
+load is left and predictions are right. The exit status is 1 where a goal is missed.
+
+The faults:
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import record, tables
+from bench.faults import results
+from bench.faults.measure import NotWhole, measure
+from bench.faults.page import PAGE, write
+from bench.faults.row import Row
+from bench.faults.table import FAULTS, measured_with
+from bench.machine import machine
+from bench.options import count, names
+from coordinator.errors import StoreError
+from gateway import __version__
+from gateway.local.errors import ClusterError
+
+
+def measured(name: str, gateways: int, code: str) -> Row:
+    """One fault, on a cluster of its own; where that is not to be had, the reason."""
+    row = Row(name, gateways, code, machine()["commit"])
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvgate-faults-") as folder:
+            return asyncio.run(measure(FAULTS[name], row, Path(folder)))
+    except (NotWhole, TimeoutError, OSError, StoreError, ClusterError) as error:
+        return replace(row, skipped=f"{type(error).__name__}: {error}")
+
+
+def run(wanted: list[str], gateways: int, code: str, found: record.Found[Row]) -> None:
+    """One after the other; what is found is saved after each."""
+    with record.progress(found.console) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for name in wanted:
+            progress.update(task, description=name)
+            row = measured(name, gateways, code)
+            results.put(found.rows, row, list(FAULTS))
+            found.save()
+            met = f"left out: {row.skipped}" if row.skipped else "; ".join(row.missed) or "met"
+            found.console.print(f"{name}: {met}", markup=False, highlight=False)
+            progress.advance(task)
+
+
+def _table(rows: list[Row]) -> Table:
+    figures = ("requests", "failed", "savable", "late", "excused", "exact s", "wrong")
+    table = tables.table("Faults", ("fault", "load left"), figures)
+    for row in rows:
+        right = "" if row.right_after_s is None else f"{row.right_after_s:.1f}"
+        counts = (row.requests, row.failed, row.savable, row.late, row.late_excused)
+        table.add_row(row.fault, row.load_left, *map(str, counts), right, str(len(row.wrong)))
+    return table
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.faults",
+        description=(__doc__ or "") + "".join(f"\n  {name:<26} {one.sentence}" for name, one in FAULTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--gateways", type=count, default=2, metavar="N", help="so many, two or more (default: 2)")
+    parser.add_argument("--only", type=names(FAULTS), default=[], metavar="NAME,…", help="these (default: all)")
+    parser.add_argument("--again", action="store_true", help="measure anew what was measured of this code")
+    parser.add_argument(
+        "--out", type=Path, default=results.FILE, metavar="FILE", help="the rows as JSON (default: %(default)s)"
+    )
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    options = parser.parse_args()
+    if options.gateways < 2:
+        parser.error("--gateways: a fault of one gateway needs another that serves on")
+    return options
+
+
+def main() -> None:
+    record.begin()
+    options, console = _options(), Console()
+    code = results.code()
+    found = record.Found[Row]({"kvgate": __version__}, options.out, console, results.read(options.out))
+    wanted = options.only or measured_with(options.gateways)
+    left = results.to_measure(wanted, options.gateways, code, found.rows, options.again)
+    if len(left) < len(wanted):
+        console.print(f"{len(wanted) - len(left)} of {len(wanted)} were measured of this code before")
+    run(left, options.gateways, code, found)
+    write(options.out, options.page)
+    rows = [row for row in found.rows if row.gateways == options.gateways and row.fault in wanted]
+    console.print(_table(rows))
+    missed = [row for row in rows if row.missed or row.skipped]
+    for row in missed:
+        console.print(f"missed: {row.fault}: {row.skipped or '; '.join(row.missed)}", markup=False, highlight=False)
+    console.print(f"{len(rows) - len(missed)} of {len(rows)} faults met all goals")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

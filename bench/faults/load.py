@@ -1,0 +1,212 @@
+"""Clients that ask at a steady rate, whatever becomes of what they asked before: half of them for a stream.
+
+Prompts share long beginnings, so that it matters where they go. Each request has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from bench.faults.balancer import Balancer
+from bench.faults.verdicts import End, Seen
+from bench.load import BLOCK_TOKENS
+from bench.workloads import text
+from gateway.tasks import Tasks
+
+CONTEXTS, CONTEXT_BYTES = 24, 5000
+"""Beginnings that prompts share, of 1 300 tokens: an eighth of a second to compute."""
+ANSWER_TOKENS = (8, 16)
+DECODE_S = 0.1
+"""For each token of an answer."""
+RATE_PER_S = 24.0
+_CONNECT_S = 1.0
+_PATH = "/v1/chat/completions"
+_CODE = re.compile(rb'"code": ?"(\w+)"')
+
+
+class BadEnd(Exception):
+    """What came is no whole answer."""
+
+    def __init__(self, end: End, detail: str) -> None:
+        super().__init__(detail)
+        self.end, self.detail = end, detail
+
+
+@dataclass
+class _Asking:
+    """A request under way."""
+
+    sent_s: float
+    max_tokens: int
+    streams: bool
+    gateway: int | None = None
+    replica: str = ""
+    state: str = ""
+    head_s: float | None = None
+    late_s: float = 0.0
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def seen(self, end: End, ended_s: float, detail: str = "") -> Seen:
+        return Seen(self.sent_s, end, ended_s, self.gateway, self.replica, self.state, self.head_s, self.late_s, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a gateway said of a prompt, and what the engine had of it."""
+
+    replica: str
+    state: str
+    matched_tokens: int
+    boundary_tokens: int
+    cached_tokens: int
+
+    @property
+    def is_right(self) -> bool:
+        """Give or take a block, as bench/load.py has it."""
+        least, most = self.matched_tokens - BLOCK_TOKENS, self.boundary_tokens + BLOCK_TOKENS
+        return least <= self.cached_tokens <= most
+
+
+class Load:
+    """Asks from `start` on until `stop`; then `finish` waits for what is under way."""
+
+    def __init__(self, http: aiohttp.ClientSession, balancer: Balancer, seed: int = 1) -> None:
+        self._http = http
+        self.balancer = balancer
+        self._rng = random.Random(seed)
+        self.contexts = [text(self._rng, CONTEXT_BYTES) for _ in range(CONTEXTS)]
+        self._numbers = itertools.count()
+        self._tasks = Tasks()
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._pace: asyncio.Task[None] | None = None
+        self.seen: list[Seen] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._asking)
+
+    async def warm_up(self) -> None:
+        """Each beginning once, a few at a time."""
+        for some in _batched(self.contexts, 6):
+            await asyncio.gather(*(self.predict(context) for context in some))
+
+    def start(self) -> None:
+        self._pace = self._tasks.spawn(self._keep_pace(), "pace")
+
+    def stop(self) -> None:
+        if self._pace is not None:
+            self._pace.cancel()
+
+    async def finish(self, within_s: float) -> None:
+        """What has no end by then is unanswered."""
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=within_s)
+        await self._tasks.close()
+
+    async def _keep_pace(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            task = self._tasks.spawn(self._ask(), "request")
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+            due_s += self._rng.expovariate(RATE_PER_S)
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+
+    def _body(self, context: str, max_tokens: int, streams: bool) -> dict[str, Any]:
+        question = f"{context} Question {next(self._numbers)}?"
+        body = {"model": "sim", "max_tokens": max_tokens, "messages": [{"role": "user", "content": question}]}
+        return body | ({"stream": True} if streams else {})
+
+    async def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        asking = _Asking(loop.time(), self._rng.randint(*ANSWER_TOKENS), self._rng.random() < 0.5)
+        body = self._body(self._rng.choice(self.contexts), asking.max_tokens, asking.streams)
+        try:
+            await self._send(asking, body)
+            seen = asking.seen(End.COMPLETE, loop.time())
+        except BadEnd as bad:
+            seen = asking.seen(bad.end, loop.time(), bad.detail)
+        except (aiohttp.ClientError, OSError) as error:
+            seen = asking.seen(End.BROKEN, loop.time(), type(error).__name__)
+        except asyncio.CancelledError:
+            self.seen.append(asking.seen(End.UNANSWERED, loop.time(), "no answer"))
+            raise
+        self.seen.append(seen)
+
+    async def _send(self, asking: _Asking, body: dict[str, Any]) -> None:
+        for gateway in self.balancer.order():
+            try:
+                response = await self._post(gateway, body, asking)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                continue
+            async with response:
+                await self._read(asking, response)
+            return
+        raise BadEnd(End.REFUSED, "refused")
+
+    async def _post(self, gateway: int, body: dict[str, Any], asking: _Asking) -> aiohttp.ClientResponse:
+        asking.gateway = gateway
+        try:
+            return await self._http.post(self.balancer.urls[gateway] + _PATH, json=body)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            asking.gateway = None
+            raise
+
+    async def _read(self, asking: _Asking, response: aiohttp.ClientResponse) -> None:
+        """Raises BadEnd for what is no whole answer, and what aiohttp raises."""
+        loop = asyncio.get_running_loop()
+        asking.head_s = last_s = loop.time()
+        asking.headers = {name.lower(): value for name, value in response.headers.items()}
+        asking.replica = asking.headers.get("x-kvgate-replica", "")
+        asking.state = asking.headers.get("x-kvgate-decision", "").rpartition("state=")[2]
+        streams = response.status == 200 and asking.streams
+        last_s = asking.sent_s if streams else last_s
+        async for piece in response.content.iter_any():
+            asking.body += piece
+            if streams:
+                asking.late_s, last_s = max(asking.late_s, loop.time() - last_s), loop.time()
+        if response.status != 200:
+            raise BadEnd(End.STATUS, f"{response.status} {_code(asking.body)}".strip())
+        if not asking.streams:
+            asking.late_s = loop.time() - asking.sent_s - asking.max_tokens * DECODE_S
+        elif b"data: [DONE]" not in asking.body or b'"error"' in asking.body:
+            raise BadEnd(End.ERROR_EVENT, _code(asking.body) or "ended early")
+
+    async def predict(self, context: str, gateway: int | None = None) -> Prediction:
+        """Ask, and compare what was predicted with what the engine says. Raises BadEnd, TimeoutError, and what
+        aiohttp raises."""
+        order = self.balancer.order() if gateway is None else [gateway]
+        asking = _Asking(0.0, 1, streams=False)
+        async with asyncio.timeout(20), await self._post(order[0], self._body(context, 1, False), asking) as response:
+            await self._read(asking, response)
+        details = orjson.loads(asking.body)["usage"].get("prompt_tokens_details") or {}
+        matched, boundary = (int(asking.headers[f"x-kvgate-{name}-tokens"]) for name in ("matched", "next-boundary"))
+        return Prediction(asking.replica, asking.state, matched, boundary, details.get("cached_tokens") or 0)
+
+
+def _batched(contexts: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [contexts[at : at + size] for at in range(0, len(contexts), size)]
+
+
+def _code(body: bytes) -> str:
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""
+
+
+def client() -> aiohttp.ClientSession:
+    """No request is ended by the client: what a fault holds is looked at to its end."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+    )

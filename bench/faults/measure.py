@@ -1,0 +1,116 @@
+"""One fault, from an empty cluster to its row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.faults import quiet
+from bench.faults.fault import Fault
+from bench.faults.load import Load
+from bench.faults.row import Row
+from bench.faults.stage import Stage, running_stage
+from bench.faults.verdicts import Seen, Strike, Verdict, verdict
+from bench.faults.watch import Watch, Wrong, placed_wrong, right_after_s
+from bench.machine import IdleShare
+from gateway.tasks import Tasks
+
+_FAULT_WITHIN_S = 150.0
+_RIGHT_WITHIN_S = 25.0
+_ENDS_WITHIN_S = 15.0
+"""An answer takes a second or two: what takes so much longer is waited for no more."""
+
+
+class NotWhole(Exception):
+    """The cluster was not whole before the fault: nothing can be said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one run: when the fault struck, when it was over, and when nothing was asked any more."""
+
+    struck_s: float
+    over_s: float
+    asked_until_s: float
+
+
+async def measure(fault: Fault, row: Row, folder: Path) -> Row:
+    """`row` names the fault, the gateways and the code. Raises NotWhole, TimeoutError where something does not come up,
+    OSError, and StoreError where Redis is not there for the fault itself."""
+    idle = IdleShare()
+    async with running_stage(folder, row.gateways, fault.layout) as stage:
+        began_s = stage.now_s()
+        load, tasks = Load(stage.http, stage.balancer), Tasks()
+        watch = Watch(stage, load)
+        try:
+            await load.warm_up()
+            tasks.spawn(stage.balancer.look(stage.http), "balancer")
+            looking = tasks.spawn(watch.look(), "watch")
+            load.start()
+            times = await _struck(fault, stage, load, watch)
+            looking.cancel()
+            load.stop()
+            await load.finish(_ENDS_WITHIN_S)
+            left = await quiet.left_in_sums(stage)
+            predicted, wrong = await quiet.predictions(stage, load)
+        finally:
+            await tasks.close()
+            await load.finish(0)
+        all_wrong = [*watch.wrong, *placed_wrong(load.seen)]
+        found = _judged_requests(row, load.seen, stage.strikes, fault.late_after_s)
+        found |= _judged_time(fault, times, all_wrong)
+        return replace(
+            row,
+            **found,
+            load_left=left,
+            predicted=predicted,
+            wrong=tuple(wrong),
+            idle_share=idle(),
+            wall_s=stage.now_s() - began_s,
+        ).judged()
+
+
+async def _struck(fault: Fault, stage: Stage, load: Load, watch: Watch) -> Times:
+    if not await watch.until_right(_RIGHT_WITHIN_S):
+        raise NotWhole([*watch.wrong, *placed_wrong(load.seen)][-1].what)
+    watch.wrong.clear()
+    struck_s = stage.now_s()
+    async with asyncio.timeout(_FAULT_WITHIN_S):
+        await fault.inflict(stage)
+    over_s = stage.now_s()
+    await watch.until_right(_RIGHT_WITHIN_S)
+    return Times(struck_s, over_s, stage.now_s())
+
+
+def _judged_requests(row: Row, seen: Sequence[Seen], strikes: Sequence[Strike], late_after_s: float) -> dict[str, Any]:
+    verdicts = [(one, verdict(one, strikes, late_after_s)) for one in seen]
+    counts = Counter(said for _, said in verdicts)
+    kinds = Counter(f"{said.value}: {one.detail or one.end.value}" for one, said in verdicts if said.is_failure)
+    late = [one.late_s for one, said in verdicts if said is Verdict.LATE]
+    return {
+        "requests": len(seen),
+        "failed": counts[Verdict.LOST] + counts[Verdict.SAVABLE],
+        "savable": counts[Verdict.SAVABLE],
+        "late": len(late),
+        "late_excused": counts[Verdict.LATE_EXCUSED],
+        "latest_s": max(late, default=0.0),
+        "kinds": dict(kinds),
+        "states": dict(Counter(one.state for one in seen if one.state)),
+    }
+
+
+def _judged_time(fault: Fault, times: Times, wrong: Sequence[Wrong]) -> dict[str, Any]:
+    since_s = times.struck_s if fault.counts_from_strike else times.over_s
+    after_s = right_after_s(wrong, since_s, times.asked_until_s)
+    until_s = times.asked_until_s if after_s is None else since_s + after_s
+    last = max((each for each in wrong if since_s <= each.at_s <= until_s), key=lambda each: each.at_s, default=None)
+    return {
+        "right_after_s": after_s,
+        "last_wrong": last.what if last is not None else "",
+        "goal_s": fault.goal_s,
+        "counts_from_strike": fault.counts_from_strike,
+    }

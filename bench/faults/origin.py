@@ -1,0 +1,38 @@
+"""Which process of this machine is at the other end of a local TCP connection: Linux tells in /proc."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def pid_of_peer(writer: asyncio.StreamWriter, pids: Iterable[int]) -> int | None:
+    """Whichever of these processes has opened the connection; None where none of them has."""
+    port = writer.get_extra_info("peername")[1]
+    inode = _inode_of(port)
+    return next((pid for pid in pids if inode in _inodes(pid)), None) if inode else None
+
+
+def _inode_of(port: int) -> str | None:
+    """Of the socket of this machine whose own port it is and that is connected (state 01)."""
+    local = f":{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(local) and fields[3] == "01":
+            return f"socket:[{fields[9]}]"
+    return None
+
+
+def _inodes(pid: int) -> set[str]:
+    """What the process' open files are; none where it is gone."""
+    found = set()
+    try:
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found.add(str(each.readlink()))
+            except OSError:
+                continue
+    except OSError:
+        return set()
+    return found

@@ -1,0 +1,121 @@
+"""Faults of the cluster's own processes: of gateway 0, replica r0 and its agent, one of two coordinators.
+
+A process that is stopped may finish what it has: that excuses nothing. Nor does being slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bench.faults.fault import LASTS_S, LATE_AFTER_S, PLAIN, RESTARTS_AFTER_S, Component, Fault
+from bench.faults.program import RUNNING_S, STOPPED_S, Program
+from bench.faults.stage import Layout, Stage
+
+HANGS_S = 20.0
+HANG_LATE_AFTER_S = 10.0 + LATE_AFTER_S
+"""A replica that hangs is told from one that computes a long prompt when nothing has moved for 10 s."""
+_AT_ONCE_S = 0.5
+"""What is there when a process is killed is struck; so is what arrives until nobody listens any more."""
+_REPLICA_RESTARTS_AFTER_S = 5.0
+"""An engine takes longer than any other process."""
+Pick = Callable[[Stage], Program]
+_SLOW = f"stands still for {STOPPED_S * 1000:g} ms of every {(STOPPED_S + RUNNING_S) * 1000:g} ms, for {LASTS_S:g} s"
+
+
+def _hold(stage: Stage, component: Component, for_s: float) -> None:
+    if component is Component.GATEWAY:
+        stage.strike(for_s, gateways=(0,))
+    elif component is Component.REPLICA:
+        stage.strike(for_s, replicas=("r0",))
+
+
+def of(component: Component, pick: Pick, layout: Layout = PLAIN) -> dict[str, Fault]:
+    """The four that every process can have."""
+
+    async def kill(stage: Stage) -> None:
+        _hold(stage, component, _AT_ONCE_S)
+        await pick(stage).kill()
+        await _again(stage, component, pick(stage))
+
+    async def stop(stage: Stage) -> None:
+        await pick(stage).stop()
+        await _again(stage, component, pick(stage))
+
+    async def freeze(stage: Stage) -> None:
+        _hold(stage, component, LASTS_S + _AT_ONCE_S)
+        pick(stage).freeze()
+        await asyncio.sleep(LASTS_S)
+        pick(stage).thaw()
+
+    async def slow(stage: Stage) -> None:
+        await pick(stage).slow(LASTS_S)
+
+    name = component.value
+    one = f"an {name}" if name.startswith("a") else f"a {name}"
+    is_replica = component is Component.REPLICA
+    after = f"started again {_REPLICA_RESTARTS_AFTER_S if is_replica else RESTARTS_AFTER_S:g} s later"
+    return {
+        f"{name}-killed": Fault(
+            component, f"{one} is killed, and {after}", kill, layout, counts_from_strike=not is_replica
+        ),
+        f"{name}-stopped": Fault(component, f"{one} is told to stop (SIGTERM), and {after}", stop, layout),
+        f"{name}-frozen": Fault(component, f"{one} is frozen (SIGSTOP) for {LASTS_S:g} s", freeze, layout),
+        f"{name}-slow": Fault(component, f"{one} {_SLOW}", slow, layout),
+    }
+
+
+async def _again(stage: Stage, component: Component, program: Program) -> None:
+    """A replica is back when it answers; how long the others take to be back is KVGate's to answer for."""
+    is_replica = component is Component.REPLICA
+    await asyncio.sleep(_REPLICA_RESTARTS_AFTER_S if is_replica else RESTARTS_AFTER_S)
+    program.start()
+    if is_replica:
+        await stage.until(lambda: stage.replica_answers("r0"), "r0")
+
+
+async def _hang(stage: Stage) -> None:
+    """What hangs does not come back by itself: somebody kills it."""
+    stage.strike(HANGS_S + _AT_ONCE_S, replicas=("r0",))
+    await stage.fail("r0", "stall")
+    await asyncio.sleep(HANGS_S)
+    await stage.replicas["r0"].kill()
+    stage.replicas["r0"].start()
+    await stage.until(lambda: stage.replica_answers("r0"), "r0")
+
+
+HANG = Fault(
+    Component.REPLICA,
+    f"a replica's engine stands still while its /health is good; after {HANGS_S:g} s it is killed and started again",
+    _hang,
+    late_after_s=HANG_LATE_AFTER_S,
+)
+
+
+async def _roll(stage: Stage) -> None:
+    """As docs/operations.md has it; Redis is left alone."""
+    for number, gateway in enumerate(stage.gateways):
+        stage.balancer.take_out(number)
+        await asyncio.sleep(RESTARTS_AFTER_S)  # whoever was given this gateway has connected by then
+        await gateway.stop()
+        gateway.start()
+        await stage.until(lambda number=number: stage.gateway_is_ready(number), gateway.name)  # type: ignore[misc]
+        stage.balancer.put_in(number)
+    for program in (*stage.agents.values(), *stage.coordinators):
+        await program.stop()
+        program.start()
+        await stage.until(lambda: stage.is_exact(0), program.name)
+    for name, replica in stage.replicas.items():
+        await replica.stop()
+        replica.start()
+        await stage.until(lambda name=name: stage.replica_answers(name), name)  # type: ignore[misc]
+        await stage.until(lambda: stage.is_exact(0), name)
+
+
+ROLL = Fault(
+    Component.ALL,
+    "gateways, agents, coordinators and replicas are stopped and started again, one after the other; a gateway is "
+    "taken out of the load balancer first; Redis is left alone",
+    _roll,
+    Layout(coordinators=True),
+)

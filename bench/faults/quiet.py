@@ -1,0 +1,69 @@
+"""What must hold when nobody asks any more: no load is left, and the map foretells what the engines have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+
+from bench.faults.load import BadEnd, Load, Prediction
+from bench.faults.stage import Stage
+from bench.faults.watch import look_at_sums
+from coordinator.errors import StoreError
+
+_ZERO_WITHIN_S = 5.0
+_POLL_S = 0.1
+_ASKED_AGAIN = 2
+
+
+async def left_in_sums(stage: Stage) -> str:
+    """What is left of load, in words; empty where nothing is."""
+    deadline_s = stage.now_s() + _ZERO_WITHIN_S
+    while True:
+        problem = await _problem(stage)
+        if not problem or stage.now_s() > deadline_s:
+            return problem
+        await asyncio.sleep(_POLL_S)
+
+
+async def _problem(stage: Stage) -> str:
+    try:
+        sums = await look_at_sums(stage)
+    except (StoreError, ValueError) as error:
+        return f"cannot be read: {error}"
+    if sums.are_zero:
+        return ""
+    active = {name: count for name, count in sums.active.items() if count}
+    tokens = {name: count for name, count in sums.backlog_tokens.items() if count}
+    return f"left: {sums.in_flight} in flight, active {active}, backlog_tokens {tokens}"
+
+
+async def predictions(stage: Stage, load: Load) -> tuple[int, list[str]]:
+    """One request after the other, for every beginning, through one gateway or another: how many there were, and what
+    was wrong with them, in words."""
+    wrong: list[str] = []
+    for number, context in enumerate(load.contexts):
+        try:
+            wrong += _wrong(await _predicted(load, context, number % len(stage.gateways)))
+        except (BadEnd, TimeoutError, aiohttp.ClientError, OSError) as error:
+            wrong.append(f"no answer: {type(error).__name__} {error}".strip())
+    return len(load.contexts), wrong
+
+
+async def _predicted(load: Load, context: str, gateway: int) -> Prediction:
+    """Asked again where a busy machine kept the gateway waiting for Redis for longer than it may."""
+    for _ in range(_ASKED_AGAIN):
+        prediction = await load.predict(context, gateway)
+        if prediction.state != "fallback":
+            return prediction
+    return await load.predict(context, gateway)
+
+
+def _wrong(prediction: Prediction) -> Sequence[str]:
+    if prediction.state != "exact":
+        return [f"{prediction.replica} is {prediction.state}"]
+    if prediction.is_right:
+        return []
+    foretold = f"{prediction.matched_tokens} to {prediction.boundary_tokens}"
+    return [f"{prediction.replica} had {prediction.cached_tokens} tokens, {foretold} were foretold"]

@@ -1,0 +1,50 @@
+"""What was measured before: a run goes on where the last one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+
+import orjson
+
+from bench.faults.row import Row, row_of
+
+FILE = Path("bench/results/faults.json")
+_ROOT = Path(__file__).parents[2]
+_MEASURED = ("gateway", "coordinator", "bench/simulator")
+_SUFFIXES = (".py", ".lua")
+
+
+def code() -> str:
+    """A digest of the code that is measured: what else has changed, results and documents among it, measures nothing
+    anew."""
+    digest = blake2b(digest_size=6)
+    for folder in _MEASURED:
+        for file in sorted(path for path in (_ROOT / folder).rglob("*") if path.suffix in _SUFFIXES):
+            digest.update(str(file.relative_to(_ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def read(file: Path) -> list[Row]:
+    """None where there is no file. Raises ValueError for what is no such file."""
+    if not file.exists():
+        return []
+    try:
+        return [row_of(told) for told in orjson.loads(file.read_bytes())["rows"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{file} has other columns: {error}; move it away, and measure again") from error
+
+
+def to_measure(wanted: Iterable[str], gateways: int, code: str, rows: Iterable[Row], again: bool) -> list[str]:
+    """Of the faults that are wanted, those of which these rows do not tell yet."""
+    known = {(row.fault, row.gateways, row.code) for row in rows if not row.skipped}
+    return [name for name in wanted if again or (name, gateways, code) not in known]
+
+
+def put(rows: list[Row], row: Row, order: list[str]) -> None:
+    """In the place of an older one, by gateways and in this order of faults."""
+    rows[:] = [other for other in rows if (other.fault, other.gateways) != (row.fault, row.gateways)]
+    rows.append(row)
+    places = {name: place for place, name in enumerate(order)}
+    rows.sort(key=lambda one: (one.gateways, places.get(one.fault, len(order))))

@@ -1,0 +1,73 @@
+"""What one fault did, held against the goals."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault. Of one that could not be made, `skipped` says why, and nothing else is told."""
+
+    fault: str
+    gateways: int
+    code: str
+    """The digest of the code that was measured."""
+    commit: str
+    skipped: str = ""
+    requests: int = 0
+    failed: int = 0
+    savable: int = 0
+    """Of these, those that could have been saved."""
+    late: int = 0
+    late_excused: int = 0
+    """Answers that their gateway or replica had in hand when it was struck; not among those that are late."""
+    latest_s: float = 0.0
+    """How late the latest was that is not excused."""
+    right_after_s: float | None = None
+    """Until decisions were exact again; None where they were not while it was watched."""
+    goal_s: float | None = None
+    counts_from_strike: bool = False
+    load_left: str = ""
+    predicted: int = 0
+    wrong: tuple[str, ...] = ()
+    """Predictions that were not right, each in words."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """How requests failed, by kind."""
+    last_wrong: str = ""
+    """What was wrong last."""
+    states: dict[str, int] = field(default_factory=dict)
+    """Requests by the state of their decision."""
+    idle_share: float = 0.0
+    """Of the machine's processors."""
+    wall_s: float = 0.0
+    missed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def judged(self) -> Row:
+        """With the goals that it missed."""
+        if self.skipped:
+            return self
+        missed = []
+        if self.savable:
+            missed.append(f"{self.savable} failed that could have been saved")
+        if self.late:
+            missed.append(f"{self.late} answers late, by {self.latest_s:.0f} s at worst")
+        if self.goal_s is not None:
+            if self.right_after_s is None:
+                missed.append(f"not right again: {self.last_wrong}")
+            elif self.right_after_s > self.goal_s:
+                missed.append(f"right after {self.right_after_s:.1f} s, of {self.goal_s:g}: {self.last_wrong}")
+        if self.load_left:
+            missed.append(f"load: {self.load_left}")
+        if self.wrong:
+            missed.append(f"{len(self.wrong)} of {self.predicted} predictions wrong: {self.wrong[0]}")
+        return replace(self, missed=tuple(missed))
+
+
+def row_of(told: dict[str, Any]) -> Row:
+    """What `as_dict` made. Raises TypeError for what it has not made."""
+    return Row(**told | {name: tuple(told[name]) for name in ("wrong", "missed")})

@@ -1,0 +1,229 @@
+"""A cluster to be struck: Redis, three simulated replicas with agents, gateways, and coordinators where asked for.
+
+All are processes of their own, started here so that each link may lead through a proxy. Only the links that a fault
+strikes do: a proxy costs the time of a core that gateways could use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from bench.faults.balancer import Balancer
+from bench.faults.load import DECODE_S, client
+from bench.faults.program import Program, end_all
+from bench.faults.proxy import Proxy
+from bench.faults.redis import Line, Redis, Sentinels, until
+from bench.faults.verdicts import Strike
+from coordinator.keys import PoolKeys
+from gateway.local.ports import free_ports
+
+REPLICAS = ("r0", "r1", "r2")
+POOL = "kvgate-sim-vlm-63845a77"
+"""Of the simulator's default model."""
+SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
+"""Of the gateways, where they are not the defaults."""
+_READY_WITHIN_S = 60.0
+_KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
+_STEPPED = (sys.executable, "-P", "-m", "bench.faults.stepped_clock")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a fault needs of its cluster besides gateways, replicas, agents and a Redis."""
+
+    sentinels: bool = False
+    coordinators: bool = False
+    """Two `kvgate coordinator`, and gateways that leave events and the store to them."""
+    stepped_clock: bool = False
+    proxied: tuple[str, ...] = ()
+    """Links: `clients` (to each gateway), `store` (of all to Redis), `gateway-store` and `agent-store` (of gateway 0
+    and of agent r0 to Redis), `replica` (of gateway 0 to r0)."""
+
+
+class Stage:
+    """Gateways by number, replicas and agents by the replica's id. `strikes` tells what was held, and until when."""
+
+    def __init__(self, folder: Path, gateways: int, layout: Layout) -> None:
+        self.layout = layout
+        self.keys = PoolKeys(POOL)
+        self.redis = Redis(folder)
+        self.sentinels = Sentinels(folder) if layout.sentinels else None
+        self.strikes: list[Strike] = []
+        self.proxies: dict[str, Proxy] = {}
+        self._folder = folder
+        ports = free_ports(gateways + len(REPLICAS))
+        self._gateway_ports = ports[:gateways]
+        self._replica_ports = dict(zip(REPLICAS, ports[gateways:], strict=True))
+        self.urls = [f"http://127.0.0.1:{port}" for port in self._gateway_ports]
+        """Past the proxies."""
+        self.gateways: list[Program] = []
+        self.replicas: dict[str, Program] = {}
+        self.agents: dict[str, Program] = {}
+        self.coordinators: list[Program] = []
+        self.http: aiohttp.ClientSession
+        self.balancer: Balancer
+
+    @property
+    def line(self) -> Line:
+        """To Redis, past the proxies."""
+        return self.sentinels.line if self.sentinels else self.redis.line
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def strike(self, for_s: float, gateways: tuple[int, ...] = (), replicas: tuple[str, ...] = ()) -> None:
+        """From now on these are held: what that excuses is in verdicts.py."""
+        at_s = self.now_s()
+        self.strikes.append(Strike(at_s, at_s + for_s, frozenset(gateways), frozenset(replicas)))
+
+    async def fail(self, replica: str, mode: str, **details: int) -> None:
+        """As bench/simulator/faults.py has it."""
+        body = {"mode": mode, **details}
+        async with self.http.post(f"{self.replica_url(replica)}/sim/fail", json=body) as answer:
+            answer.raise_for_status()
+
+    # -- readiness -----------------------------------------------------------------------------------------------
+
+    async def told(self, gateway: int) -> dict[str, Any]:
+        """A gateway's /ready; empty where it does not answer within a second."""
+        try:
+            async with asyncio.timeout(1.0), self.http.get(f"{self.urls[gateway]}/ready") as answer:
+                told: dict[str, Any] = await answer.json()
+                return told
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return {}
+
+    async def not_exact(self, gateway: int) -> str:
+        """What keeps this gateway from deciding exactly on every replica; empty where nothing does."""
+        told = await self.told(gateway)
+        if not told:
+            return f"gateway {gateway} does not answer"
+        if told["store"] != "up":
+            return f"gateway {gateway} has no store"
+        missing = set(REPLICAS) - set(told["exact"])
+        return f"gateway {gateway} is not exact on {', '.join(sorted(missing))}" if missing else ""
+
+    async def is_exact(self, gateway: int) -> bool:
+        return not await self.not_exact(gateway)
+
+    async def gateway_is_ready(self, gateway: int) -> bool:
+        return bool((await self.told(gateway)).get("ready"))
+
+    async def replica_answers(self, replica: str) -> bool:
+        try:
+            async with asyncio.timeout(1.0), self.http.get(f"{self.replica_url(replica)}/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    def replica_url(self, replica: str) -> str:
+        """Past the proxies."""
+        return f"http://127.0.0.1:{self._replica_ports[replica]}"
+
+    # -- starting and ending -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises TimeoutError where something does not come up, and OSError."""
+        await (self.sentinels or self.redis).start()
+        urls = await self._store_urls()
+        self._name_replicas()
+        for replica in self.replicas.values():
+            replica.start()
+        for name in REPLICAS:
+            await self.until(lambda name=name: self.replica_answers(name), f"replica {name}")  # type: ignore[misc]
+        served = await self._proxied("replica", self._replica_ports["r0"], lambda: {self.gateways[0].pid})
+        self._name_agents(urls)
+        self._name_gateways(urls, served)
+        for program in (*self.agents.values(), *self.coordinators, *self.gateways):
+            program.start()
+        for gateway in range(len(self.gateways)):
+            await self.until(lambda gateway=gateway: self.is_exact(gateway), f"gateway {gateway}")  # type: ignore[misc]
+        ports = [await self._proxied("clients", port) for port in self._gateway_ports]
+        self.balancer = Balancer([f"http://127.0.0.1:{port}" for port in ports])
+
+    async def until(self, condition: Callable[[], Any], what: str, within_s: float = _READY_WITHIN_S) -> None:
+        await until(condition, within_s, what)
+
+    async def _proxied(self, link: str, port: int, pids: Callable[[], set[int]] | None = None) -> int:
+        """The port to use: a proxy's, where this link has one. Of several proxies of one name, faults get the first."""
+        if link not in self.layout.proxied:
+            return port
+        proxy = Proxy("127.0.0.1", port, pids)
+        await proxy.start()
+        self.proxies.setdefault(link, proxy)
+        self.proxies[f"{link} {port}"] = proxy
+        return proxy.port
+
+    async def _store_urls(self) -> Callable[[str], str]:
+        """The URL of the Redis for whoever uses it, by link."""
+        if self.sentinels is not None:
+            url = self.sentinels.url
+            return lambda _: url
+        every = await self._proxied("store", self.redis.port)
+        ports = {link: await self._proxied(link, every) for link in ("gateway-store", "agent-store")}
+        return lambda link: f"redis://127.0.0.1:{ports.get(link, every)}/0"
+
+    def _program(self, name: str, *arguments: str) -> Program:
+        base = _STEPPED if self.layout.stepped_clock else _KVGATE
+        return Program(name, (*base, *arguments), self._folder / f"{name}.log")
+
+    def _name_replicas(self) -> None:
+        for name, port in self._replica_ports.items():
+            options = ("--id", name, "--port", str(port), "--decode-s-per-token", str(DECODE_S))
+            self.replicas[name] = self._program(name, "replica-sim", *options)
+
+    def _name_agents(self, store: Callable[[str], str]) -> None:
+        for name in REPLICAS:
+            url = store("agent-store" if name == "r0" else "")
+            options = ("--replica", name, "--url", self.replica_url(name), "--redis-url", url)
+            self.agents[name] = self._program(f"agent-{name}", "agent", *options)
+        if self.layout.coordinators:
+            for number in range(2):
+                name = f"coordinator-{number}"
+                self.coordinators.append(self._program(name, "coordinator", "--redis-url", store("")))
+
+    def _name_gateways(self, store: Callable[[str], str], r0_port: int) -> None:
+        replicas = [{"id": name, "url": self.replica_url(name)} for name in REPLICAS]
+        replicas[0]["url"] = f"http://127.0.0.1:{r0_port}"
+        for number, port in enumerate(self._gateway_ports):
+            settings = SETTINGS | {
+                "id": f"gw{number}",
+                "host": "127.0.0.1",
+                "port": port,
+                "redis": {"url": store("gateway-store" if number == 0 else "")},
+                "replicas": replicas,
+                "security": {"expose_decisions": True},
+            }
+            if self.layout.coordinators:
+                settings |= {"coordinator": {"apply_events": False}, "store": {"watch": False}}
+            file = self._folder / f"gw{number}.yaml"
+            file.write_text(yaml.safe_dump(settings))
+            self.gateways.append(self._program(f"gw{number}", "gateway", "--config", str(file)))
+
+    async def close(self) -> None:
+        for proxy in self.proxies.values():
+            await proxy.close()
+        await end_all([*self.gateways, *self.coordinators, *self.agents.values(), *self.replicas.values()])
+        await self.redis.close()
+        if self.sentinels is not None:
+            await self.sentinels.close()
+
+
+@asynccontextmanager
+async def running_stage(folder: Path, gateways: int, layout: Layout) -> AsyncIterator[Stage]:
+    """Every gateway is ready and exact on every replica. Nothing of it is left at the end."""
+    stage = Stage(folder, gateways, layout)
+    async with AsyncExitStack() as stack:
+        stage.http = await stack.enter_async_context(client())
+        stack.push_async_callback(stage.close)
+        await stage.start()
+        yield stage

@@ -1,0 +1,101 @@
+"""What a client saw of one request, and what is to be said of it. No I/O.
+
+A fault excuses what nobody could have saved, and nothing else:
+
+- A stream that had begun, and broke with its replica or its gateway: what was said cannot be said again by another.
+- A request whose gateway, or the link to it, was struck while it was there: its client's connection broke with it.
+- An answer that is late because its gateway was struck while it was there, or because its replica was answering it
+  already, when that was struck: nobody but these two can say when it goes on.
+
+Every fault leaves a gateway and two replicas unharmed. So all else that failed could have been saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+PREFILL_S = 0.5
+"""A request that its replica has had for so long is being answered: a prompt of this load takes less to be computed."""
+
+
+class End(Enum):
+    """How a request ended."""
+
+    COMPLETE = "complete"
+    STATUS = "another status than 200"
+    ERROR_EVENT = "a stream ended by an error event"
+    BROKEN = "the connection broke"
+    REFUSED = "every gateway refused the connection"
+    UNANSWERED = "no end within the time that a client waits"
+
+
+class Verdict(Enum):
+    ANSWERED = "answered"
+    LATE = "late"
+    LATE_EXCUSED = "late, with its gateway or replica"
+    LOST = "lost with its gateway or replica"
+    SAVABLE = "could have been saved"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (Verdict.LOST, Verdict.SAVABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request. Times are seconds of one clock."""
+
+    sent_s: float
+    end: End
+    ended_s: float
+    gateway: int | None = None
+    """The one that took the connection."""
+    replica: str = ""
+    """As the answer's head names it."""
+    state: str = ""
+    """`exact`, `degraded` or `fallback`: of the decision."""
+    head_s: float | None = None
+    """When the first byte of the answer came."""
+    late_s: float = 0.0
+    """How much later than usual a stream's first token, or any that follows, came, or a whole answer."""
+    detail: str = ""
+    """Status and code, or how the connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """From when until when a fault holds these gateways (by number) and replicas. One that leaves them the time to
+    finish what they have is none."""
+
+    at_s: float
+    until_s: float
+    gateways: frozenset[int] = frozenset()
+    replicas: frozenset[str] = frozenset()
+
+
+def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdict:
+    """What is to be said of a request."""
+    during = [strike for strike in strikes if strike.at_s <= seen.ended_s and strike.until_s >= seen.sent_s]
+    if seen.end is End.COMPLETE:
+        if seen.late_s <= late_after_s:
+            return Verdict.ANSWERED
+        return Verdict.LATE_EXCUSED if any(_excuses_lateness(strike, seen) for strike in during) else Verdict.LATE
+    return Verdict.LOST if any(_loses(strike, seen) for strike in during) else Verdict.SAVABLE
+
+
+def _excuses_lateness(strike: Strike, seen: Seen) -> bool:
+    """The replica that was struck may not be the one that answered in the end: a request may have been moved."""
+    had_begun = seen.sent_s + PREFILL_S <= strike.at_s or _had_a_byte(seen, strike)
+    return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun)
+
+
+def _loses(strike: Strike, seen: Seen) -> bool:
+    if seen.gateway in strike.gateways:
+        return seen.end in (End.BROKEN, End.UNANSWERED)
+    return _had_a_byte(seen, strike) and seen.replica in strike.replicas
+
+
+def _had_a_byte(seen: Seen, strike: Strike) -> bool:
+    return seen.head_s is not None and seen.head_s <= strike.at_s

@@ -1,0 +1,163 @@
+"""Watches until all is right again: every gateway decides exactly on every replica, requests are placed so, and the
+store's load is what clients have under way; and nothing that was written in another time outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bench import ledger
+from bench.faults.load import Load
+from bench.faults.stage import Stage
+from bench.faults.stepped_clock import OFFSET_KEY
+from bench.faults.verdicts import Seen
+from coordinator.errors import StoreError
+
+_LOOKS_PER_S = 16.0
+"""At gateways, all together."""
+_LEDGER_S = 0.25
+_OFF, _OFF_SHARE = 5, 0.25
+"""By so many requests, or by this share of them where that is more, the store may differ from the clients."""
+LONGEST_LIFE_MS = 10_000
+"""No lease lasts so long, and no breaker stays open so long."""
+STEADY_S = 5.0
+"""What has been right for so long is right."""
+_ANSWERED_S = 2.5
+"""A request takes less."""
+_TOLERATED_SHARE = 0.1
+"""Of the requests of a second: a busy machine keeps one waiting for Redis longer than it may, now and then."""
+_TOLERATED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Something that was not right when it was looked at."""
+
+    at_s: float
+    what: str
+
+
+def placed_wrong(seen: Iterable[Seen]) -> list[Wrong]:
+    """Seconds in which too many requests were placed without the map, or not exactly; each by its last such request."""
+    by_second: defaultdict[int, list[Seen]] = defaultdict(list)
+    for one in seen:
+        if one.state:
+            by_second[int(one.sent_s)].append(one)
+    found = []
+    for several in by_second.values():
+        otherwise = [one for one in several if one.state != "exact"]
+        if len(otherwise) > max(_TOLERATED, _TOLERATED_SHARE * len(several)):
+            last = max(otherwise, key=lambda one: one.sent_s)
+            found.append(Wrong(last.sent_s, f"{len(otherwise)} of {len(several)} requests placed as {last.state}"))
+    return found
+
+
+def right_after_s(wrong: Iterable[Wrong], since_s: float, until_s: float) -> float | None:
+    """How long after `since_s` something was wrong for the last time before all was right for STEADY_S; None where it
+    never was. What a busy machine does later is another story."""
+    last_s = since_s
+    for at_s in [*sorted(each.at_s for each in wrong if each.at_s >= since_s), until_s]:
+        if at_s - last_s >= STEADY_S:
+            return last_s - since_s
+        last_s = at_s
+    return None
+
+
+@dataclass
+class Watch:
+    """Looks while `look` runs."""
+
+    stage: Stage
+    load: Load
+    wrong: list[Wrong] = field(default_factory=list)
+    _is_off: bool = False
+    """Whether the load was not that of the clients when it was looked at last."""
+
+    async def look(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for gateway in range(len(self.stage.gateways)):
+                group.create_task(self._look_at(gateway))
+            group.create_task(self._look_at_load())
+
+    def _note(self, what: str) -> None:
+        if what:
+            self.wrong.append(Wrong(self.stage.now_s(), what))
+
+    async def _look_at(self, gateway: int) -> None:
+        while True:
+            self._note(await self.stage.not_exact(gateway))
+            await asyncio.sleep(len(self.stage.gateways) / _LOOKS_PER_S)
+
+    async def _look_at_load(self) -> None:
+        while True:
+            self._note(await self._load_problem())
+            await asyncio.sleep(_LEDGER_S)
+
+    async def _load_problem(self) -> str:
+        """A request is counted a moment after it is sent, until a moment after its answer: so it takes two looks."""
+        try:
+            sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
+        except (StoreError, ValueError) as error:
+            return f"load cannot be read: {error}"
+        in_flight, was_off, self._is_off = self.load.in_flight, self._is_off, False
+        if abs(sums.total - in_flight) > max(_OFF, _OFF_SHARE * in_flight):
+            self._is_off = True
+        off = [f"load of {sums.total} requests, of {in_flight}"] if self._is_off and was_off else []
+        return "; ".join([*sums.problems(), *off, *written_ahead])
+
+    async def until_right(self, within_s: float) -> bool:
+        """Whether all has been right for a while before so many seconds were over. A request tells how it was placed
+        when it has its answer: that is waited for as well."""
+        began_s = last_s = self.stage.now_s()
+        while self.stage.now_s() - last_s < STEADY_S + _ANSWERED_S:
+            if self.stage.now_s() - began_s > within_s:
+                return False
+            await asyncio.sleep(0.25)
+            wrong = [*self.wrong, *placed_wrong(self.load.seen)]
+            last_s = max((each.at_s for each in wrong), default=began_s)
+            last_s = max(last_s, began_s)
+        return True
+
+
+# How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end.
+_ENDS = """
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + (tonumber(redis.call('GET', ARGV[1])) or 0)
+local ahead = {}
+local function look(key, fields, pattern)
+  local all = redis.call('TYPE', key)['ok'] == 'hash' and redis.call('HGETALL', key) or {}
+  for i = 1, #all, 2 do
+    local ends_ms = string.find(all[i], fields) and tonumber(string.match(all[i + 1], pattern) or '')
+    if ends_ms and ends_ms > now_ms + tonumber(ARGV[6]) then
+      ahead[#ahead + 1] = { all[i], tostring(math.floor((ends_ms - now_ms) / 1000)) }
+    end
+  end
+end
+look(ARGV[2], '', '^%d+ (%d+)') -- gateways
+look(ARGV[3], '', '^%d+ (%d+)') -- breakers
+look(ARGV[4], '', '^%S+ %S+ (%d+)') -- agents
+look(ARGV[5], '^worker$', ' (%d+)$') -- leases
+look(ARGV[5], '^events:', ' (%d+)$')
+return ahead
+"""
+
+
+async def _written_ahead(stage: Stage) -> list[str]:
+    """Leases and breakers that end later than any that is written now can. Raises StoreError."""
+    keys = stage.keys
+    ends = (keys.gateways, keys.breakers, keys.agents, keys.leases)
+    ahead = await stage.line.ask("EVAL", _ENDS, 0, OFFSET_KEY, *ends, LONGEST_LIFE_MS)
+    return [f"{name} ends in {seconds} s" for name, seconds in as_text(ahead)]
+
+
+async def look_at_sums(stage: Stage) -> ledger.Sums:
+    """Raises StoreError, and ValueError for what cannot be read."""
+    return ledger.sums(as_text(await stage.line.ask("EVAL", *ledger.ask_sums(stage.keys))))
+
+
+def as_text(reply: Sequence[Sequence[bytes]]) -> list[list[str]]:
+    """Raises ValueError for what is none."""
+    return [[each.decode() for each in one] for one in reply]
