@@ -44,7 +44,8 @@ second, and tries the next gateway where a connection is refused. What it has se
   the request was sent; and other answers that took {LATE_AFTER_S:g} s more than their tokens take. In brackets, and no
   goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or their
   replica when it was answering them: the client had a byte, or the replica had had them for {PREFILL_S:g} s.
-  A replica that hangs looks like one that computes a long prompt, for 10 s: there, late is what comes more than {HANG_LATE_AFTER_S:g} s late.
+  A replica that hangs looks like one that computes a long prompt, for 10 s: there, late is what comes more than
+  {HANG_LATE_AFTER_S:g} s late.
 - **exact again**: seconds until something was wrong for the last time, before all was right for {STEADY_S:g} s. Wrong
   are a gateway that does not answer, or is not exact on a replica; a second in which more than one request in ten was
   placed without the map; a load in Redis that is not the sum of its reservations, or not what clients have under way
