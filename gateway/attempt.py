@@ -78,7 +78,7 @@ class Attempts:
             while not failures or self._tries_elsewhere(job, tickets, failures):
                 # A failed attempt's reservation is given back by the next placement, in the same step.
                 release = tickets[-1].request.reservation if tickets else ""
-                ticket = await self._router.place(job, [each.replica for each in tickets], release)
+                ticket = await self._router.place(job, self._tried(job, tickets), release)
                 if ticket is None:
                     break
                 if failures:
@@ -102,12 +102,17 @@ class Attempts:
         others = 0 if job.pinned else len(job.served.replicas) - len(failures)
         if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures, job.has_effects):
             return False
-        if failures[-1].reason == "refused" or not self._fleet.is_ready(tickets[-1].replica):
+        if failures[-1].reason in ("refused", "unreachable") or not self._fleet.is_ready(tickets[-1].replica):
             return True  # such a replica is soon chosen no more: this cannot go on for long
         if self._budget.take(time.monotonic()):
             return True
         self._metrics.retries_withheld.inc()
         return False
+
+    def _tried(self, job: Job, tickets: list[Ticket]) -> list[str]:
+        """Who shall not be asked: those that were, and who cannot be reached from here."""
+        lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
+        return [*(each.replica for each in tickets), *lost]
 
     def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
         """Who else may be asked, should this attempt fail. What may not be done twice is left where it is."""
@@ -198,8 +203,9 @@ class Attempts:
         return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
-        """The replica may have died. Where it gave no answer, no other one has to be asked whose fault that is."""
-        if not failure.status:
+        """The replica may have died. Where it gave no answer, no other one has to be asked whose fault that is. Where
+        this gateway alone cannot reach it, that is no reason for others to do without it."""
+        if not failure.status and failure.reason != "unreachable":
             self._router.failed(ticket)
         self._fleet.doubt(ticket.replica)
         return failure

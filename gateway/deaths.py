@@ -34,6 +34,11 @@ class Deaths:
         if len(recent) > max(1, SHARE * len(states)):
             self._with_others |= recent
 
+    @property
+    def gone_alone(self) -> frozenset[str]:
+        """All of which `died_alone` is true."""
+        return frozenset(self._died_s.keys() - self._with_others)
+
     def died_alone(self, replica: str) -> bool:
         """Whether it is dead, and no more than a third of the pool died within 10 s of that."""
         return replica in self._died_s and replica not in self._with_others

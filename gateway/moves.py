@@ -1,8 +1,8 @@
 """Attempts of which the client has no byte yet, and what becomes of them when their replica dies.
 
 They would wait for as long as a slow engine may take. So they are placed elsewhere when the registry says that the
-replica is dead, this gateway gets no answer from it either, and another one is ready; or when it hangs. Not all at
-once: over a second. And none where much of a pool died together.
+replica is dead, this gateway gets no answer from it either, and another one is ready; or when it hangs; or when this
+gateway alone cannot reach it. Not all at once: over a second. And none where much of a pool died together.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Waiting:
         self.is_going = False
         """It is to be taken away within a second."""
         self.moved = ""
-        """Why it was taken away: dead, or hung; empty where it was not."""
+        """Why it was taken away: dead, hung or unreachable; empty where it was not."""
 
     def __enter__(self) -> Waiting:
         self.since_s = time.monotonic()
@@ -87,6 +87,9 @@ class Moves:
         self._progress = progress
         self._hangs = hangs
         self._deaths: dict[str, Deaths] = {}
+        """By pool, as the registry has it."""
+        self._lost: dict[str, Deaths] = {}
+        """The same, as this gateway's own checks have it."""
         self._heard: dict[str, tuple[int, float]] = {}
         """Of each replica that is waited for: how many pieces it had sent, and since when it is silent."""
 
@@ -113,6 +116,8 @@ class Moves:
             pool = self._store.pool(name)
             states = {record.replica: record.state for record in pool.records.values()}
             self._deaths.setdefault(name, Deaths()).observe(states, now_s)
+            seen = {each.id: "ready" if each.alive else "dead" for each in self._fleet.used if each.pool == name}
+            self._lost.setdefault(name, Deaths()).observe(seen, now_s)
             self._look_at_hung(pool)
         for replica in self._heard.keys() - self.waiting.keys():
             del self._heard[replica]
@@ -140,13 +145,13 @@ class Moves:
         self._checks.suspect(member)
         if record.state == "ready":
             self._hangs.look_at(member, record)
-        elif self._is_gone(member, record):
+        if why := self._why_gone(member, record):
             going = [each for each in self.waiting[replica] if not each.is_going and self._can_go(each)]
             for waiting in going:
                 waiting.is_going = True
                 asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, waiting)
             if going:
-                _log.info("moving requests away", replica=replica, state=record.state, requests=len(going))
+                _log.info("moving requests away", replica=replica, why=why, requests=len(going))
 
     def _silent_since_s(self, replica: str) -> float:
         pieces = self._progress.pieces[replica]
@@ -157,10 +162,22 @@ class Moves:
             self._heard[replica] = pieces, since_s
         return since_s
 
-    def _is_gone(self, member: Member, record: ReplicaRecord) -> bool:
-        """Whether it is dead for all, and for this gateway too."""
+    def _why_gone(self, member: Member, record: ReplicaRecord) -> str:
+        """dead or hung, where it is that for all and for this gateway too; unreachable, where its own checks alone get
+        no answer; empty where it is there, or did not go alone."""
         agrees = record.state == "hung" or not member.answers
-        return record.state != "ready" and agrees and self._deaths[member.pool].died_alone(member.id)
+        if record.state != "ready" and agrees and self._deaths[member.pool].died_alone(member.id):
+            return record.state
+        if record.state == "ready" and not member.alive and self._lost[member.pool].died_alone(member.id):
+            return "unreachable"
+        return ""
+
+    def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
+        """The replicas that this gateway alone cannot reach: not to be tried while another of `serving` is ready."""
+        lost = self._lost[pool].gone_alone if pool in self._lost else ()
+        if not lost or not any(self._fleet.is_ready(each) for each in serving if each not in lost):
+            return ()
+        return lost
 
     def _can_go(self, waiting: Waiting) -> bool:
         """Whether another replica is ready for it."""
@@ -174,5 +191,5 @@ class Moves:
         record = self._store.pool(member.pool).records.get(waiting.replica) if member is not None else None
         if waiting not in self.waiting.get(waiting.replica, {}) or member is None or record is None:
             return
-        if self._is_gone(member, record) and self._can_go(waiting):
-            waiting.move(record.state)
+        if (why := self._why_gone(member, record)) and self._can_go(waiting):
+            waiting.move(why)

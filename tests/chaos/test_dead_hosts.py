@@ -7,8 +7,10 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from bench.cluster import SimReplica
+from bench.faults.proxy import Proxy
 from gateway.tasks import Tasks
 from tests.chaos.stage import CONFIG, Stage
 from tests.cluster.clients import ask, held_stream, is_complete
@@ -115,6 +117,35 @@ async def test_a_replica_that_is_slow_keeps_what_waits_for_it_while_it_gets_on_w
         assert begun.replica == "r0"
         async with asked(stage, gateway.url, r0, mode="slow", count=-1, seconds=4) as requests:
             assert await requests.were_answered_by() == {"r0"}
+
+
+async def test_what_one_gateway_cannot_reach_others_answer_for_it_and_all_else_goes_on(
+    stage: Stage,
+) -> None:
+    r0 = stage.replica("r0")
+    link = Proxy("127.0.0.1", urlsplit(r0.url).port or 0)
+    await link.start()
+    urls = {each.id: each.url for each in stage.cluster.replicas} | {"r0": f"http://127.0.0.1:{link.port}"}
+    listed = {"replicas": [{"id": name, "url": url} for name, url in urls.items()]}
+    try:
+        async with another_gateway(stage.cluster, "patient", **PATIENT, **listed) as gateway:
+            kept, *texts = [(await stage.warm_prompt(on="r0"))[0] for _ in range(COUNT)]
+            assert await answers(stage, gateway.url, kept)
+            link.answers.hold()
+            tasks = Tasks()
+            requests = Requests(stage, gateway.url, texts, tasks)
+            assert "r0" not in await requests.were_answered_by()
+            assert await requests.moved("unreachable") > 0
+            assert await answers(stage, stage.urls[0], kept)
+            await link.mend()
+            await eventually(lambda: answers(stage, gateway.url, kept))
+    finally:
+        await link.close()
+
+
+async def answers(stage: Stage, url: str, text: str) -> bool:
+    """Whether r0 does, by this gateway."""
+    return (await ask(stage.http, url, text)).headers["x-kvgate-replica"] == "r0"
 
 
 async def is_avoided(stage: Stage, replica: SimReplica) -> bool:
