@@ -86,7 +86,7 @@ class Hangs:
         if shows is None:
             return
         still_s, pool = look.lasts_s(shows, time.monotonic()), self._store.pool(member.pool)
-        if record.state == "ready" and still_s >= self._hang_s:
+        if record.state == "ready" and still_s >= self._hang_s and member.answers:
             _log.warning("hangs", replica=member.id, still_s=round(still_s), hint="it has work, and shows no progress")
             mark(pool, member.id, record.incarnation, "ready", "hung")
             self._looks.pop((member.id, "ready"), None)

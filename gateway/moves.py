@@ -143,7 +143,7 @@ class Moves:
             self._hangs.forget(replica)
             return
         self._checks.suspect(member)
-        if record.state == "ready":
+        if record.state == "ready" and member.answers:  # what cannot be reached shows nothing
             self._hangs.look_at(member, record)
         if why := self._why_gone(member, record):
             going = [each for each in self.waiting[replica] if not each.is_going and self._can_go(each)]

@@ -42,8 +42,8 @@ class Requests:
         assert all(is_complete(each) for each in answers), [each.text for each in answers]
         return {each.headers["x-kvgate-replica"] for each in answers}
 
-    async def moved(self, why: str) -> float:
-        return await self._stage.metric(self._url, "kvgate_retries_total", reason=why)
+    async def moved(self, *whys: str) -> float:
+        return sum([await self._stage.metric(self._url, "kvgate_retries_total", reason=why) for why in whys])
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def test_what_waits_for_a_replica_that_froze_is_answered_by_others_and_wha
         assert begun.replica == "r0"
         async with asked(stage, gateway.url, r0) as requests:
             assert "r0" not in await requests.were_answered_by()
-            assert await requests.moved("dead") == COUNT
+            assert await requests.moved("dead", "unreachable") == COUNT
         r0.signal(signal.SIGCONT)
         assert await begun.goes_on()
 
@@ -90,7 +90,7 @@ async def test_where_most_of_a_pool_dies_at_once_all_stays_where_it_is(stage: St
             for replica in (r0, r1):
                 replica.signal(signal.SIGCONT)
             assert await requests.were_answered_by() == {"r0"}
-            assert await requests.moved("dead") == 0
+            assert await requests.moved("dead", "unreachable") == 0
 
 
 async def test_a_replica_that_hangs_counts_as_dead_until_it_shows_something(stage: Stage) -> None:
@@ -135,7 +135,7 @@ async def test_what_one_gateway_cannot_reach_others_answer_for_it_and_all_else_g
             tasks = Tasks()
             requests = Requests(stage, gateway.url, texts, tasks)
             assert "r0" not in await requests.were_answered_by()
-            assert await requests.moved("unreachable") > 0
+            assert await requests.moved("dead", "unreachable") > 0
             assert await answers(stage, stage.urls[0], kept)
             await link.mend()
             await eventually(lambda: answers(stage, gateway.url, kept))
