@@ -135,6 +135,7 @@ async def cluster(pool: Pool, client: redis.Redis, redis_server: RedisServer) ->
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         cluster = Cluster(pool, Worker(pool), link, Applier("redis://", "gw0", "m", lambda _applied: None), client)
+        cluster.applier._allow_oom = pool._allow_oom  # as when it has connected
         await attend(link, counters={"running": 1.0})
         await place(pool, "a", PROMPT, pinned="r0")
         await place(pool, "b", PROMPT, pinned="r1")
