@@ -64,6 +64,11 @@ class Pool:
         return self._live
 
     @property
+    def is_worker(self) -> bool:
+        """Whether this gateway does the pool's chores, as the last heartbeat had it."""
+        return self.fleet is not None and self.fleet.worker == self.gateway
+
+    @property
     def records(self) -> dict[str, ReplicaRecord]:
         """Every replica known to this gateway: from the store, or discovered while the store was away."""
         return self._records

@@ -61,7 +61,7 @@ class Worker:
         try:
             fleet = await self._beat()
             self._reaper.go_on(fleet)
-            if fleet.worker == self._pool.gateway:
+            if self._pool.is_worker:
                 await self._repair.look()
                 async with asyncio.timeout(_TRIM_S):
                     await self._repair.recount(fleet)

@@ -18,7 +18,7 @@ from coordinator.keys import pool_slug
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from coordinator.worker import forget
-from gateway.facts import base_card, parse_metrics, parse_models
+from gateway.facts import EngineFacts, base_card, parse_metrics, parse_models
 from gateway.fleet import Fleet
 from gateway.identity import Facts
 from gateway.limit_settings import HealthSettings
@@ -121,11 +121,7 @@ class Checks:
             return self._round % _DISCOVER_EVERY == 0  # gone, for all that is known
         if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
             return True
-        return self._is_worker(member) or self._round % _DISCOVER_EVERY == 0
-
-    def _is_worker(self, member: Member) -> bool:
-        pool = self._store.pool(member.pool)
-        return pool.fleet is not None and pool.fleet.worker == pool.gateway
+        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_EVERY == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
         """Whether something failed since it was last seen well, or others know it by another life."""
@@ -171,8 +167,7 @@ class Checks:
         if base is None:
             raise UpstreamError("protocol", "/v1/models lists no model")
         try:
-            _, metrics = await self._upstream.fetch(member.url + "/metrics", timeout_s)
-            facts = parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)
+            facts = await engine_facts(self._upstream, member, timeout_s)
         except UpstreamError:
             facts, member.lacks_metrics = member.facts, True
         else:
@@ -217,7 +212,7 @@ class Checks:
             )
         if known == wanted:
             return
-        if self._is_worker(member) or not self._store.is_up(member.pool):
+        if pool.is_worker or not self._store.is_up(member.pool):
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
@@ -252,7 +247,13 @@ class Checks:
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is None or member.id not in pool.records:
                 del self._fleet.members[member.id]
-            elif self._is_worker(member) and time.monotonic() > member.answered_s + self._health.forget_s:
+            elif pool.is_worker and time.monotonic() > member.answered_s + self._health.forget_s:
                 with suppress(StoreError):  # tried again in the next round
                     if await forget(pool, pool.records[member.id]):
                         _log.info("forgotten", replica=member.id, silent_s=round(time.monotonic() - member.answered_s))
+
+
+async def engine_facts(upstream: Upstream, member: Member, timeout_s: float) -> EngineFacts:
+    """What a replica's /metrics tell of its engine. Raises UpstreamError."""
+    _, metrics = await upstream.fetch(member.url + "/metrics", timeout_s)
+    return parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)

@@ -19,6 +19,8 @@ class Deaths:
         self._died_s: dict[str, float] = {}
         self._with_others: set[str] = set()
         self._ready: set[str] = set()
+        self.alone: frozenset[str] = frozenset()
+        """Those that are dead, where no more than a third of the pool died within 10 s of that."""
 
     def observe(self, states: Mapping[str, str], now_s: float) -> None:
         """What the registry says of every replica now."""
@@ -33,12 +35,8 @@ class Deaths:
         recent = {replica for replica, died_s in self._died_s.items() if now_s - died_s < WINDOW_S}
         if len(recent) > max(1, SHARE * len(states)):
             self._with_others |= recent
-
-    @property
-    def gone_alone(self) -> frozenset[str]:
-        """All of which `died_alone` is true."""
-        return frozenset(self._died_s.keys() - self._with_others)
+        self.alone = frozenset(self._died_s.keys() - self._with_others)
 
     def died_alone(self, replica: str) -> bool:
-        """Whether it is dead, and no more than a third of the pool died within 10 s of that."""
-        return replica in self._died_s and replica not in self._with_others
+        """Whether it is one of `alone`."""
+        return replica in self.alone

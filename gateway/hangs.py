@@ -1,8 +1,8 @@
 """Replicas that have work and do none of it, whatever their /health says.
 
-Such a replica sends nothing to any gateway, its engine publishes no event, and none of its counters moves. It is then
-placed on as if it were dead. It is `ready` again once it shows something, or after a while without work, as only
-work can show anything.
+Such a replica sends nothing to any gateway. Its engine publishes no event, and none of its counters moves. The registry
+then says `hung`, and placements treat it as dead. It is `ready` again once it shows something. It is also after a
+while: without requests, it has nothing to show.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coordinator.errors import StoreError
 from coordinator.progress import mark, shown
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.facts import parse_metrics
+from gateway.checks import engine_facts
 from gateway.limit_settings import HealthSettings
 from gateway.member import Member
 from gateway.progress import Progress
@@ -113,7 +113,6 @@ class Hangs:
     async def _figures(self, member: Member) -> dict[str, float]:
         """Where no agent tells the engine's counters, it is asked itself."""
         try:
-            _, text = await self._upstream.fetch(member.url + "/metrics", self._timeout_s)
+            return (await engine_facts(self._upstream, member, self._timeout_s)).figures
         except UpstreamError:
             return {}
-        return parse_metrics(text.decode("utf-8", "replace"), member.dp_rank).figures

@@ -1,11 +1,11 @@
 """Whether the registry means the engine that this gateway reaches by a replica's id, or another one.
 
-Two clusters on one Redis, with the same ids and without a namespace each, would register their engines over each
-other's again and again, and what is known of the replica would be void each time. So a gateway does not do that to an
-engine at another address that an agent follows, or that another gateway, which does the pool's chores, finds alive. To
-one at the same address, which it cannot tell from its own before a restart, it does it once. It leaves the id to the
-other engine, and serves its own apart: by hashing, without a word to the store. Then no map is wrong, and no request
-fails. It registers its own again once no other gateway has done the pool's chores for a while.
+Two clusters on one Redis may have the same ids, and no namespace. Each would register its engines over the other's,
+again and again. Each time, what is known of the replica would be void. So a gateway leaves the id to the other engine:
+- at another address, while an agent follows it, or while another gateway that does the pool's chores finds it alive;
+- at the same address, when this gateway has registered over it once. There it looks like its own before a restart.
+The gateway then serves its own engine apart: by hashing, and without a word to the store. No map is wrong then, and no
+request fails. It registers its own again once no other gateway has done the pool's chores for a while.
 
 An engine that has restarted lives another life at the same address. One that has moved lives another life at another
 address, and what followed the old one is gone, or goes while the gateways are given the new address. One engine that is

@@ -1,8 +1,10 @@
 """Attempts of which the client has no byte yet, and what becomes of them when their replica dies.
 
-They would wait for as long as a slow engine may take. So they are placed elsewhere when the registry says that the
-replica is dead, this gateway gets no answer from it either, and another one is ready; or when it hangs; or when this
-gateway alone cannot reach it. Not all at once: over a second. And none where much of a pool died together.
+They would wait for as long as a slow engine may take. So they are placed elsewhere, where another replica is ready:
+- when the registry says that theirs is dead, and this gateway gets no answer from it either;
+- when it hangs;
+- when this gateway alone cannot reach it.
+They do not move all at once, but over a second. They stay where much of a pool died together.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class Moves:
 
     def _look_at_hung(self, pool: Pool) -> None:
         """One gateway sees for all whether they hang no more."""
-        if pool.fleet is not None and pool.fleet.worker == pool.gateway:
+        if pool.is_worker:
             for record in pool.records.values():
                 member = self._fleet.members.get(record.replica)
                 if record.state == "hung" and member is not None and not member.identity.is_left:
@@ -135,10 +137,10 @@ class Moves:
 
     def _look_at(self, replica: str, now_s: float) -> None:
         """Something waits for this replica."""
-        member = self._fleet.members.get(replica)
-        record = self._store.pool(member.pool).records.get(replica) if member is not None else None
-        if member is None or record is None or member.identity.is_left:
+        known = self._known(replica)
+        if known is None or known[0].identity.is_left:
             return
+        member, record = known
         if now_s - self._silent_since_s(replica) < SILENT_S:
             self._hangs.forget(replica)
             return
@@ -152,6 +154,12 @@ class Moves:
                 asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, waiting)
             if going:
                 _log.info("moving requests away", replica=replica, why=why, requests=len(going))
+
+    def _known(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
+        """A replica as this gateway knows it, and as the registry does; None where either does not."""
+        member = self._fleet.members.get(replica)
+        record = self._store.pool(member.pool).records.get(replica) if member is not None else None
+        return (member, record) if member is not None and record is not None else None
 
     def _silent_since_s(self, replica: str) -> float:
         pieces = self._progress.pieces[replica]
@@ -174,7 +182,7 @@ class Moves:
 
     def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
         """The replicas that this gateway alone cannot reach: not to be tried while another of `serving` is ready."""
-        lost = self._lost[pool].gone_alone if pool in self._lost else ()
+        lost = self._lost[pool].alone if pool in self._lost else ()
         if not lost or not any(self._fleet.is_ready(each) for each in serving if each not in lost):
             return ()
         return lost
@@ -187,9 +195,8 @@ class Moves:
     def _move(self, waiting: Waiting) -> None:
         """A moment has passed: it may have ended, and its replica may be there again."""
         waiting.is_going = False
-        member = self._fleet.members.get(waiting.replica)
-        record = self._store.pool(member.pool).records.get(waiting.replica) if member is not None else None
-        if waiting not in self.waiting.get(waiting.replica, {}) or member is None or record is None:
+        known = self._known(waiting.replica)
+        if waiting not in self.waiting.get(waiting.replica, {}) or known is None:
             return
-        if (why := self._why_gone(member, record)) and self._can_go(waiting):
+        if (why := self._why_gone(*known)) and self._can_go(waiting):
             waiting.move(why)

@@ -27,7 +27,7 @@ class Registration:
         """Connect, and make the replica, or a later life of it, known. Raises StoreError and IdTaken."""
         link = await Link.open(self._redis_url, sight.pool, self._replica, self._agent, self._namespace)
         try:
-            known = await _known(link)
+            known = await link.record()
             if known is not None and sight.started and known.incarnation != sight.started:
                 if known.incarnation == self._replaced or await link.is_followed_by_another(known):
                     raise IdTaken(_words(known, sight))
@@ -37,13 +37,6 @@ class Registration:
             await link.close()
             raise
         return link
-
-
-async def _known(link: Link) -> ReplicaRecord | None:
-    try:
-        return await link.record()
-    except ValueError:  # it cannot be read, so it says nothing of anybody
-        return None
 
 
 def _words(known: ReplicaRecord, sight: Sight) -> str:

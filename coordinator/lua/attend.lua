@@ -10,7 +10,8 @@
 -- ARGV[10] how many measured prompts of the last answer were worked in   ARGV[11] the last of these: an answer that did
 --          not arrive is given again
 -- Returns {"held", ms until it may be free} where another agent has it, {"unregistered"} where this is not the
---         replica's incarnation, {"unreadable"} where its record cannot be read, or {"ok", what was held before ("": nothing), what is asked ("" | "restate" | "reset"),
+--         replica's incarnation, {"unreadable"} where its record cannot be read, or {"ok", what was held before
+--         ("": nothing), what is asked ("" | "restate" | "reset"),
 --         measured prompts, entries published so far, 1 where this agent's own lease had lapsed}
 
 -- include time

@@ -2,7 +2,8 @@
 -- among those who ask: who has more than his part of the replicas gives one back a beat, who has less takes what is
 -- free. Who stops asking is counted until his leases lapse. What is given back is held by nobody ("-") for as long as
 -- its lease would have lasted: its replica stays exact, for somebody will take it with his next beat. While a lease has
--- lapsed, what its replica holds is not known, and may be trimmed: who takes it then asks the agent to say it again. So it is where a cursor cannot be read: the stream is read from its start.
+-- lapsed, what its replica holds is not known, and may be trimmed: who takes it then asks the agent to say it again.
+-- So it is where a cursor cannot be read: the stream is read from its start.
 --
 -- KEYS[1] leases   KEYS[2] agents   KEYS[3] cursors   KEYS[4] asks
 -- ARGV[1] who   ARGV[2] lease_ms   ARGV[3] "1": give all back and ask no more

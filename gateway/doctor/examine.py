@@ -47,11 +47,7 @@ def _answers(facts: Facts) -> Iterator[list[Result]]:
     else:
         for of_server in (*redis_checks.CHECKS, *chunks.CHECKS):
             yield list(of_server(facts.redis))
-    for of_all in (
-        *gateway_checks.CHECKS,
-        *pool_checks.CHECKS_OF_ALL,
-        *other_checks.CHECKS,
-    ):
+    for of_all in (*gateway_checks.CHECKS, *pool_checks.CHECKS_OF_ALL, *other_checks.CHECKS):
         yield list(of_all(facts))
     for replica in facts.replicas():
         for of_replica in replica_checks.CHECKS if replica.answers else (replica_checks.health,):

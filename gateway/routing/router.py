@@ -186,7 +186,8 @@ class Router:
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
         """The replicas as all gateways would try them without a store: those ready, or, when none is, all."""
-        serving = [record for record in pool.records.values() if record.replica in job.served.shared]
+        shared = job.served.shared
+        serving = [record for record in pool.records.values() if record.replica in shared]
         if job.pinned:
             return [record.replica for record in serving if record.replica == job.pinned]
         return rendezvous_order((record.replica for record in ready_records(serving)), _affinity(job))

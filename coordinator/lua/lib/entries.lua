@@ -20,7 +20,6 @@ end
 
 -- How many entries a replica's stream has had, from which the next is numbered. A count that cannot be read, or that is
 -- below what was applied or voided already, is made again from these and from the entries behind.
-
 local function entries_of(entries_key, replica, stream_key, cursors_key, floor)
   local text = redis.call('HGET', entries_key, replica) or '0'
   local cursor, applied = cursor_of(cursors_key, replica)
