@@ -112,10 +112,10 @@ class Gateway:
         await self.store.first_attempt()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
-        self.tasks.spawn(self.checks.run(), "checks")
+        self.tasks.keep(self.checks.run, "checks")
         await self.checks.first_round()
         await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
-        self.tasks.spawn(self.moves.run(), "moves")
+        self.tasks.keep(self.moves.run, "moves")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:

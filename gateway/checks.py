@@ -59,7 +59,7 @@ class Checks:
                 self._adopt_registered()
                 first = [self.look_at(member) for member in self._members() if self._is_due(member)]
                 if not self._first_round.is_set():
-                    await asyncio.gather(*first)
+                    await asyncio.gather(*first, return_exceptions=True)
                     self._first_round.set()
                 self._share_chores()
                 await self._forget_gone()
@@ -133,7 +133,7 @@ class Checks:
     async def _check(self, member: Member) -> None:
         was_alive, member.asked_s = member.alive, time.monotonic()
         try:
-            is_ours = self._fleet.uses(member.id)
+            is_ours = self._fleet.uses(member.id) and self._fleet.members.get(member.id) is member
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
@@ -247,6 +247,7 @@ class Checks:
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is None or member.id not in pool.records:
                 del self._fleet.members[member.id]
+                self._fleet.findings.pop(member.id, None)
             elif pool.is_worker and time.monotonic() > member.answered_s + self._health.forget_s:
                 with suppress(StoreError):  # tried again in the next round
                     if await forget(pool, pool.records[member.id]):

@@ -77,6 +77,8 @@ class Limit:
             raise TimeoutError from error
 
     def expire(self) -> None:
+        """End it now; once, however often it is called."""
         self._deadlines.remove(self)
-        self._has_expired = True
-        self._task.cancel()
+        if not self._has_expired:
+            self._has_expired = True
+            self._task.cancel()

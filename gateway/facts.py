@@ -36,6 +36,8 @@ _STARTED = re.compile(r"\nprocess_start_time_seconds[ \t]+(\S+)")
 _LABEL = re.compile(r'\b(\w++)="([^"]*)"')
 _ENGINE = re.compile(r'\bengine="([^"]*)"')
 _SOURCE_HOST = re.compile(r'\bsource="host"')
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_MAX_CAPACITY_TOKENS = 10**12
 _MAX_SAMPLES = 8192
 _MAX_CARDS = 4096
 
@@ -113,7 +115,7 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
     block_size = _whole(cache.get("block_size"))
     started = _STARTED.search("\n" + text)
     return EngineFacts(
-        capacity_tokens=block_size * _whole(cache.get("num_gpu_blocks")),
+        capacity_tokens=min(block_size * _whole(cache.get("num_gpu_blocks")), _MAX_CAPACITY_TOKENS),
         started=_hex_ms(started[1]) if started else "",
         block_size=block_size,
         engines=max(1, len(engines)),
@@ -136,7 +138,7 @@ def _samples(text: str) -> Iterator[re.Match[str]]:
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+    return int(text) if text is not None and _WHOLE.fullmatch(text) else 0
 
 
 def _number(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from coordinator.registry import ReplicaRecord
 from gateway.facts import EngineFacts, ModelCard
 from gateway.identity import Identity
 
-_LIFE = "life-"
+_LIVES = re.compile(r"life-(\d{1,15})")
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Member:
             return known.incarnation  # dying is not another life
         if self.facts.started:
             return self.facts.started
-        if known is None or not known.incarnation.startswith(_LIFE):
-            return f"{_LIFE}1"
-        lives = int(known.incarnation.removeprefix(_LIFE)) + (self.alive and known.state == "dead")
-        return f"{_LIFE}{lives}"
+        lives = _LIVES.fullmatch(known.incarnation) if known is not None else None
+        if known is None or lives is None:
+            return "life-1"
+        return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"

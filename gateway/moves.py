@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 
 import structlog
@@ -42,14 +42,22 @@ _SHARE_EVERY = 4
 class Waiting:
     """One attempt, from its placement until its client gets a byte."""
 
-    __slots__ = ("_limit", "_moves", "is_going", "moved", "replica", "serving", "since_s", "tried")
+    __slots__ = ("_limit", "_moves", "is_going", "member", "moved", "replica", "serving", "since_s", "tried")
 
     def __init__(
-        self, moves: Moves, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit
+        self,
+        moves: Moves,
+        replica: str,
+        member: Member | None,
+        serving: Collection[str],
+        tried: Sequence[Ticket],
+        limit: Limit,
     ) -> None:
         self._moves = moves
         self._limit = limit
         self.replica = replica
+        self.member = member
+        """Who had the replica's id when it was placed; None where nobody had."""
         self.serving = serving
         self.tried = tried
         self.since_s = 0.0
@@ -98,7 +106,7 @@ class Moves:
     def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> Waiting:
         """`with moves.attempt(…) as waiting:` until the client gets a byte, within `limit`. It may go to those replicas
         of `serving` that were not tried."""
-        return Waiting(self, replica, serving, tried, limit)
+        return Waiting(self, replica, self._fleet.members.get(replica), serving, tried, limit)
 
     async def run(self) -> None:
         """Look after them until cancelled."""
@@ -109,6 +117,7 @@ class Moves:
                 tick += 1
                 if tick % _SHARE_EVERY == 0:
                     self._progress.share()
+                    self._hangs.keep_only(self._fleet.members)
                 self._look(time.monotonic())
         finally:
             await self._hangs.close()
@@ -137,6 +146,7 @@ class Moves:
 
     def _look_at(self, replica: str, now_s: float) -> None:
         """Something waits for this replica."""
+        self._look_at_left(replica)
         known = self._known(replica)
         if known is None or known[0].identity.is_left:
             return
@@ -148,18 +158,33 @@ class Moves:
         if record.state == "ready" and member.answers:  # what cannot be reached shows nothing
             self._hangs.look_at(member, record)
         if why := self._why_gone(member, record):
-            going = [each for each in self.waiting[replica] if not each.is_going and self._can_go(each)]
-            for waiting in going:
-                waiting.is_going = True
-                asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, waiting)
-            if going:
-                _log.info("moving requests away", replica=replica, why=why, requests=len(going))
+            self._let_go(replica, why, [each for each in self.waiting[replica] if each.member is member])
+
+    def _look_at_left(self, replica: str) -> None:
+        """The replica's id may have another address by now. What waits for who had it before is left with that one for
+        as long as it answers."""
+        left = [each for each in self.waiting[replica] if each.member is not self._fleet.members.get(replica)]
+        for member in {id(each.member): each.member for each in left if each.member is not None}.values():
+            self._checks.suspect(member)
+            if not member.alive:
+                self._let_go(replica, "dead", [each for each in left if each.member is member])
+
+    def _let_go(self, replica: str, why: str, waiting: Iterable[Waiting]) -> None:
+        """Those that can go do so, within SPREAD_S."""
+        going = [each for each in waiting if not each.is_going and self._can_go(each)]
+        for each in going:
+            each.is_going = True
+            asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, each)
+        if going:
+            _log.warning("moving requests away", replica=replica, why=why, requests=len(going))
 
     def _known(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
         """A replica as this gateway knows it, and as the registry does; None where either does not."""
         member = self._fleet.members.get(replica)
-        record = self._store.pool(member.pool).records.get(replica) if member is not None else None
-        return (member, record) if member is not None and record is not None else None
+        if member is None or not member.pool:
+            return None
+        record = self._store.pool(member.pool).records.get(replica)
+        return (member, record) if record is not None else None
 
     def _silent_since_s(self, replica: str) -> float:
         pieces = self._progress.pieces[replica]
@@ -195,8 +220,12 @@ class Moves:
     def _move(self, waiting: Waiting) -> None:
         """A moment has passed: it may have ended, and its replica may be there again."""
         waiting.is_going = False
-        known = self._known(waiting.replica)
-        if waiting not in self.waiting.get(waiting.replica, {}) or known is None:
-            return
-        if (why := self._why_gone(*known)) and self._can_go(waiting):
+        if waiting in self.waiting.get(waiting.replica, {}) and self._can_go(waiting) and (why := self._why(waiting)):
             waiting.move(why)
+
+    def _why(self, waiting: Waiting) -> str:
+        """Why it is to go; empty where it is not, or not any more."""
+        if waiting.member is not None and waiting.member is not self._fleet.members.get(waiting.replica):
+            return "" if waiting.member.alive else "dead"
+        known = self._known(waiting.replica)
+        return self._why_gone(*known) if known is not None else ""

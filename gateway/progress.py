@@ -21,10 +21,12 @@ class Progress:
 
     def share(self) -> None:
         """Tell the store of the replicas that have shown something since this was called last."""
+        for gone in self.pieces.keys() - self._fleet.members.keys():
+            del self.pieces[gone]
         news: dict[str, list[str]] = {}
         for replica, count in self.pieces.items():
-            member = self._fleet.members.get(replica)
-            if member is None or not member.pool or member.identity.is_left:
+            member = self._fleet.members[replica]
+            if not member.pool or member.identity.is_left:
                 continue
             if self._shared.get(replica) != count:
                 news.setdefault(member.pool, []).append(replica)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
 _log = structlog.get_logger("kvgate.tasks")
+
+_AGAIN_S = 1.0
 
 
 class Tasks:
@@ -24,6 +26,11 @@ class Tasks:
         task.add_done_callback(self._done)
         return task
 
+    def keep(self, loop: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[Any]:
+        """Run what is to run until it is cancelled. Where it raises, the failure is logged, and it begins again after
+        a moment: nothing that one replica or one record says ends it for good."""
+        return self.spawn(_kept(loop, name), name)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -35,3 +42,12 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _kept(loop: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    while True:
+        try:
+            return await loop()
+        except Exception as error:
+            _log.error("task failed", task=name, error=repr(error), hint="it begins again", exc_info=True)
+            await asyncio.sleep(_AGAIN_S)

@@ -42,8 +42,10 @@ local latest_ms = now + lease_ms
 keep_in_time(KEYS[1], gateways, '^(%d+ )(%d+)(.*)', back_ms, latest_ms, latest_ms)
 keep_in_time(KEYS[6], agents, '^(%S+ %S+ )(%d+)( .*)', back_ms, latest_ms, latest_ms)
 for i = 1, #leases, 2 do
-  if leases[i] == 'worker' or string.match(leases[i], '^applier:') or string.match(leases[i], '^events:') then
-    keep_in_time(KEYS[2], { leases[i], leases[i + 1] }, '^(.-)(%d+)(%s*)$', back_ms, latest_ms, latest_ms)
+  local names_who = leases[i] == 'worker' or string.match(leases[i], '^events:')
+  if names_who or string.match(leases[i], '^applier:') then
+    local pattern = names_who and '^(%S+ )(%d+)(.*)' or '^(%s*)(%d+)(.*)'
+    keep_in_time(KEYS[2], { leases[i], leases[i + 1] }, pattern, back_ms, latest_ms, latest_ms)
   end
 end
 if back_ms > 0 then

@@ -12,7 +12,7 @@
 -- include safe
 
 check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14],
-  KEYS[15], KEYS[16])
+  KEYS[15], KEYS[16], KEYS[17])
 local incarnation, state = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%S+) (%S+)')
 local now = now_ms()
 local agent_until_ms = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^%S+ %S+ (%d+)')

@@ -59,7 +59,7 @@ for i = 1, #held do
       tell(KEYS[3], held[i])
       redis.call('HDEL', KEYS[3], held[i])
     end
-    local had_until_ms = string.match(redis.call('HGET', KEYS[1], field) or '', '(%d+)$')
+    local had_until_ms = string.match(redis.call('HGET', KEYS[1], field) or '', '^%S+ (%d+)$')
     local has_lapsed = cursor ~= '' and tonumber(had_until_ms or 0) < now
     if (is_lost or has_lapsed) and not redis.call('HGET', KEYS[4], held[i]) then
       redis.call('HSET', KEYS[4], held[i], 'restate')

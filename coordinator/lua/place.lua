@@ -241,7 +241,7 @@ if matched > 0 then
   if now - last_use > TOUCH_MS or (last_use > now and is_sampled) then
     touch, used = 1, now_text
     if last_use < since_ms then -- claimed in an earlier life of the same name: counted from now on
-      add(KEYS[5], replica, tonumber(string.match(head, '%d+$')))
+      add(KEYS[5], replica, tonumber(string.match(head, '^%S+ %S+ %S+ (%d+)$')))
     end
   end
   if counted then
@@ -258,7 +258,7 @@ end
 local mode, report = '', 0
 local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
   field_of(KEYS[10], replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
-local applied_until = string.match(field_of(KEYS[12], 'events:' .. replica) or '', '(%d+)$')
+local applied_until = string.match(field_of(KEYS[12], 'events:' .. replica) or '', '^%S+ (%d+)$')
 local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
 if is_followed and tonumber(applied_until or 0) >= now then
   mode = agent_mode

@@ -11,6 +11,7 @@
 -- include time
 -- include load
 
+check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
 local epoch, until_text = string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^(%d+) (%d+)')
 if epoch == nil or (epoch ~= '0' and tonumber(until_text) >= now_ms()) then
   return 0

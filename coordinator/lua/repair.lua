@@ -73,9 +73,10 @@ end
 local function tidy(key, kind, is_readable, instead)
   local changed = was_foreign(key, 'hash', kind, '')
   for field, text in pairs(pairs_of(key)) do
-    if not is_readable(text, field) then
+    local is_name = not string.find(field, '[^\32-\126]')
+    if not is_name or not is_readable(text, field) then
       note(kind, field, 1)
-      local other = instead and instead(field)
+      local other = is_name and instead and instead(field)
       if other then
         redis.call('HSET', key, field, other)
       else

@@ -31,6 +31,7 @@ from tests.redis_server import RedisServer
 VALUES = (
     *("", " ", "x", "nan", "inf", "-inf", "-5", "1e3", "1.5", "9" * 16, "9" * 40, "0" * 400, "ready", "\x00", "é"),
     *(b"\xff\xfe", "1 2", "life1", "life1 claim", "life1 ready 5", "- " * 40, '{"a":', "[" * 5000, "{}"),
+    *("1" * 100_000, "1" * 100_000 + "x"),
     *("life1 ready nan nan nan x", "r0 life1 nan nan -", "r0 life1 1 -5 -", "agent0 life1 nan session 0 0 x"),
     *("life1 resident gpu nan 0 nan 1 1 1", "life1 claim gpu -1 x 1 1", "0-1 x", "99999999999999999999-1 5"),
 )
@@ -169,6 +170,15 @@ async def mended(cluster: Cluster) -> None:
 async def test_garbage_in_any_field_is_survived_and_mended(cluster: Cluster, key: str, value: Any) -> None:
     await cluster.client.hset(BASE + key, HASHES[key], value)
     await mended(cluster)
+
+
+async def test_fields_whose_names_cannot_be_read_go(cluster: Cluster) -> None:
+    names = dict.fromkeys(("gateways", "replicas", "breakers", "active", "owned_tokens"), b"\xff\xfe")
+    for key, name in names.items():
+        await cluster.client.hset(BASE + key, name, "1 1")
+    await mended(cluster)
+    for key, name in names.items():
+        assert not await cluster.client.hexists(BASE + key, name), key
 
 
 @pytest.mark.parametrize("key", [*HASHES, *OTHERS])

@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator import reaper
+from coordinator.errors import StoreError
 from coordinator.pool import Pool, Reservation
 from coordinator.reaper import Reaper
 from coordinator.registry import Fleet
@@ -157,3 +158,16 @@ async def test_what_cannot_be_read_among_the_reaped_keeps_nothing_else_waiting(
     await beaten(pool)
     assert await numbers(client, KEYS.owned_tokens) == {}
     assert not await client.exists(KEYS.reaped)
+
+
+async def test_where_a_key_is_of_another_type_nothing_is_given_back_twice(
+    pool: Pool, dead: Pool, client: redis.Redis
+) -> None:
+    await client.set(KEYS.reaped, "x")
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await reap_a_piece(pool, REQUESTS)
+    assert await numbers(client, KEYS.active) == {"r0": REQUESTS}
+    await client.delete(KEYS.reaped)
+    await beaten(pool)
+    assert await numbers(client, KEYS.active) == {}

@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
+import redis.asyncio as redis
 from aiohttp import web
 
+from coordinator.keys import PoolKeys
 from coordinator.store import Store, StoreSettings
 from gateway.checks import Checks
 from gateway.fleet import Fleet
@@ -16,10 +19,12 @@ from gateway.settings import ReplicaSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 from tests.polling import eventually
+from tests.redis_server import running_redis
 from tests.web_server import serving
 
 FAILURES = 3
 
+RECORDS = ("life-x ready 0 5 0 http://127.0.0.1:1", "life-" + "9" * 5000 + " ready 0 5 0 http://127.0.0.1:1")
 Health = Callable[[web.Request], Awaitable[web.Response]]
 
 
@@ -27,22 +32,30 @@ async def list_models(_request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
 
+async def tell_metrics(_request: web.Request) -> web.Response:
+    """With a number that Python itself refuses to read."""
+    return web.Response(text='vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1.0\n' % ("9" * 5000))
+
+
 @asynccontextmanager
-async def checked(health: HealthSettings, **replicas: Health) -> AsyncIterator[Fleet]:
-    """Replicas that answer /health so, and are asked for it by a gateway without a store."""
-    store, upstream, tasks = (
-        Store(StoreSettings("redis://127.0.0.1:1"), "g0"),
-        Upstream(TimeoutSettings(), None),
-        Tasks(),
-    )
+async def checked(
+    health: HealthSettings, redis_url: str = "redis://127.0.0.1:1", **replicas: Health
+) -> AsyncIterator[Fleet]:
+    """Replicas that answer /health so, and are asked for it by a gateway; without a store, where none is named."""
+    store, upstream, tasks = Store(StoreSettings(redis_url), "g0"), Upstream(TimeoutSettings(), None), Tasks()
     fleet, listed = Fleet([], store, upstream), []
     async with AsyncExitStack() as stack:
         for name, answer in replicas.items():
             application = web.Application()
-            application.add_routes([web.get("/health", answer), web.get("/v1/models", list_models)])
+            told = (("/health", answer), ("/v1/models", list_models), ("/metrics", tell_metrics))
+            application.add_routes([web.get(path, handler) for path, handler in told])
             listed.append(ReplicaSettings(id=name, url=await stack.enter_async_context(serving(application))))
         fleet.use(listed)
-        tasks.spawn(Checks(fleet, health, store, upstream).run(), "checks")
+        tasks.spawn(store.run(), "store")
+        await store.first_attempt()
+        checks = Checks(fleet, health, store, upstream)
+        tasks.spawn(checks.run(), "checks")
+        await checks.first_round()
         try:
             await eventually(lambda: fleet.describe() == dict.fromkeys(replicas, "alive"))
             yield fleet
@@ -86,3 +99,23 @@ async def test_a_replica_that_does_not_answer_holds_up_no_check_of_another() -> 
         await is_asked.wait()
         await eventually(lambda: fleet.describe()["failing"] != "alive")
         assert fleet.describe()["silent"] == "alive"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=["no-number", "a-long-number"])
+async def test_a_record_whose_life_cannot_be_read_stops_no_check(record: str) -> None:
+    """Of an engine that does not tell when it started."""
+    is_well = True
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=200 if is_well else 503)
+
+    with running_redis() as server:
+        async with redis.Redis.from_url(server.url) as client:
+            await client.hset(PoolKeys("m").replicas, mapping={"r0": record, "stranger": record})
+            async with checked(HealthSettings(interval_s=0.01), server.url, r0=answer, r1=answer) as fleet:
+                for name in ("r0", "stranger"):
+                    await client.hset(PoolKeys("m").replicas, name, record)
+                is_well = False
+                await eventually(lambda: "alive" not in {fleet.describe()["r0"], fleet.describe()["r1"]})
+                is_well = True
+                await eventually(lambda: {fleet.describe()["r0"], fleet.describe()["r1"]} == {"alive"})

@@ -72,3 +72,12 @@ async def test_one_timer_serves_them_all() -> None:
 
     found = await asyncio.gather(*(work(limit_s) for limit_s in (0.05, 30, 0.1, 30)))
     assert found == ["late", "in time", "late", "in time"]
+
+
+async def test_a_limit_that_two_end_at_once_is_one_timeout() -> None:
+    limit = Deadlines().within(30, this_task())
+    for _ in range(2):
+        asyncio.get_running_loop().call_soon(limit.expire)
+    with pytest.raises(TimeoutError), limit:
+        await asyncio.sleep(60)
+    assert this_task().cancelling() == 0

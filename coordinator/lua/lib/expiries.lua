@@ -6,7 +6,7 @@ local function keep_in_time(key, flat, pattern, back_ms, seen_ms, latest_ms)
     local head, until_text, rest = string.match(flat[i + 1], pattern)
     local until_ms = tonumber(until_text or '')
     if until_ms then
-      local ends_ms = math.min(until_ms > seen_ms and until_ms - back_ms or until_ms, latest_ms)
+      local ends_ms = math.min(until_ms > seen_ms and math.max(until_ms - back_ms, 0) or until_ms, latest_ms)
       if ends_ms ~= until_ms then
         flat[i + 1] = head .. string.format('%d', ends_ms) .. rest
         redis.call('HSET', key, flat[i], flat[i + 1])

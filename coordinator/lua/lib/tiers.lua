@@ -58,7 +58,7 @@ local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_def
     if record == NO_TIERS then
       tiers[replica] = nil
     else
-      local store = string.match(record, '(%S+)$')
+      local store = string.match(record, '^%S+ (%S+)$')
       is_stored = is_stored or (store and store ~= '-')
       store = share_of(store)
       measured = store and math.max(store, measured or 0) or measured
