@@ -120,6 +120,7 @@ class Line:
                 await self._beat_until_broken(wire)
             finally:
                 self.reason = self.reason or "closing"
+                self._broken.set()  # what closing it ends is no news
                 self._detach()
                 await wire.close(self.reason)
             # At once where it had served: one that breaks at the first call would be opened without end.
@@ -180,8 +181,9 @@ class Line:
         self._on_change(True, "")
 
     def _give_up(self, reason: str) -> None:
-        self._down(reason)
-        self._broken.set()
+        if not self._broken.is_set():
+            self._broken.set()
+            self._down(reason)
 
     def _down(self, reason: str) -> None:
         was_up = self._wire is not None

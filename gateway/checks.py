@@ -149,7 +149,8 @@ class Checks:
             member.failures, member.alive, member.problem = 0, True, ""
             member.answers, member.answered_s = True, time.monotonic()
         if was_alive != member.alive:
-            _log.info("replica", replica=member.id, alive=member.alive, problem=member.problem)
+            log = _log.info if member.alive else _log.warning
+            log("replica", replica=member.id, alive=member.alive, problem=member.problem)
         await self._meet(member)
         self._publish(member)
 

@@ -76,6 +76,8 @@ class Status:
             "pools": sorted({served.pool for served in self._fleet.served.values()}),
             "reasons": reasons,
         }
+        if (missing := self._fleet.problems()) and ready:
+            body["not_ready"] = missing
         if taken := self._fleet.taken_ids():
             body["taken_ids"] = taken
         if not store_up:

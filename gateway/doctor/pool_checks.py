@@ -18,6 +18,18 @@ DEAD = Kind(
     "its health checks fail, so gateways send it nothing: its share of cache and of load is on the others",
     "start it again at {url}; if it is gone for good, take it out of the gateways' `replicas` and restart them",
 )
+HUNG = Kind(
+    "replica-hangs",
+    "error",
+    "it has work and shows no progress, so gateways send it nothing, however well its /health is",
+    "look into its log and its GPU, and restart it: {url}; it is tried again by itself once it shows something",
+)
+BREAKER_OPEN = Kind(
+    "breaker-open",
+    "warning",
+    "too many requests to it failed of late: gateways send it one at a time, to try",
+    "see its log, and kvgate_retries_total by reason for how it fails; restart an engine that stays so",
+)
 UNWATCHED = Kind(
     "no-gateway",
     "warning",
@@ -77,6 +89,22 @@ def dead(pool: Pool) -> Iterator[Result]:
             yield DEAD.seen(f"replica {record.replica}", f"gateways found {record.url} dead", url=record.url)
 
 
+def hung(pool: Pool) -> Iterator[Result]:
+    """Whether one does no work that it has."""
+    for record in pool.records():
+        if record.state == "hung":
+            yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
+
+
+def broken(pool: Pool) -> Iterator[Result]:
+    """Whether one failed so often that it is only tried."""
+    for record in pool.records():
+        fleet = pool.looks[-1].fleet
+        open_ms = fleet.open_until_ms.get(record.replica, 0) - fleet.now_ms
+        if record.state == "ready" and open_ms > 0:
+            yield BREAKER_OPEN.seen(f"replica {record.replica}", f"its breaker is open for another {open_ms} ms")
+
+
 def watched(pool: Pool) -> Iterator[Result]:
     """Whether any gateway is there."""
     if not pool.looks:
@@ -122,7 +150,7 @@ def serving(pool: Pool) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS = (dead, watched, readable, versions, hashing, serving)
+CHECKS = (dead, hung, broken, watched, readable, versions, hashing, serving)
 
 
 def names(facts: Facts) -> Iterator[Result]:

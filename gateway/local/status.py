@@ -74,7 +74,7 @@ async def _replica_status(http: httpx.AsyncClient, member: Member, process: Proc
 
 
 def _agent_status(replica: Member, process: Process, is_heard: bool) -> MemberStatus:
-    problem = None if is_heard else "no gateway hears it"
+    problem = None if is_heard else "no gateway hears it, or its replica is not ready"
     return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
 
 

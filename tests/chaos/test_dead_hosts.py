@@ -107,6 +107,8 @@ async def test_a_replica_that_hangs_counts_as_dead_until_it_shows_something(stag
             assert await requests.moved("hung") == COUNT
         assert await are(stage, {"r0": "hung", "r1": "ready", "r2": "ready"})
         await eventually(lambda: is_avoided(stage, r0))
+        ready = await stage.ready(gateway.url)
+        assert (ready["status"], ready["not_ready"]) == (200, {"r0": "it has work, and shows no progress"})
         assert (await stage.http.get(f"{r0.url}/health")).is_success
         await stage.clear_faults(r0)
         assert is_complete(await ask(stage.http, r0.url, stage.new_prompt()))

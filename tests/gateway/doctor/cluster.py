@@ -123,7 +123,7 @@ def with_gateway(**changes: Any) -> Facts:
     return replace(FACTS, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
-def with_fleet(**changes: dict[str, Any]) -> Facts:
+def with_fleet(**changes: Any) -> Facts:
     """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
 
     def changed(seen: Look) -> Look:
