@@ -5,7 +5,7 @@
 Each fault strikes a cluster of its own, all real processes: Redis, three simulated replicas with agents, gateways, and
 24 requests a second from a load balancer that behaves well, half of them streamed. What was measured of the same code
 is kept (bench/results/faults.json): a run goes on where the last one ended. With 2 gateways all faults are measured, in
-45 minutes; with more, those of gateways, of Redis and the rolling restart. Use a machine that does nothing else.
+half an hour; with more, those of gateways, of Redis and the rolling restart. Use a machine that does nothing else.
 
 Goals: no request fails that could have been saved, no answer comes more than 5 s late but those that their replica or
 gateway had in hand, decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s (Redis), no

@@ -18,49 +18,64 @@ from bench.faults.fault import LATE_AFTER_S
 from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
-from bench.faults.table import FAULTS
+from bench.faults.table import FAULTS, measured_with
 from bench.faults.verdicts import PREFILL_S
 from bench.faults.watch import STEADY_S
 
 _HEAD = f"""# Faults
 
 What clients see when something dies, hangs or lies, and how long it takes until all is right again. This page is
-written by `.venv/bin/python -m bench.faults`; what KVGate promises is in [behaviour.md](behaviour.md).
+written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behaviour.md](behaviour.md), what you see
+of a fault in logs and metrics in [operations.md](operations.md#what-you-see-of-each-fault).
 
-Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an agent
-each, and gateways with their default settings, on which a load balancer spreads {RATE_PER_S:g} requests a second. Half
-of them are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers take
-{ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready once a
-second, and tries the next gateway where a connection is refused. What it has sent it never sends again.
+Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an
+agent each, and gateways with their default settings. A load balancer spreads {RATE_PER_S:g} requests a second on the
+gateways. Half of the requests are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers
+take {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready
+once a second. Where a gateway refuses the connection, it tries the next one. What it has sent it never sends again.
 
 ## What is counted
 
-- **failed**: requests that got no whole answer: another status than 200, a stream with an error event, a connection
-  that broke. **Could have been saved** are all of these but streams that had begun, on a replica or gateway that the
-  fault struck, and requests whose connection broke because their gateway, or the link to it, was struck. A process that
-  is told to stop may finish what it has: nothing is lost with it. Every fault leaves a gateway and two replicas
-  unharmed.
-- **late**: streams of which a token came more than {LATE_AFTER_S:g} s after the one before it, or the first one after
-  the request was sent; and other answers that took {LATE_AFTER_S:g} s more than their tokens take. In brackets, and no
-  goal, are those that could not be sooner: their gateway, or the link to it, was struck while they were there, or their
-  replica when it was answering them: the client had a byte, or the replica had had them for {PREFILL_S:g} s.
-  A replica that hangs looks like one that computes a long prompt, for 10 s: there, late is what comes more than
-  {HANG_LATE_AFTER_S:g} s late.
-- **exact again**: seconds until something was wrong for the last time, before all was right for {STEADY_S:g} s. Wrong
-  are a gateway that does not answer, or is not exact on a replica; a second in which more than one request in ten was
-  placed without the map; a load in Redis that is not the sum of its reservations, or not what clients have under way
-  (give or take a quarter); a lease or an open breaker that ends later than any can. Of a gateway, agent or coordinator
-  that is killed, it is counted from the fault. Of all else it is counted from the fault's end: when what was held goes
-  on, or when Redis or the replica answers again.
-- **load**: whether any load is left in Redis once all requests have ended.
-- **predictions**: then each beginning is asked for once more. Right are those that are decided `exact`ly, and for which
-  the engine's `cached_tokens` lie between what the map foretold and the prompt's next boundary, give or take a block.
+**failed**: requests that got no whole answer. They got another status than 200, or a stream with an error event, or
+their connection broke.
 
-Goals: none that could have been saved, none late, exact again within 5 s (gateways, agents, coordinators, links) or 2 s
-(Redis, the link to it), no load left, all predictions right. A replica has no such time: its engine has to start.
+**could have been saved**: the failed requests that were not lost with what the fault struck. Lost with it are
+- streams that had begun on a replica or gateway that the fault struck;
+- requests whose connection broke because their gateway, or the link to it, was struck.
+
+Nothing is lost with a process that is told to stop: it may finish what it has. Every fault leaves one gateway and two
+replicas unharmed.
+
+**late**: answers that came more than {LATE_AFTER_S:g} s late. In a stream, that is the time from the request to the
+first token, or from one token to the next. In another answer, it is the time beyond what its tokens take. The number
+in brackets counts answers that could not come sooner. They are no part of the goal. They were
+- at a gateway that was struck, or on the link to it;
+- or at a replica that was struck while it answered them: their client had a byte, or the replica had had them for
+  {PREFILL_S:g} s.
+
+A replica that hangs looks for 10 s like one that computes a long prompt. In that row, late begins at
+{HANG_LATE_AFTER_S:g} s.
+
+**exact again**: seconds until the last moment at which anything was wrong. After it, all was right for {STEADY_S:g}
+s. They count from the fault where a gateway, agent or coordinator is killed. Else they count from the fault's end:
+what was held goes on, or Redis or the replica answers again. Wrong is
+- a gateway that does not answer, or that is not exact on a replica;
+- a second in which more than one request in ten was placed without the map;
+- a load in Redis that is not the sum of its reservations, or that is a quarter off what clients have under way;
+- a lease or an open breaker that ends later than any can.
+
+**load**: whether any load is left in Redis once all requests have ended.
+
+**predictions**: at the end, each beginning is asked for once more. Its prediction is right if it was decided
+`exact`ly, and the engine's `cached_tokens` lie between what the map foretold and the prompt's next boundary, give or
+take a block.
+
+Goals: none that could have been saved, none late, no load left, all predictions right; exact again within 5 s
+(gateways, agents, coordinators, links) or 2 s (Redis, the link to it). A replica has no such time: its engine has to
+start.
 
 Links lead through a proxy while they are struck. Where bytes go one way only, TCP's own probes find the proxy alive:
-connections stay open and silent. Redis' clock is stepped for KVGate's scripts alone, which is where it is read.
+connections stay open and silent. Redis' clock is stepped for KVGate's scripts alone: nothing else reads it.
 """
 PAGE = Path("docs/faults.md")
 _COLUMNS = "| name | fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
@@ -86,6 +101,9 @@ def _section(gateways: int, rows: Sequence[Row]) -> str:
     missed = [row for row in rows if row.missed]
     measured = [row for row in rows if not row.skipped]
     lines += [f"{len(measured) - len(missed)} of {len(measured)} faults met all goals.", ""]
+    unmeasured = [name for name in measured_with(gateways) if name not in {row.fault for row in measured}]
+    if unmeasured:
+        lines += [f"Not measured on this version yet: {', '.join(unmeasured)}.", ""]
     if missed:
         lines += ["Missed:", ""]
         lines += [f"- {row.fault}: {_cell('; '.join(row.missed))}" for row in missed]
@@ -114,8 +132,11 @@ def line(row: Row) -> str:
 
 
 def _machine(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
-    commits = ", ".join(sorted({row.commit for row in rows if row.commit}))
-    of = f", of commit {commits}" if commits else ""
+    commits: dict[str, str] = {}
+    for row in rows:  # of the same code; where one of the commits had other changes beside it, the other one names it
+        commits[row.code] = min(commits.get(row.code, row.commit), row.commit, key=len)
+    named = ", ".join(sorted(set(commits.values()) - {""}))
+    of = f", of commit {named}" if named else ""
     return (
         f"## The machine\n\n{machine['cores']} cores of {machine['processor']}, Python {machine['python']}{of}. All "
         "processes, clients and proxies share them.\n"
