@@ -22,6 +22,8 @@ WORKERS ?= $(shell expr $(CORES) + 2)
 SLOWEST := --durations=10 --durations-min=1
 # In ARGS, a path names a few tests, which one process runs in seconds.
 SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(SLOWEST)) $(ARGS)
+# Some environments forbid Python to keep what it compiles. The tests start hundreds of processes: each would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
 QUICK := bench/results/quick

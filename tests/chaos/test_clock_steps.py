@@ -46,6 +46,7 @@ def options_of(daemon: Daemon) -> tuple[str, ...]:
     return daemon.command[daemon.command.index("gateway.cli") + 1 :]
 
 
+@pytest.mark.slow
 async def test_an_hour_ahead_and_back_under_load_fails_no_request_and_leaves_nothing_behind(truth: TruthStage) -> None:
     async with stepping(truth) as step:
         texts = await truth.warm(2)

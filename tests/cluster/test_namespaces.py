@@ -60,6 +60,7 @@ def addresses(client: Any, cluster: Cluster, prefix: str = "kvgate") -> dict[str
     return {replica: text.split(" ")[-1] for replica, text in records.items()}
 
 
+@pytest.mark.slow
 async def test_clusters_with_namespaces_of_their_own_do_not_meet(http: httpx.AsyncClient) -> None:
     names = ("team-a", "team-b")
     with ExitStack() as stack:
