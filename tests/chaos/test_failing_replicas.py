@@ -171,17 +171,22 @@ async def test_what_has_effects_is_sent_to_one_replica_and_the_openai_sdk_does_n
 
 @pytest.mark.parametrize("fault", ["refused", "status_503"])
 async def test_what_has_effects_is_sent_elsewhere_by_a_replica_that_did_not_take_it(stage: Stage, fault: str) -> None:
-    text, owner = await stage.warm_prompt()
-    if fault == "refused":
-        owner.kill()
-    else:
-        await stage.fail(owner, "error", status=503)
-    body = {"model": "sim", "input": text, "max_output_tokens": 2, "background": True}
-    retries = await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault)
-    answer = await stage.http.post(f"{stage.urls[0]}/v1/responses", json=body)
-    assert (answer.status_code, answer.json()["status"]) == (200, "queued")
-    assert answer.headers["x-kvgate-replica"] != owner.id
-    assert await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault) == retries + 1
+    async def is_retried() -> bool:
+        """False where the replica was found dead before it was asked."""
+        text, owner = await stage.warm_prompt()
+        retries = await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault)
+        if fault == "refused":
+            owner.kill()
+        else:
+            await stage.fail(owner, "error", status=503)
+        body = {"model": "sim", "input": text, "max_output_tokens": 2, "background": True}
+        answer = await stage.http.post(f"{stage.urls[0]}/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+        assert answer.headers["x-kvgate-replica"] != owner.id
+        await stage.clear_faults(owner)
+        return await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault) == retries + 1
+
+    await eventually(is_retried)
 
 
 async def test_a_refusal_of_the_request_itself_is_passed_on_and_never_retried(stage: Stage) -> None:
