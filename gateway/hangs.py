@@ -1,8 +1,8 @@
 """Replicas that have work and do none of it, whatever their /health says.
 
 Such a replica sends nothing to any gateway. Its engine publishes no event, and none of its counters moves. The registry
-then says `hung`, and placements treat it as dead. It is `ready` again once it shows something. It is also after a
-while: without requests, it has nothing to show.
+then says `hung`, and placements treat it as dead. It is `ready` again once it shows something. It is also `ready` again
+after a while, because a replica without requests has nothing to show.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class StandStill:
         self._told_s = 0.0
 
     def work(self, figures: Mapping[str, float], seq: int) -> Hashable:
-        """What of an engine's figures and of its events' number moves with its work; None where it never told any
-        figures. Whoever cannot tell now says nothing: then what was told before counts. Of the cache's use only a rise
-        is work: clients that hang up make it fall."""
+        """The numbers that change when the engine works: the last event's, the cache's highest use, its counters.
+        None if it never told any figures. Empty figures, or no event number (-1), leave the last ones as they are. Only
+        the highest use counts, because the use also falls when clients hang up."""
         self._figures = figures or self._figures
         usage = self._figures.get("kv_usage")
         if usage is None and not any(name in self._figures for name in _COUNTERS):

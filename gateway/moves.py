@@ -161,13 +161,15 @@ class Moves:
             self._let_go(replica, why, [each for each in self.waiting[replica] if each.member is member])
 
     def _look_at_left(self, replica: str) -> None:
-        """The replica's id may have another address by now. What waits for who had it before is left with that one for
-        as long as it answers."""
-        left = [each for each in self.waiting[replica] if each.member is not self._fleet.members.get(replica)]
-        for member in {id(each.member): each.member for each in left if each.member is not None}.values():
+        """Some attempts may wait at an address that the replica had before. They stay there while that one answers."""
+        left = [(each, member) for each in self.waiting[replica] if (member := self._left(each)) is not None]
+        for _, member in left:
             self._checks.suspect(member)
-            if not member.alive:
-                self._let_go(replica, "dead", [each for each in left if each.member is member])
+        self._let_go(replica, "dead", [each for each, member in left if not member.alive])
+
+    def _left(self, waiting: Waiting) -> Member | None:
+        """The engine that it waits for, where the replica's id has another address by now; else None."""
+        return None if waiting.member is self._fleet.members.get(waiting.replica) else waiting.member
 
     def _let_go(self, replica: str, why: str, waiting: Iterable[Waiting]) -> None:
         """Those that can go do so, within SPREAD_S."""
@@ -225,7 +227,7 @@ class Moves:
 
     def _why(self, waiting: Waiting) -> str:
         """Why it is to go; empty where it is not, or not any more."""
-        if waiting.member is not None and waiting.member is not self._fleet.members.get(waiting.replica):
-            return "" if waiting.member.alive else "dead"
+        if (left := self._left(waiting)) is not None:
+            return "" if left.alive else "dead"
         known = self._known(waiting.replica)
         return self._why_gone(*known) if known is not None else ""
