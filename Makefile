@@ -9,7 +9,7 @@
 # make bench-quick  in eight minutes, how KVGate routes and what it costs beside others: a page with plots
 # make bench  all of it, in hours; real vLLM included
 # make bench-faults  what clients see of each fault, in an hour and a half; it goes on where it was interrupted
-# make check  what must be clean before a commit: lint, format, types, sizes, compose file
+# make check  what must be clean before a commit: lint, format, types, length of functions, compose files
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -133,7 +133,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/size_limits.py
+	$(BIN)/python tests/function_length.py
 	@if ! docker compose version >/dev/null 2>&1; then \
 		echo "*** SKIPPED: no docker compose here, so no compose file was checked ***"; \
 	else \

@@ -23,11 +23,11 @@ from typing import Any
 import httpx
 import yaml
 
-from gateway.local.ports import free_ports
-from gateway.local.processes import Kind, Process
-from gateway.local.state import read_processes
+from gateway.ops.local.ports import free_ports
+from gateway.ops.local.processes import Kind, Process
+from gateway.ops.local.state import read_processes
 
-_KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
+_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 _REPLICA_SIM = (*_KVGATE, "replica-sim")
 _READY_S = 20.0
 _POLL_S = 0.05
@@ -77,7 +77,7 @@ class SimReplica:
                 return
 
     def fail(self, mode: str, **details: Any) -> None:
-        """Make it fail on demand; `fail("none")` ends it. See bench/simulator/faults.py."""
+        """Make it fail on demand; `fail("none")` ends it. See gateway/simulator/faults.py."""
         httpx.post(f"{self.url}/sim/fail", json={"mode": mode, **details}).raise_for_status()
 
     def state(self) -> dict[str, Any]:

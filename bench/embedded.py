@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.errors import StoreDown
-from coordinator.line import load_scripts
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
+from coordinator.redis.wire import Wire
 from coordinator.registry import ReplicaRecord
-from coordinator.wire import Wire
-from gateway.local.ports import free_ports
-from gateway.local.redis import find_redis_server
+from coordinator.store_connection import load_scripts
+from gateway.ops.local.embedded_redis import find_redis_server
+from gateway.ops.local.ports import free_ports
 
 INCARNATION = "199c82cc000"
 """As an engine's start is spelled: a record's length decides how Redis keeps it."""

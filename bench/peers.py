@@ -18,7 +18,7 @@ import httpx
 import yaml
 
 from bench.processes import running
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 FOLDER = Path.home() / ".cache" / "kvgate" / "peers"
 _INSTALLED = "installed"

@@ -32,9 +32,9 @@ from rich.table import Table
 from bench import record, tables
 from bench.embedded import embedded_redis, info, open_pool, redis_version
 from bench.options import count
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
+from coordinator.redis.wire import Wire
 from coordinator.scripts import PlaceRequest, PolicyKnobs, load
-from coordinator.wire import Wire
 
 GATEWAY = "bench.0"
 TOKENS_PER_KEY = 100

@@ -29,7 +29,7 @@ from bench.load import BLOCK_TOKENS, Result, random_spread, run
 from bench.options import amounts, count, positive
 from bench.workloads import Session, shared_contexts
 from coordinator.keys import PoolKeys
-from coordinator.wire import Wire
+from coordinator.redis.wire import Wire
 
 GATEWAYS = 2
 REPLICAS = 3

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.address import is_cluster
 from coordinator.errors import StoreError
 from coordinator.keys import pools_key
-from coordinator.line import Line, StoreSettings
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
+from coordinator.redis.address import is_cluster
+from coordinator.store_connection import Line, StoreSettings
 
 __all__ = ["Store", "StoreSettings"]
 

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinator.address import connect, is_cluster
-from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
-from coordinator.info import read_fields
 from coordinator.keys import PREFIX, PoolKeys, pools_key
-from coordinator.pools import pool_names
+from coordinator.known_pools import pool_names
+from coordinator.redis.address import connect, is_cluster
+from coordinator.redis.info import read_fields
+from coordinator.redis.time_limit import answered
+from coordinator.redis.wire import Wire
 from coordinator.registry import Fleet, each, is_number, moment_of, pairs, parse_fleet
-from coordinator.wire import Wire
 
 SAMPLES = 1000
 _PINGS = 9

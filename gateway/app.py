@@ -10,35 +10,35 @@ from contextlib import asynccontextmanager
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.applier import Appliers
+from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreSettings
-from coordinator.watch.tenure import WatchSettings
+from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
-from gateway.admission import Admission
-from gateway.attempt import Attempts
-from gateway.audit import Audit
-from gateway.checks import Checks
-from gateway.control import Status, build_control
-from gateway.discovery.discovery import Discovery, sources_of
-from gateway.explain import Explainer
-from gateway.fleet import Fleet
-from gateway.hangs import Hangs
+from gateway.control.explain import Explainer
+from gateway.control.routes import Status, build_control
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
-from gateway.keyring import Keyring
-from gateway.loop_lag import watch_loop
-from gateway.metrics import Metrics
-from gateway.moves import Moves
-from gateway.paths import PROMPT_PATHS
-from gateway.progress import Progress
-from gateway.proxy import Proxy
-from gateway.reader import Reader
-from gateway.relay import Relay
-from gateway.reply import request_id
-from gateway.responses import Responses
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.metrics.loop_lag import watch_loop
+from gateway.metrics.store_metrics import StoreMetrics
+from gateway.relay.attempt import Attempts
+from gateway.relay.audit import Audit
+from gateway.relay.moves import Moves
+from gateway.relay.proxy import Proxy
+from gateway.relay.relay import Relay
+from gateway.relay.reply import request_id
+from gateway.relay.stored_responses import Responses
+from gateway.replicas.discovery.discovery import Discovery, sources_of
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.hangs import Hangs
+from gateway.replicas.health_checks import Checks
+from gateway.replicas.progress import Progress
+from gateway.request.admission import Admission
+from gateway.request.keyring import Keyring
+from gateway.request.paths import PROMPT_PATHS
+from gateway.request.reader import Reader
 from gateway.routing.router import Router
-from gateway.settings import GatewaySettings
-from gateway.store_metrics import StoreMetrics
+from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from gateway.settings import LogSettings
+from gateway.settings.gateway_settings import LogSettings
 
 
 def configure(settings: LogSettings, **who: str) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from gateway.app import App
 from gateway.http.protocol import HttpProtocol
 from gateway.logs import configure
-from gateway.settings import GatewaySettings
+from gateway.settings.gateway_settings import GatewaySettings
 
 _BACKLOG = 2048
 

@@ -17,7 +17,7 @@ NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
 settings.load_profile("patient")
 
-FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/cli/")
+FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/ops/cli/")
 """These files run first, because they take longest."""
 SHARED = FIRST[:3]
 """Files with the same beginning share clusters, which take seconds to start."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.doctor.endpoints import outward_address
-from gateway.local.redis import WHEEL, server_of_wheel, system_redis
+from gateway.ops.doctor.endpoints import outward_address
+from gateway.ops.local.embedded_redis import WHEEL, server_of_wheel, system_redis
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from gateway.local.ports import _PORTS, free_ports, is_free
+from gateway.ops.local.ports import _PORTS, free_ports, is_free
 from tests.polling import wait_until
 from tests.redis_server import RedisServer, default_server, server_command
 

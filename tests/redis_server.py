@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from gateway.local.ports import free_ports
-from gateway.local.redis import find_redis_server, server_of_wheel, system_redis
+from gateway.ops.local.embedded_redis import find_redis_server, server_of_wheel, system_redis
+from gateway.ops.local.ports import free_ports
 from tests.polling import Patience
 from tests.programs import needs
 

@@ -44,7 +44,8 @@ def test_only_the_coordinator_speaks_to_redis(library: str) -> None:
 
 
 def test_only_upstream_speaks_to_replicas() -> None:
-    assert importers("aiohttp", ("gateway", "coordinator")) == {"gateway/upstream/client.py"}
+    clients = {name for name in importers("aiohttp", ("gateway", "coordinator")) if "/simulator/" not in name}
+    assert clients == {"gateway/upstream/client.py"}
 
 
 def test_the_coordinator_knows_nothing_of_http_or_of_the_gateway() -> None:
@@ -52,10 +53,16 @@ def test_the_coordinator_knows_nothing_of_http_or_of_the_gateway() -> None:
         assert importers(library, ("coordinator",)) == set()
 
 
-def test_the_gateway_knows_nothing_of_the_benchmarks() -> None:
-    allowed = {"gateway/local/", "gateway/cli/"}  # `kvgate local` starts simulated replicas
-    found = importers("bench", ("gateway",))
-    assert {name for name in found if not any(name.startswith(prefix) for prefix in allowed)} == set()
+def test_nothing_that_is_installed_imports_the_benchmarks() -> None:
+    assert importers("bench", ("gateway", "coordinator", "deploy")) == set()
+
+
+def test_only_its_command_imports_the_simulated_replica_which_knows_nothing_of_gateways() -> None:
+    files = [file for folder in ("gateway", "coordinator") for file in sources(folder)]
+    users = {name_of(file) for file in files if any(name.startswith("gateway.simulator") for name in imports(file))}
+    assert {name for name in users if not name.startswith("gateway/simulator/")} == {"gateway/ops/cli/serve.py"}
+    known = {name for file in sources("gateway/simulator") for name in imports(file) if name.startswith("gateway.")}
+    assert {name for name in known if not name.startswith(("gateway.simulator.", "gateway.tasks."))} == set()
 
 
 def test_nothing_but_tests_imports_tests() -> None:
@@ -70,7 +77,7 @@ def test_the_environment_is_handed_over_by_the_command_line_and_read_nowhere_els
             if read or (isinstance(node, ast.ImportFrom) and node.module == "os" and node.names[0].name == "environ"):
                 guilty.add(name_of(file))
     # bench/vllm starts programs that are none of KVGate's in an environment made for them.
-    assert {name for name in guilty if not name.startswith(("gateway/cli/", "bench/vllm/"))} == set()
+    assert {name for name in guilty if not name.startswith(("gateway/ops/cli/", "bench/vllm/"))} == set()
 
 
 def test_no_module_is_a_drawer_for_everything() -> None:

@@ -17,9 +17,9 @@ import redis
 import typer.main
 import yaml
 
-from gateway.cli import app
-from gateway.replica.settings import load_replica
-from gateway.settings import build_settings
+from gateway.ops.cli import app
+from gateway.ops.replica.settings import load_replica
+from gateway.settings.gateway_settings import build_settings
 from tests.deploy.composition import as_written, docker_compose
 from tests.programs import needs
 from tests.redis_server import running_redis

@@ -16,8 +16,8 @@ from bench.attacks import images
 from bench.attacks.documents import messages
 from bench.attacks.target import Target, chat
 from bench.cluster import running_gateways
-from gateway.local.ports import free_ports
-from gateway.settings import GatewaySettings
+from gateway.ops.local.ports import free_ports
+from gateway.settings.gateway_settings import GatewaySettings
 
 _CHAT = "/v1/chat/completions"
 _JSON = {"content-type": "application/json"}
@@ -32,7 +32,7 @@ Settings = dict[str, dict[str, Any]]
 def lying_replicas(count: int = 3) -> Iterator[list[str]]:
     """Their urls; one process."""
     ports = free_ports(count)
-    command = [sys.executable, "-P", "-m", "bench.attacks.replicas", "--ports", ",".join(map(str, ports))]
+    command = [sys.executable, "-m", "bench.attacks.replicas", "--ports", ",".join(map(str, ports))]
     process = subprocess.Popen(command)
     try:
         with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:

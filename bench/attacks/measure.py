@@ -64,7 +64,7 @@ async def _outcome(attack: Attack, target: Target, cap_s: float) -> Outcome:
 
 
 async def _witness(target: Target, caps: Caps) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-P", "-m", "bench.attacks.witness", "--url", f"http://{target.host}:{target.port}"]
+    command = [sys.executable, "-m", "bench.attacks.witness", "--url", f"http://{target.host}:{target.port}"]
     command += ["--pid", str(target.pid), "--source", target.honest]
     command += ["--idle-s", str(caps.idle_s), "--cap-mb", str(caps.memory_mb)]
     pipe = asyncio.subprocess.PIPE

@@ -36,7 +36,7 @@ from bench.machine import machine
 from bench.options import count, names
 from coordinator.errors import StoreError
 from gateway import __version__
-from gateway.local.errors import ClusterError
+from gateway.ops.local.errors import ClusterError
 
 
 def measured(name: str, gateways: int, code: str) -> Row:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.program import Program, end_all
-from coordinator.address import connect
 from coordinator.errors import StoreError
-from coordinator.wire import Wire
-from gateway.local.ports import free_ports
-from gateway.local.redis import find_redis_server
+from coordinator.redis.address import connect
+from coordinator.redis.wire import Wire
+from gateway.ops.local.embedded_redis import find_redis_server
+from gateway.ops.local.ports import free_ports
 
 _MASTER = "the-master"
 _POLL_S = 0.02

@@ -12,7 +12,7 @@ from bench.faults.row import Row, row_of
 
 FILE = Path("bench/results/faults.json")
 _ROOT = Path(__file__).parents[2]
-_MEASURED = ("gateway", "coordinator", "bench/simulator")
+_MEASURED = ("gateway", "coordinator")
 _SUFFIXES = (".py", ".lua")
 
 

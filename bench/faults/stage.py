@@ -24,7 +24,7 @@ from bench.faults.proxy import Proxy
 from bench.faults.redis import Line, Redis, Sentinels, until
 from bench.faults.verdicts import Strike
 from coordinator.keys import PoolKeys
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 REPLICAS = ("r0", "r1", "r2")
 POOL = "kvgate-sim-vlm-63845a77"
@@ -32,8 +32,8 @@ POOL = "kvgate-sim-vlm-63845a77"
 SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
 """Of the gateways, where they are not the defaults."""
 _READY_WITHIN_S = 60.0
-_KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
-_STEPPED = (sys.executable, "-P", "-m", "bench.faults.stepped_clock")
+_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
+_STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Stage:
         self.strikes.append(Strike(at_s, at_s + for_s, frozenset(gateways), frozenset(replicas)))
 
     async def fail(self, replica: str, mode: str, **details: int) -> None:
-        """As bench/simulator/faults.py has it."""
+        """As gateway/simulator/faults.py has it."""
         body = {"mode": mode, **details}
         async with self.http.post(f"{self.replica_url(replica)}/sim/fail", json=body) as answer:
             answer.raise_for_status()

@@ -36,7 +36,7 @@ def stepped(name: str) -> str:
 
 
 if __name__ == "__main__":
-    from gateway.cli import main
+    from gateway.ops.cli import main
 
     scripts.source = stepped
     main()

@@ -17,10 +17,10 @@ the same scenarios stands below each table.
 
 Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
 and says so. The simulated replica is the one of bench.routing (LLaVA-OneVision-7B on an A40) with the rates that others
-published for LMCache and Redis (bench/simulator/settings.py). It prepares no images, which takes a real one 100 ms and
-more, and it fetches from Redis while it computes, as LMCache's server does; what was published ran LMCache in process,
-where all wait. The real one is vLLM's CPU build with a small vision model, whose prompts are shorter; a size of chunks
-that Redis should not be given is left out, with the reason.
+published for LMCache and Redis (gateway/simulator/settings.py). It prepares no images, which takes a real one 100 ms
+and more, and it fetches from Redis while it computes, as LMCache's server does; what was published ran LMCache in
+process, where all wait. The real one is vLLM's CPU build with a small vision model, whose prompts are shorter; a size
+of chunks that Redis should not be given is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from bench.offload.scenarios import SCENARIOS, Scenario
 from bench.offload.stages import CPU, GPU, REDIS, Fresh, Tier, real, simulated, tiers
 from bench.options import counts, names, positive
 from bench.scaled_time import INVALID
-from bench.simulator.settings import LmcacheSettings
 from bench.vllm import install, lmcache
+from gateway.simulator.settings import LmcacheSettings
 
 _COLUMNS = ("p50", "p95", "mean ms", "req/s", "prompt tok/s", "on GPU", "loaded", "stored GB", "idle")
 _LEGEND = (

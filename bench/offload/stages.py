@@ -18,11 +18,11 @@ from bench.embedded import connect, embedded_redis, info
 from bench.load import BLOCK_TOKENS, MODEL
 from bench.offload.scenarios import REAL, SIMULATED, Sizes
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
-from bench.simulator.settings import LmcacheSettings
 from bench.vllm import install, lmcache
 from bench.vllm.printed import PrintedReplica, replica_file, running
 from bench.vllm.replicas import BLOCK_TOKENS as BLOCK_TOKENS_ON_CPUS
-from coordinator.wire import Wire
+from coordinator.redis.wire import Wire
+from gateway.simulator.settings import LmcacheSettings
 
 GPU, CPU, REDIS = "gpu", "cpu", "redis"
 BLOCKS = 2560

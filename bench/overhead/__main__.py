@@ -28,7 +28,7 @@ from bench.overhead.cell import Figures, Row, Shape, cpu_ratio, measure, median_
 from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.peers import PEERS, DoesNotStart
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
 
@@ -37,7 +37,7 @@ _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced"
 def upstreams(count: int = 2) -> Iterator[list[str]]:
     """Canned servers, all of one process."""
     ports = free_ports(count)
-    command = [sys.executable, "-P", "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
+    command = [sys.executable, "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
     process = subprocess.Popen(command)
     try:
         transport = httpx.HTTPTransport(retries=5)

@@ -27,13 +27,13 @@ from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
 from bench.options import names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
-from bench.simulator.generation import EventTag, Generation
-from bench.simulator.openai_api import chat_prompt
-from bench.simulator.planning import plan
-from bench.simulator.prompt import BlockHasher
-from bench.simulator.replica import Replica
-from bench.simulator.settings import SimSettings
 from bench.workloads import Session
+from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.openai_api import chat_prompt
+from gateway.simulator.planning import plan
+from gateway.simulator.prompt import BlockHasher
+from gateway.simulator.replica import Replica
+from gateway.simulator.settings import SimSettings
 
 _WAY_S = 0.001
 _HIT_SAMPLE = 8

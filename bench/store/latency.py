@@ -17,7 +17,7 @@ from bench.store.beside import Found, Start, Work, company
 from bench.store.requests import Gateway
 from coordinator.agent.link import Link, Vitals
 from coordinator.agent.residents import Evicted, Resident, Transition
-from coordinator.applier import Applied, Applier
+from coordinator.chores.applier import Applied, Applier
 
 POOL = "bench-latency"
 GATEWAY = "gateway-0.bench0"

@@ -14,7 +14,7 @@ from bench.embedded import INCARNATION, info, open_pool
 from bench.place import GATEWAY, TOKENS_PER_KEY, Bench, Times, random_keys
 from bench.store.requests import CHAIN_KEYS
 from coordinator.keys import PoolKeys
-from coordinator.wire import Wire
+from coordinator.redis.wire import Wire
 
 POOL = "bench-memory"
 REPLICAS = 64

@@ -8,7 +8,7 @@ import time
 from itertools import count
 
 from bench.place import TOKENS_PER_KEY, random_keys
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PlaceRequest, PolicyKnobs
 
 CHAIN_KEYS = 40

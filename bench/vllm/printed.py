@@ -19,7 +19,7 @@ import yaml
 from bench.vllm import install, lmcache
 from bench.vllm.replicas import BLOCK_TOKENS, CONTEXT_TOKENS
 from bench.vllm.server import Server, environment
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 _CPU_ARGUMENTS = {
     "max-num-seqs": "8",
@@ -95,7 +95,7 @@ def printed(folder: Path, told: dict[str, Any], secrets: Mapping[str, str]) -> d
     Raises RuntimeError, with its words, where it refuses the file."""
     file = folder / f"{told['id']}.yaml"
     file.write_text(yaml.safe_dump(told))
-    command = [sys.executable, "-P", "-m", "gateway.cli", "replica-command", "--config", str(file), "--json"]
+    command = [sys.executable, "-P", "-m", "gateway.ops.cli", "replica-command", "--config", str(file), "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     done = subprocess.run(command, env=env | dict(secrets), capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -15,7 +15,7 @@ from typing import Any
 from bench.cluster import running_gateways
 from bench.vllm import install
 from bench.vllm.server import Server
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 BLOCK_TOKENS = 32  # the smallest that vLLM has on CPUs
 CONTEXT_TOKENS = 4096

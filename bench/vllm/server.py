@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 
 from bench.vllm import install
-from gateway.local.processes import tail
+from gateway.ops.local.processes import tail
 
 _START_TIMEOUT_S = 180.0
 _POLL_S = 0.1
@@ -129,7 +129,7 @@ def _die_with_this_process() -> tuple[str, ...]:
     `bound` kills its command; being the first process in a PID namespace extends that to the command's children. Where
     the kernel refuses namespaces (in most containers), the engine of a test run that was killed by SIGKILL stays.
     """
-    bound = (sys.executable, "-P", "-m", "gateway.local.bound", str(os.getpid()))
+    bound = (sys.executable, "-P", "-m", "gateway.ops.local.bound_process", str(os.getpid()))
     namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     if shutil.which(namespace[0]) is None:
         return bound

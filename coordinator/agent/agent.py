@@ -8,10 +8,10 @@ import time
 
 import structlog
 
-from coordinator.agent.life import BEAT_S, Life, LifeOver
+from coordinator.agent.engine_session import BEAT_S, Life, LifeOver
+from coordinator.agent.engine_snapshot import Engine, EngineAway, Sight
 from coordinator.agent.link import LEASE_MS, Fenced
 from coordinator.agent.registration import Registration
-from coordinator.agent.sight import Engine, EngineAway, Sight
 
 _log = structlog.get_logger("kvgate.agent")
 

@@ -1,7 +1,7 @@
 """What LMCache calls the chunks that an engine's blocks fill. Pure.
 
-A chunk's name is found from its tokens and the chunk before it (see coordinator/chunks.py), and a block's events tell
-its tokens and its parent: so each block that a key ends in leads back to the chunks before it.
+A chunk's name is found from its tokens and the chunk before it (see coordinator/lmcache_chunks.py), and a block's
+events tell its tokens and its parent: so each block that a key ends in leads back to the chunks before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.events import Stored
 from coordinator.agent.residents import Resident
-from coordinator.chunks import START, ChunkNames, ChunkState, ImageSpan, with_images
+from coordinator.lmcache_chunks import START, ChunkNames, ChunkState, ImageSpan, with_images
 
 _SLACK_BLOCKS = 4096
 """So many blocks that the engine has dropped are remembered beyond twice those that it has."""

@@ -10,19 +10,19 @@ from typing import Any
 import orjson
 import structlog
 
-from coordinator.address import connect
 from coordinator.agent.chains import Binding
 from coordinator.agent.measured import Measured, read_measured
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
-from coordinator.answer import answered
-from coordinator.bound import read_chains
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
-from coordinator.line import load_scripts
-from coordinator.pools import list_pool
+from coordinator.known_pools import list_pool
+from coordinator.pool.placed_chains import read_chains
+from coordinator.redis.address import connect
+from coordinator.redis.time_limit import answered
+from coordinator.redis.wire import Wire
 from coordinator.registry import AgentRecord, ReplicaRecord, readable
 from coordinator.scripts import load
-from coordinator.wire import Wire
+from coordinator.store_connection import load_scripts
 
 _log = structlog.get_logger("kvgate.agent")
 

@@ -1,4 +1,7 @@
-"""What gateways tell an agent of a prompt: how long it was, as its engine counted it. See coordinator/truth.py."""
+"""What gateways tell an agent of a prompt: how long it was, as its engine counted it.
+
+See coordinator/pool/engine_feedback.py.
+"""
 
 from __future__ import annotations
 

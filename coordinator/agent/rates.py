@@ -1,7 +1,8 @@
 """What it saves to load a token instead of computing it, from an engine's own counters. Pure.
 
-The counters are vLLM's, and those of the LMCache server beside it (gateway/facts.py and gateway/lmcache.py have their
-names): seconds and tokens of prefills, seconds and tokens of loads from CPU memory, bytes a second of LMCache's loads.
+The counters are vLLM's, and those of the LMCache server beside it (facts.py and lmcache_server.py in
+coordinator/engine/ have their names): seconds and tokens of prefills, seconds and tokens of loads from CPU memory,
+bytes a second of LMCache's loads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from coordinator.agent.engine_snapshot import Sight
 from coordinator.agent.link import Fenced, Link
-from coordinator.agent.sight import Sight
 from coordinator.errors import StoreError
 from coordinator.registry import ReplicaRecord
 

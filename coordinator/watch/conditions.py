@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coordinator.info import evicts_all, refuses_when_full
+from coordinator.redis.info import evicts_all, refuses_when_full
 from coordinator.watch.figures import Estimate, Info
 
 Condition = Literal[

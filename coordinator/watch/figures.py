@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinator.info import policy_of, read_fields, version_of
+from coordinator.redis.info import policy_of, read_fields, version_of
 from coordinator.watch.kinds import KINDS, Kind
 
 COMMANDS = ("get", "set", "exists", "eval", "evalsha")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from coordinator.chunks import NAME
 from coordinator.keys import PREFIX
+from coordinator.lmcache_chunks import NAME
 
 Kind = Literal["coordination", "chunk", "other"]
 KINDS: tuple[Kind, ...] = ("coordination", "chunk", "other")

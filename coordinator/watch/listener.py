@@ -8,7 +8,7 @@ from typing import Any
 import hiredis
 
 from coordinator.errors import StoreDown
-from coordinator.wire import _INCOMPLETE, Wire
+from coordinator.redis.wire import _INCOMPLETE, Wire
 
 SET, EVICTED = "set", "evicted"
 Heard = Callable[[str, str], None]

@@ -13,14 +13,14 @@ import asyncio
 
 import structlog
 
-from coordinator.address import connect
-from coordinator.answer import answered
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import WATCHER
-from coordinator.line import load_scripts
+from coordinator.redis.address import connect
+from coordinator.redis.time_limit import answered
+from coordinator.redis.wire import Wire
 from coordinator.scripts import load
-from coordinator.watch.tenure import ANSWER_S, TICK_S, Report, Tenure, WatchSettings
-from coordinator.wire import Wire
+from coordinator.store_connection import load_scripts
+from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, Tenure, WatchSettings
 
 _log = structlog.get_logger("kvgate.watch")
 

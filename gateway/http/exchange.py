@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.http.answer_head import answer_head
-from gateway.pieces import joined
+from gateway.http.pieces import joined
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

@@ -12,6 +12,6 @@ from gateway.prompt.prompt import ImageSize, Prompt, PromptLimits
 from gateway.prompt.read import read_prompt
 from gateway.prompt.root import Engine
 from gateway.prompt.steps import Steps, TooManySteps
-from gateway.prompt.tokens import TokenEstimator
+from gateway.prompt.token_estimator import TokenEstimator
 
 __all__ = ["Engine", "ImageSize", "Prompt", "PromptLimits", "Steps", "TokenEstimator", "TooManySteps", "read_prompt"]

@@ -1,7 +1,7 @@
 """A bound on the work of reading one prompt.
 
 Messages, content parts and fields cost a few microseconds each, whatever their size. The event loop reads a prompt
-only while that sum is small; a worker process reads longer ones (gateway/reading/).
+only while that sum is small; a worker process reads longer ones (gateway/request/reading/).
 """
 
 from __future__ import annotations

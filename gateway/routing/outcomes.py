@@ -8,7 +8,7 @@ gateway goes by the same rule and its own attempts alone.
 from __future__ import annotations
 
 from coordinator.scripts import BreakerKnobs
-from gateway.recent import Recent
+from gateway.routing.recent import Recent
 
 
 class Outcomes:

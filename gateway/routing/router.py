@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator.errors import StoreError
-from coordinator.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
-from gateway.fleet import ready_records
-from gateway.job import Job
-from gateway.limit_settings import HealthSettings
-from gateway.metrics import Metrics
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.replicas.fleet import ready_records
+from gateway.request.job import Job
 from gateway.routing.outcomes import Outcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
-from gateway.settings import GatewaySettings
+from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.limit_settings import HealthSettings
 
 _log = structlog.get_logger("kvgate.router")
 

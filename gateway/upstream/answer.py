@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gateway.deadlines import Deadlines
-from gateway.pieces import joined
+from gateway.http.pieces import joined
 from gateway.upstream.errors import UpstreamError
 
 Sink = Callable[[bytes], bool]

@@ -15,12 +15,12 @@ import aiohttp
 import orjson
 
 from gateway.deadlines import Deadlines
-from gateway.excerpts import MAX_CONTAINERS, is_light
-from gateway.limit_settings import TimeoutSettings
+from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.pool import Origin
+from gateway.upstream.excerpts import MAX_CONTAINERS, is_light
+from gateway.upstream.origin import Origin
 from gateway.upstream.sockets import new_socket
 
 Headers = Mapping[str, str]

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import SimReplica
 from bench.processes import running
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.polling import wait_until
 
 Json = dict[str, Any]
@@ -236,7 +236,7 @@ def running_gateway(
     replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
     network = {"id": f"gw-{port}", "host": "127.0.0.1", "port": port, "redis": {"url": redis_url, "budget_ms": 500}}
     file.write_text(yaml.safe_dump({"replicas": replicas, **network, **config}))
-    command = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config", str(file))
+    command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     url = f"http://127.0.0.1:{port}"
     with (folder / f"gateway-{port}.log").open("wb") as log, running(command, log):
         wait_until(lambda: answers(url + ("/ready" if wait else "/health")))
@@ -246,7 +246,7 @@ def running_gateway(
 @contextmanager
 def running_agent(folder: Path, redis_url: str, sim: SimReplica, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """The agent of a replica; `Stage.exact` tells when a gateway hears it."""
-    command = (sys.executable, "-P", "-m", "gateway.cli", "agent", "--replica", sim.id, "--url", sim.url)
+    command = (sys.executable, "-P", "-m", "gateway.ops.cli", "agent", "--replica", sim.id, "--url", sim.url)
     with (folder / f"agent-{sim.id}.log").open("ab") as log:
         process = subprocess.Popen((*command, "--redis-url", redis_url, *options), stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -12,7 +12,7 @@ import redis
 from bench.cluster import Cluster
 from coordinator.keys import PoolKeys
 from tests.api.stage import Stage, chat_body, running_agent, running_gateway, running_sims, text
-from tests.bench.simulator.pictures import image_part
+from tests.gateway.simulator.pictures import image_part
 from tests.polling import wait_until
 
 

@@ -10,7 +10,7 @@ import redis
 
 from bench.cluster import Cluster
 from tests.api.stage import Json, Stage, chat_body, error_of, fresh, text, user
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 from tests.polling import wait_until
 
 COSTS = {"active", "backlog_tokens", "owned_tokens", "capacity_tokens", "matched_tokens", "charged_tokens"} | {

@@ -14,7 +14,7 @@ from bench.cluster import Cluster
 from tests.api.conftest import GUARDED
 from tests.api.echo import MODEL, running_echo, sent
 from tests.api.stage import Stage, bearer, error_of, fresh, running_gateway, user
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.api.stage import Stage, chat_body
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize"]
 PATHS += ["/v1/rerank", "/v1/score", "/v1/nonesuch", "/v1/route/explain"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.api.stage import Stage, fresh, text
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 
 SIDE = (640, 640)
 IMAGE_TOKENS = 2400  # about, in the simulator: 640 x 640 / 161

@@ -9,7 +9,7 @@ import pytest
 
 from bench.cluster import Cluster
 from tests.api.stage import Stage, chat_body, user
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 from tests.polling import wait_until
 
 CANARY = "canary-4f1d"

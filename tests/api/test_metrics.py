@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import Cluster, SimReplica
 from coordinator.keys import pool_slug
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, chat_body, running_gateway, text, user
 from tests.polling import wait_until
 

@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from bench.cluster import Cluster
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import Json, Stage, chat_body, running_agent, running_gateway, running_sims, text
-from tests.bench.simulator.pictures import image_part
+from tests.gateway.simulator.pictures import image_part
 from tests.polling import wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.api.stage import Stage, chat_body, error_of, fresh, text, user
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 
 FORM = {"model": "sim", "language": "en"}
 SOUND = {"file": ("speech.wav", b"RIFF\0\0\r\n--not-a-boundary", "audio/wav")}

@@ -9,7 +9,7 @@ import pytest
 
 from bench.cluster import Cluster
 from gateway import __version__
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, chat_body, error_of, running_gateway, running_sims
 from tests.polling import wait_until
 from tests.redis_server import running_redis

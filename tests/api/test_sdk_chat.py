@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.api.stage import Stage, chat_body, text, user
-from tests.bench.simulator.pictures import data_url
+from tests.gateway.simulator.pictures import data_url
 
 WEATHER: dict[str, Any] = {
     "type": "function",

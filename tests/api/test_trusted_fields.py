@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.job import TRUSTED_FIELDS
+from gateway.request.job import TRUSTED_FIELDS
 from tests.api.stage import Stage, bearer, chat_body, text, user
-from tests.bench.simulator.pictures import data_url, image_part
+from tests.gateway.simulator.pictures import data_url, image_part
 
 FORGED: dict[str, Any] = {
     "session_id": "forged",

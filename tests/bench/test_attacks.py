@@ -16,7 +16,7 @@ from bench.attacks.attack import Attack, Outcome, one_request
 from bench.attacks.measure import Caps, measure
 from bench.attacks.row import BACK_WITHIN_MB, HELD_MS, Row
 from bench.attacks.target import Target
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.bench import leaky_server
 from tests.polling import wait_until
 
@@ -98,7 +98,7 @@ def test_each_goal_is_missed_by_what_exceeds_it_and_by_nothing_else() -> None:
 @pytest.mark.slow
 def test_it_attacks_a_gateway_and_its_rows_have_all_figures(tmp_path: Path) -> None:
     out = tmp_path / "attacks.json"
-    command = [sys.executable, "-P", "-m", "bench.attacks", "--only", ",".join(QUICK), "--idle-s", "0.5"]
+    command = [sys.executable, "-m", "bench.attacks", "--only", ",".join(QUICK), "--idle-s", "0.5"]
     done = subprocess.run([*command, "--json", str(out)], capture_output=True, text=True, check=False, timeout=250)
     rows = json.loads(out.read_text())["rows"]
     assert [row["attack"] for row in rows] == list(QUICK), done.stderr

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bench.load import run
 from bench.workloads import Session, one_turn, user, words
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.web_server import serving
 
 CLIENTS = 3

@@ -12,8 +12,8 @@ from bench.offload.published import PUBLISHED
 from bench.offload.scenarios import IMAGES, REAL, REQUESTS, SCENARIOS, SIMULATED, Scenario
 from bench.offload.stages import BLOCKS, Tier, simulated, tiers
 from bench.routing.mixes import BYTES_PER_TOKEN, Workload
-from bench.simulator.settings import LmcacheSettings
 from bench.workloads import Session, one_turn, user, words
+from gateway.simulator.settings import LmcacheSettings
 
 SEED = 3
 PROMPT_TOKENS, PROMPTS = 10_000, 6

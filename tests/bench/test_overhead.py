@@ -16,7 +16,7 @@ SHORT = ("--rates", "50", "--seconds", "0.4", "--warm-up-s", "0.1", "--rounds", 
 @pytest.mark.slow
 def test_it_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "overhead.json"
-    command = [sys.executable, "-P", "-m", "bench.overhead", "--contenders", "direct,kvgate x2", *OPTIONS, *SHORT]
+    command = [sys.executable, "-m", "bench.overhead", "--contenders", "direct,kvgate x2", *OPTIONS, *SHORT]
     done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
@@ -33,7 +33,7 @@ def test_it_measures_what_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_know_is_named() -> None:
-    command = [sys.executable, "-P", "-m", "bench.overhead", "--contenders", "direct,haproxy"]
+    command = [sys.executable, "-m", "bench.overhead", "--contenders", "direct,haproxy"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert "--contenders: 'haproxy' is none of direct," in done.stderr

@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bench.simulator import server
-from bench.simulator.replica import Replica
-from gateway.cli import app
+from gateway.ops.cli import app
+from gateway.simulator import server
+from gateway.simulator.replica import Replica
 
 
 class GlassReplica(Replica):

@@ -156,7 +156,7 @@ class Stage:
         await asyncio.gather(*(self.fail(replica, mode, **details) for replica in self.cluster.replicas))
 
     async def fail(self, replica: SimReplica, mode: str, **details: Any) -> None:
-        """Make a replica fail on demand; see bench/simulator/faults.py."""
+        """Make a replica fail on demand; see gateway/simulator/faults.py."""
         answer = await self.http.post(f"{replica.url}/sim/fail", json={"mode": mode, **details})
         answer.raise_for_status()
 

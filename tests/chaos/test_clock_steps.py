@@ -17,7 +17,7 @@ from tests.chaos.truth_stage import TruthStage
 from tests.cluster.clients import Load, held_stream, running_load
 from tests.polling import eventually
 
-STEPPED = (sys.executable, "-P", "-m", "bench.faults.stepped_clock")
+STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
 HOUR_MS = 3_600_000
 RIGHT_WITHIN_S = 5.0
 Step = Callable[[int], Awaitable[int]]
@@ -43,7 +43,7 @@ async def stepping(truth: TruthStage) -> AsyncIterator[Step]:
 
 def options_of(daemon: Daemon) -> tuple[str, ...]:
     """Of `kvgate`, from the name of what it runs on."""
-    return daemon.command[daemon.command.index("gateway.cli") + 1 :]
+    return daemon.command[daemon.command.index("gateway.ops.cli") + 1 :]
 
 
 @pytest.mark.slow

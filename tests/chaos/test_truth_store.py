@@ -16,7 +16,7 @@ AWAY_S = 10.0
 CAP = 10
 AGENT_WITH_SMALL_CAP = (
     "import sys; from coordinator.agent import link; link.STREAM_CAP = int(sys.argv.pop(1));"
-    "from gateway.cli import main; main()"
+    "from gateway.ops.cli import main; main()"
 )
 
 

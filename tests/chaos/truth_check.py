@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.simulator.chat_template import render_chat
-from bench.simulator.images import ImageReader
-from bench.simulator.prompt import BlockHasher, Prompt
+from gateway.simulator.chat_template import render_chat
+from gateway.simulator.images import ImageReader
+from gateway.simulator.prompt import BlockHasher, Prompt
 
 BLOCK_TOKENS = 16
 _ESTIMATE_TOKENS = 48

@@ -146,7 +146,7 @@ class TruthStage:
         return all(one["store"] == "up" and sorted(one["exact"]) == everyone for one in ready)
 
     async def fail(self, replica: SimReplica, mode: str, **details: Any) -> None:
-        """See bench/simulator/faults.py."""
+        """See gateway/simulator/faults.py."""
         (await self.http.post(f"{replica.url}/sim/fail", json={"mode": mode, **details})).raise_for_status()
 
     async def all_load_is_given_back(self) -> bool:

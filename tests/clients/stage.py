@@ -69,7 +69,7 @@ class Stage:
 
     @contextmanager
     def failing(self, mode: str, **details: Any) -> Iterator[None]:
-        """Every simulated replica fails like this until the end; see bench/simulator/faults.py."""
+        """Every simulated replica fails like this until the end; see gateway/simulator/faults.py."""
         for replica in self.sims:
             replica.fail(mode, count=-1, **details)
         try:
@@ -93,7 +93,7 @@ class Stage:
         config = configured_like(self.cluster, f"beside-{next(self._numbers)}", **overrides)
         file = self.cluster.state_dir / f"{config['id']}.yaml"
         file.write_text(yaml.safe_dump(config))
-        command = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config", str(file))
+        command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
         with file.with_suffix(".log").open("wb") as log, running(command, log) as process:
             gateway = Gateway(f"http://127.0.0.1:{config['port']}", process)
             _wait_until_ready(gateway.url)

@@ -15,10 +15,10 @@ import httpx
 import yaml
 
 from bench.cluster import Cluster
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.polling import eventually
 
-_COMMAND = (sys.executable, "-P", "-m", "gateway.cli", "gateway", "--config")
+_COMMAND = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config")
 
 
 @dataclass

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.cluster import SimReplica
-from tests.gateway.discovery.dns_server import DnsServer, running_dns
-from tests.gateway.discovery.kubernetes_api import KubernetesApi, endpoint, ports, running_kubernetes, service_account
+from tests.gateway.replicas.discovery.dns_server import DnsServer, running_dns
+from tests.gateway.replicas.discovery.kubernetes_api import (
+    KubernetesApi,
+    endpoint,
+    ports,
+    running_kubernetes,
+    service_account,
+)
 
 INTERVAL_S = 0.5
 _SRV = "_http._tcp.vllm.test"

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from bench.cluster import SimReplica
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.polling import eventually
 
 

@@ -217,7 +217,7 @@ async def test_a_replica_that_is_listed_and_found_is_one_and_goes_by_its_listed_
 
 @contextmanager
 def agent(cluster: Cluster, replica: str, server: SimReplica, log: Path) -> Iterator[None]:
-    command = [sys.executable, "-P", "-m", "gateway.cli", "agent", "--replica", replica, "--url", server.url]
+    command = [sys.executable, "-P", "-m", "gateway.ops.cli", "agent", "--replica", replica, "--url", server.url]
     with (
         log.open("wb") as output,
         subprocess.Popen(

@@ -20,15 +20,15 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
-from gateway.doctor.endpoints import outward_address
-from gateway.local.ports import free_ports
+from gateway.ops.doctor.endpoints import outward_address
+from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import Load, ask, prose, running_load
 from tests.cluster.gateways import another_gateway
 from tests.polling import eventually
 
 pytestmark = pytest.mark.slow
 
-_DOCTOR = (sys.executable, "-P", "-m", "gateway.cli", "doctor", "--json")
+_DOCTOR = (sys.executable, "-P", "-m", "gateway.ops.cli", "doctor", "--json")
 CHUNKS = [f"kvchunk@org/model@01000100@0@{n:064x}" for n in range(100)]
 """So many that random picks do not miss them all among the map's keys."""
 POLICY = "maxmemory-policy"

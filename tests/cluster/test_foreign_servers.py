@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import httpx
 from aiohttp import web
 
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import ask, is_complete, prose
 from tests.web_server import serving
 
 Server = TypeVar("Server", bound="ForeignServer")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
+_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 
 
 class ForeignServer:

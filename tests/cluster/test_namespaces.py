@@ -17,7 +17,7 @@ import redis
 import yaml
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_replicas
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import running_agent
 from tests.cluster.clients import ask, prose
 from tests.cluster.gateways import GatewayProcess, started_gateway
@@ -27,7 +27,7 @@ from tests.redis_server import RedisServer, running_redis
 SPEED = ("--speed", "20")
 CONFIG: dict[str, Any] = {"redis": {"budget_ms": 500}, "health": {"interval_s": 0.5, "timeout_s": 5}}
 BLOCK_TOKENS = 16
-KVGATE = (sys.executable, "-P", "-m", "gateway.cli")
+KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 
 
 def started(stack: ExitStack, server: RedisServer, namespace: str = "", events: bool = True) -> Cluster:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 _PROJECT = "kvgate-test"

@@ -1,3 +1,3 @@
-from tests.bench.simulator.conftest import start_publishing, start_replica
+from tests.gateway.simulator.conftest import start_publishing, start_replica
 
 __all__ = ["start_publishing", "start_replica"]

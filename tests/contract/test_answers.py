@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.simulator.conftest import RunningReplica, StartReplica
+from tests.gateway.simulator.conftest import RunningReplica, StartReplica
 
 _CAPTURES = Path(__file__).parent.parent / "captures"
 _NOT_SIMULATED = {"usage", "system_fingerprint"}

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from coordinator.agent.events import Cleared, Event, Removed, Stored, decode
-from tests.bench.simulator.conftest import RunningReplica, StartPublishing
-from tests.bench.simulator.pictures import image_part
-from tests.bench.simulator.subscription import END, Subscription
+from tests.gateway.simulator.conftest import RunningReplica, StartPublishing
+from tests.gateway.simulator.pictures import image_part
+from tests.gateway.simulator.subscription import END, Subscription
 
 _CAPTURES = Path(__file__).parent.parent / "captures"
 _REPLAY_FRAMES = 4

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import joined, register
 from tests.coordinator.stream import Stream, attend, lead, linked
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named

@@ -11,14 +11,14 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
-from coordinator.line import load_scripts
-from coordinator.pool import PlaceRequest, Pool
-from coordinator.reaper import Reaper
+from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.redis.wire import Wire
 from coordinator.registry import Fleet, ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
-from coordinator.wire import Wire
+from coordinator.store_connection import load_scripts
 
 SPAN_TOKENS = 100
 KEYS = PoolKeys("m")

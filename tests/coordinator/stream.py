@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.agent.link import Attended, Link, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
 
 VITALS = Vitals("session", False, 0, -1, {})

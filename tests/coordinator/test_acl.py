@@ -10,16 +10,16 @@ import pytest
 import redis.asyncio as redis
 
 import coordinator
-from coordinator.applier import Appliers
+from coordinator.chores.applier import Appliers
+from coordinator.chores.worker import forget, rewind, sweep, trim
 from coordinator.errors import StoreDown, StoreRefused
-from coordinator.pool import Pool, Reservation
-from coordinator.pools import known_pools
-from coordinator.progress import mark, show, shown
-from coordinator.responses import find, remember
+from coordinator.known_pools import known_pools
+from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
+from coordinator.pool.liveness import mark, show, shown
+from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs
 from coordinator.store import Store, StoreSettings
-from coordinator.truth import ask_reset, credit, tell_measured
-from coordinator.worker import forget, rewind, sweep, trim
 from tests.coordinator.stage import chain, drained, joined, now_ms, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
 from tests.coordinator.watch.stage import chunk, holds, watching

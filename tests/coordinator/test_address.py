@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.address import check_url, connect, is_cluster
 from coordinator.errors import StoreDown
-from gateway.local.ports import free_ports
+from coordinator.redis.address import check_url, connect, is_cluster
+from gateway.ops.local.ports import free_ports
 from tests.redis_groups import client_of, end, sentinel_config
 from tests.redis_server import EACH_REDIS, RedisServer, default_server, running_redis, server_named
 

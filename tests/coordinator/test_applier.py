@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator import applier as applier_module
 from coordinator.agent.link import Link
-from coordinator.applier import Applied, Applier
-from coordinator.wire import Wire
+from coordinator.chores import applier as applier_module
+from coordinator.chores.applier import Applied, Applier
+from coordinator.redis.wire import Wire
 from tests.coordinator.stage import KEYS, chain, dump, hash_of, now_ms, numbers, owners
 from tests.coordinator.stream import attend, gains, linked, losses
 from tests.polling import eventually

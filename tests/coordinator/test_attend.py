@@ -6,13 +6,13 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.agent import link as link_module
-from coordinator.agent.inheritance import Inheritance, NotApplied
+from coordinator.agent.handover import Inheritance, NotApplied
 from coordinator.agent.link import Fenced, Held, Link
 from coordinator.agent.measured import Measured
 from coordinator.errors import StoreDown
-from coordinator.pool import Pool
+from coordinator.pool.engine_feedback import ask_reset, tell_measured
+from coordinator.pool.pool import Pool
 from coordinator.registry import AgentRecord
-from coordinator.truth import ask_reset, tell_measured
 from tests.coordinator.stage import KEYS, chain, drained, dump, hash_of, now_ms, register, replica, request
 from tests.coordinator.stream import VITALS, Stream, attend, followed, gains, lead, linked, losses
 from tests.redis_server import RedisServer

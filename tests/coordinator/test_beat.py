@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import LEASE_MS, MAX_GAP_MS, Pool
-from coordinator.reaper import Reaper
+from coordinator.chores.reaper import Reaper
+from coordinator.pool.pool import LEASE_MS, MAX_GAP_MS, Pool
 from tests.coordinator.stage import (
     KEYS,
     beaten,

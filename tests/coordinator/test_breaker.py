@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import BreakerKnobs
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register
 from tests.redis_server import RedisServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,

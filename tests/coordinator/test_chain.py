@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, now_ms, register, request
 
 REPLICAS = 7

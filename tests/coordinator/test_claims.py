@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.bound import read_chains
-from coordinator.pool import Pool
+from coordinator.pool.placed_chains import read_chains
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 
 from bench.routing.whatif import Load, Weights, costs
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, register, request
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import PlaceRequest, Pool
+from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, chain, drained, dump, now_ms, own, register, replica, request
 

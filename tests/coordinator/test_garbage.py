@@ -10,19 +10,19 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator import repair
-from coordinator.agent.inheritance import Inheritance
+from coordinator.agent.handover import Inheritance
 from coordinator.agent.link import Link
-from coordinator.applier import Applier
-from coordinator.bound import read_chains
+from coordinator.chores import repair
+from coordinator.chores.applier import Applier
+from coordinator.chores.repair import LOOK_THROUGH_EVERY_MS
+from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
-from coordinator.inspect import read_owners
-from coordinator.pool import Pool, Reservation
-from coordinator.repair import LOOK_THROUGH_EVERY_MS
-from coordinator.responses import find, remember
+from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
+from coordinator.pool.inspect import read_owners
+from coordinator.pool.placed_chains import read_chains
+from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
-from coordinator.truth import credit, is_unchanged, tell_measured
-from coordinator.worker import Worker
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
 from tests.coordinator.stream import attend, gains, linked

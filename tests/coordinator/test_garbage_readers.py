@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from coordinator.agent.link import Held, _binding, _resident
 from coordinator.agent.measured import Measured, read_measured
-from coordinator.applier import _Entry, _entry
-from coordinator.pools import pool_names
+from coordinator.chores.applier import _Entry, _entry
+from coordinator.known_pools import pool_names
 from coordinator.registry import AgentRecord, ReplicaRecord, parse_fleet, readable
 
 RECORD = ReplicaRecord("r0", "life1", "ready", 5, 1, "http://r0", 2)

@@ -10,9 +10,9 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
-from coordinator.line import load_scripts
-from coordinator.pool import Pool, Reservation
-from coordinator.wire import Wire
+from coordinator.pool.pool import Pool, Reservation
+from coordinator.redis.wire import Wire
+from coordinator.store_connection import load_scripts
 from tests.coordinator.stage import (
     KEYS,
     chain,

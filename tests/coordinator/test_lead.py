@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, hash_of, now_ms, replica
 from tests.coordinator.stream import Stream, agent_record, gains, lead
 

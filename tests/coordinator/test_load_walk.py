@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import Placement, PolicyKnobs
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, replica, request
 from tests.redis_server import RedisServer

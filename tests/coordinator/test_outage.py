@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator import outage
-from coordinator.agent.life import Life
+from coordinator.agent.engine_session import Life
+from coordinator.agent.engine_snapshot import Sight
 from coordinator.agent.registration import Registration
-from coordinator.agent.sight import Sight
-from coordinator.applier import Applier
-from coordinator.outage import SAY_AGAIN_S, Outage
+from coordinator.chores.applier import Applier
+from coordinator.redis import outage
+from coordinator.redis.outage import SAY_AGAIN_S, Outage
 from coordinator.store import Store, StoreSettings
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis

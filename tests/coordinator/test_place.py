@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, chain, drained, joined, own, place, register, replica
 from tests.redis_server import RedisServer

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio as redis
 
-from coordinator import reaper
+from coordinator.chores import reaper
+from coordinator.chores.reaper import Reaper
+from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
-from coordinator.pool import Pool, Reservation
-from coordinator.reaper import Reaper
+from coordinator.pool.pool import Pool, Reservation
 from coordinator.registry import Fleet
-from coordinator.worker import Worker
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
 from tests.coordinator.stream import agent_record
 from tests.polling import eventually

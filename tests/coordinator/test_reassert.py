@@ -6,7 +6,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown
-from coordinator.pool import Pool, Reservation
+from coordinator.pool.pool import Pool, Reservation
 from tests.coordinator.stage import (
     KEYS,
     calls_of,

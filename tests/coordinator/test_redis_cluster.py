@@ -12,12 +12,12 @@ import pytest
 from coordinator.agent.link import Link
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
-from coordinator.line import RETRY_S
-from coordinator.pools import known_pools
+from coordinator.known_pools import known_pools
+from coordinator.redis.wire import Wire
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreSettings
+from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
-from coordinator.wire import Wire
 from tests.coordinator.stage import beaten, chain, drained, place, replica, running
 from tests.coordinator.test_acl import live_a_little, tell_and_apply
 from tests.coordinator.watch.stage import watching

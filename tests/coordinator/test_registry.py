@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool, Reservation
-from coordinator.progress import mark
+from coordinator.chores.worker import forget
+from coordinator.pool.liveness import mark
+from coordinator.pool.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import BreakerKnobs
-from coordinator.worker import forget
 from tests.coordinator.stage import (
     KEYS,
     chain,

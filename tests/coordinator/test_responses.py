@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from coordinator import responses
-from coordinator.pool import Pool
+from coordinator.pool import response_owners as responses
+from coordinator.pool.pool import Pool
 from tests.polling import wait_until
 from tests.redis_server import RedisServer
 

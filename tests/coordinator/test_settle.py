@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, hash_of, joined, numbers, place, register, replica
 from tests.redis_server import RedisServer
 

@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreError, StoreLate
-from coordinator.pool import Pool, Reservation
+from coordinator.pool.pool import Pool, Reservation
 from coordinator.store import Store, StoreSettings
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, numbers, place, replica, request, running
 from tests.polling import eventually

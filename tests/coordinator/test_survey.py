@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.survey import ForeignKey, Survey
 from tests.coordinator.stream import Stream, gains
 from tests.coordinator.test_acl import RULES

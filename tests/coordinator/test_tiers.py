@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import PlaceRequest, Pool
+from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, place, register, request
 from tests.coordinator.test_cost import by_replica

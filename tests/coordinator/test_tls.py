@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import StoreError
+from coordinator.redis.wire import Wire
 from coordinator.store import Store, StoreSettings
-from coordinator.wire import Wire
-from gateway.local.ports import free_ports
-from gateway.local.redis import system_redis
+from gateway.ops.local.embedded_redis import system_redis
+from gateway.ops.local.ports import free_ports
 from tests.certificates import self_signed
 from tests.programs import needs
 from tests.redis_server import running_redis

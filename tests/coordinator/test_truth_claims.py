@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator import ownership
-from coordinator.ownership import CONFIRM_S
-from coordinator.pool import PlaceRequest, Pool
+from coordinator.pool import ownership
+from coordinator.pool.engine_feedback import credit
+from coordinator.pool.ownership import CONFIRM_S
+from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement, PolicyKnobs
-from coordinator.truth import credit
 from tests.coordinator.stage import (
     KEYS,
     chain,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
-from coordinator.truth import is_unchanged
+from coordinator.pool.engine_feedback import is_unchanged
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import chain
 from tests.coordinator.stream import Stream, followed, gains, losses
 

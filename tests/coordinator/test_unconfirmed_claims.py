@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator import worker
-from coordinator.pool import Pool
-from coordinator.truth import credit
-from coordinator.worker import Worker
+from coordinator.chores import worker
+from coordinator.chores.worker import Worker
+from coordinator.pool.engine_feedback import credit
+from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, chain, drained, joined, now_ms, numbers, owners, place, request
 from tests.coordinator.stream import Stream, followed
 from tests.redis_server import RedisServer

@@ -16,8 +16,8 @@ import uvloop
 from redis.asyncio import Connection
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.redis.wire import Wire
 from coordinator.scripts import Script
-from coordinator.wire import Wire
 from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 

@@ -6,10 +6,10 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator import worker
-from coordinator.pool import Pool
+from coordinator.chores import worker
+from coordinator.chores.worker import CLAIM_TTL_MS, Worker, forget_older, trim
+from coordinator.pool.pool import Pool
 from coordinator.registry import Fleet
-from coordinator.worker import CLAIM_TTL_MS, Worker, forget_older, trim
 from tests.coordinator.stage import (
     KEYS,
     chain,

@@ -8,19 +8,19 @@ from typing import Any
 
 from coordinator.agent.link import Link, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
-from coordinator.applier import Applier, _Entry
+from coordinator.chores.applier import Applier, _Entry
+from coordinator.chores.reaper import Reaper
+from coordinator.chores.repair import Repair, _Recount
+from coordinator.chores.worker import forget, rewind, sweep
 from coordinator.keys import PoolKeys
-from coordinator.pool import PlaceRequest, Pool, Reservation
-from coordinator.progress import mark
-from coordinator.reaper import Reaper
+from coordinator.pool.engine_feedback import credit, tell_measured
+from coordinator.pool.liveness import mark
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.redis.wire import Wire
 from coordinator.registry import Fleet, ReplicaRecord
-from coordinator.repair import Repair, _Recount
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
-from coordinator.truth import credit, tell_measured
-from coordinator.watch.tenure import Tenure, WatchSettings
+from coordinator.watch.watch_session import Tenure, WatchSettings
 from coordinator.watch.watcher import Watcher
-from coordinator.wire import Wire
-from coordinator.worker import forget, rewind, sweep
 from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32

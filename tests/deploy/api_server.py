@@ -14,7 +14,7 @@ import ssl
 import sys
 from pathlib import Path
 
-from tests.gateway.discovery.kubernetes_api import running_kubernetes
+from tests.gateway.replicas.discovery.kubernetes_api import running_kubernetes
 
 
 async def main(folder: Path, endpoint_slice: str) -> None:

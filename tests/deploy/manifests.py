@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.gateway.discovery.kubernetes_api import endpoint, ports
+from tests.gateway.replicas.discovery.kubernetes_api import endpoint, ports
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"

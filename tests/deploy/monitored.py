@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.cluster import running_cluster
 from bench.processes import running
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import Stage, answers, chat_body, text
 from tests.deploy.queries import RULES, Labels
 from tests.polling import wait_until
@@ -50,7 +50,7 @@ def running_monitored(folder: Path) -> Iterator[Monitored]:
             running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
         )
         port = free_ports(1)[0]
-        command = (sys.executable, "-P", "-m", "gateway.cli", "coordinator", "--redis-url", cluster.redis_url)
+        command = (sys.executable, "-P", "-m", "gateway.ops.cli", "coordinator", "--redis-url", cluster.redis_url)
         log = stack.enter_context((folder / "coordinator.log").open("wb"))
         stack.enter_context(running((*command, "--metrics-port", str(port)), log))
         coordinator = f"http://127.0.0.1:{port}"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench.vllm import install, lmcache
-from gateway.replica.commands import as_json, commands
-from gateway.replica.settings import load_replica
+from gateway.ops.replica.commands import as_json, commands
+from gateway.ops.replica.settings import load_replica
 from tests.deploy.manifests import KUBERNETES, ROOT, WITH_VLLM, environment, expanded, secret, workload
 
 POD = "replica-0"

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from gateway.replica.commands import as_json, commands
-from gateway.replica.settings import load_replica
-from gateway.settings import GatewaySettings, load_settings
+from gateway.ops.replica.commands import as_json, commands
+from gateway.ops.replica.settings import load_replica
+from gateway.settings.gateway_settings import GatewaySettings, load_settings
 from tests.deploy.composition import Composition, as_read, as_written, docker_compose
 from tests.deploy.manifests import ROOT
 from tests.programs import needs

@@ -25,12 +25,12 @@ from tests.deploy.manifests import (
     secret,
     workload,
 )
-from tests.gateway.discovery.kubernetes_api import service_account
+from tests.gateway.replicas.discovery.kubernetes_api import service_account
 from tests.programs import namespaces, needs
 
 POD, ADDRESS = "replica-0", "127.0.0.2"
 API_SERVER = "kubernetes.default.svc"
-KVGATE = [sys.executable, "-P", "-m", "gateway.cli"]
+KVGATE = [sys.executable, "-P", "-m", "gateway.ops.cli"]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 2}
 
 

@@ -12,11 +12,11 @@ import pytest
 import redis
 import typer
 
-from gateway.cli import app
-from gateway.discovery.kubernetes import EndpointSlices
-from gateway.discovery.settings import KubernetesSettings
-from gateway.replica import settings as replica_settings
-from gateway.settings import OVERRIDES, GatewaySettings, load_settings
+from gateway.ops.cli import app
+from gateway.ops.replica import settings as replica_settings
+from gateway.replicas.discovery.kubernetes import EndpointSlices
+from gateway.settings.discovery_settings import KubernetesSettings
+from gateway.settings.gateway_settings import OVERRIDES, GatewaySettings, load_settings
 from tests.deploy.composition import as_written
 from tests.deploy.manifests import (
     OVERLAYS,
@@ -31,7 +31,7 @@ from tests.deploy.manifests import (
     workload,
     workloads,
 )
-from tests.gateway.discovery.kubernetes_api import running_kubernetes, service_account
+from tests.gateway.replicas.discovery.kubernetes_api import running_kubernetes, service_account
 from tests.redis_server import EACH_REDIS, running_redis, server_named
 
 # For which Kubernetes' cluster autoscaler waits for a pod to end, unless it is told otherwise.

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from gateway.app import Gateway
 from gateway.http.protocol import HttpProtocol
-from gateway.settings import GatewaySettings
+from gateway.settings.gateway_settings import GatewaySettings
 from tests.polling import eventually
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The names that LMCache gives chunks are those which coordinator/chunks.py finds from a prompt's tokens."""
+"""The names that LMCache gives chunks are those which coordinator/lmcache_chunks.py finds from a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.vllm import install
-from coordinator.chunks import START, ChunkNames, ImageSpan, with_images
+from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 from tests.lmcache.conftest import Stage
 from tests.lmcache.stage import CHUNK_TOKENS, PREFIX
 from tests.vllm.workload import picture_part, text

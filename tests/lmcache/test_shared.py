@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench.vllm.replicas import BLOCK_TOKENS
-from gateway.local.processes import tail
+from gateway.ops.local.processes import tail
 from tests.lmcache.conftest import Stage
 from tests.lmcache.stage import CHUNK_TOKENS, PREFIX, TTL_SECONDS, Answer
 from tests.vllm.workload import text

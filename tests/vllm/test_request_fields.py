@@ -12,8 +12,8 @@ import pytest
 from bench.vllm import install
 from bench.vllm.server import environment
 from gateway.app import _is_proxied
-from gateway.paths import PROMPT_PATHS, is_denied
-from gateway.settings import SecuritySettings
+from gateway.request.paths import PROMPT_PATHS, is_denied
+from gateway.settings.gateway_settings import SecuritySettings
 from tests.vllm.request_fields import OVERWRITTEN, PASSED, PATHS, STRIPPED, WITHOUT_ENGINE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ import pytest
 from bench.faults.balancer import Balancer
 from bench.faults.load import Load, client
 from bench.faults.verdicts import End, Seen
-from gateway.local.ports import free_ports
+from gateway.ops.local.ports import free_ports
 from gateway.tasks import Tasks
 from tests.polling import eventually
 

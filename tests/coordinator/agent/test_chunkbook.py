@@ -12,9 +12,9 @@ from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chunkbook import Chunk, ChunkBook, ChunkTier
 from coordinator.agent.events import Removed, Stored
 from coordinator.agent.residents import Resident
-from coordinator.chunks import START, ChunkNames
+from coordinator.lmcache_chunks import START, ChunkNames
 from tests.coordinator.agent.prompts import SIZE, stored
-from tests.coordinator.test_chunks import CAPTURED
+from tests.coordinator.test_lmcache_chunks import CAPTURED
 
 TIER = ChunkTier(prefix="kv", model="m", chunk_tokens=2 * SIZE, world_size=1, ttl_s=60)
 NAMES = ChunkNames("kv", "m", 2 * SIZE)

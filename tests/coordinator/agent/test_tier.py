@@ -12,7 +12,7 @@ from coordinator.agent.chunkbook import ChunkTier
 from coordinator.agent.link import Link
 from coordinator.agent.residents import Resident
 from coordinator.agent.tier import Tier
-from coordinator.chunks import START, ChunkNames
+from coordinator.lmcache_chunks import START, ChunkNames
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.stage import KEYS, chain
 from tests.coordinator.stream import linked

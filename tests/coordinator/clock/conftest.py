@@ -9,7 +9,7 @@ import redis.asyncio as redis
 
 from bench.faults import stepped_clock
 from coordinator import scripts
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import joined, register
 from tests.redis_server import RedisServer

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.pool.pool import Pool
 from coordinator.scripts import BreakerKnobs, PolicyKnobs
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (

@@ -7,7 +7,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.keys import WATCHER
-from coordinator.pool import LEASE_MS, Pool
+from coordinator.pool.pool import LEASE_MS, Pool
 from coordinator.survey import Survey
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import Pool
+from coordinator.chores.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
+from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
-from coordinator.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
 from tests.coordinator.clock.stage import HOUR_MS, Clock
 from tests.coordinator.stage import (
     KEYS,
@@ -33,7 +33,7 @@ async def held(client: redis.Redis, name: str = "r0") -> list[str]:
 async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
     pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.worker._BATCH", 4)
+    monkeypatch.setattr("coordinator.chores.worker._BATCH", 4)
     for number in range(5):
         await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
         await drained(pool)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import redis.asyncio as redis
 
-from coordinator.watch.tenure import Report, WatchSettings
+from coordinator.watch.watch_session import Report, WatchSettings
 from coordinator.watch.watcher import Watcher
 from tests.redis_server import RedisServer, running_redis
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreSettings
-from gateway.job import Job
-from gateway.keyring import Caller
-from gateway.metrics import Metrics
+from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
+from gateway.replicas.served import Served
+from gateway.request.job import Job
+from gateway.request.keyring import Caller
 from gateway.routing.router import Router, Ticket
-from gateway.served import Served
-from gateway.settings import GatewaySettings, PolicySettings
+from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
 FAILURES = 3

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.limit_settings import TimeoutSettings
+from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Answer, Upstream
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -250,7 +250,7 @@ async def test_a_connection_that_the_replica_closed_is_not_used_again(raw: RawRe
 
 
 async def test_connections_grow_old(raw: RawReplica) -> None:
-    from gateway.limit_settings import TimeoutSettings
+    from gateway.settings.limit_settings import TimeoutSettings
 
     upstream = Upstream(TimeoutSettings(upstream_keep_alive_s=0.05), None)
     try:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from coordinator.store import Store, StoreSettings
-from gateway.fleet import Fleet
-from gateway.settings import ReplicaSettings
+from gateway.replicas.fleet import Fleet
+from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.upstream import Upstream
 from tests.gateway.upstream.conftest import RawReplica, rest
 from tests.polling import eventually

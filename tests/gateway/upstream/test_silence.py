@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway import deadlines
-from gateway.limit_settings import TimeoutSettings
+from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream, UpstreamError, answer
 from tests.gateway.upstream.conftest import RawReplica
 from tests.polling import eventually

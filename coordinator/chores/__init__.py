@@ -1,0 +1,1 @@
+"""What one process does for all: trimming, reaping, repairing, applying events."""

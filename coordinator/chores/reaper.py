@@ -1,0 +1,124 @@
+"""Reaping dead gateways, beside the heartbeat and a bounded piece at a time.
+
+Whoever's beat names a dead gateway gives its load back at once (lua/reap.lua). What its requests had claimed takes
+longer to see to: their reservations wait in `reaped`, and the gateway that does the pool's chores takes them from
+there. One is taken out when its claims are seen to. So if that gateway dies in the middle, the next one goes on.
+Seeing to claims twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import structlog
+
+from coordinator.errors import StoreError, StoreRefused
+from coordinator.pool.placed_chains import read_chains
+from coordinator.pool.pool import Pool
+from coordinator.registry import Fleet
+
+_log = structlog.get_logger("kvgate.reaper")
+
+_GIVEN_BACK_AT_ONCE = 256
+_SEEN_TO_AT_ONCE = 16
+_KEYS_AT_ONCE = 256
+"""Of chains that are seen to: two or three ms of Redis' time, for which placements on the same connection wait."""
+
+
+class _Reaped(NamedTuple):
+    reservation: str
+    replica: str
+    tip: str
+    gateway: str
+
+
+class Reaper:
+    """Reaps in one pool, in a task of its own."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._task: asyncio.Task[None] | None = None
+
+    def go_on(self, fleet: Fleet) -> None:
+        """Begin with what a beat has told of, unless that is under way."""
+        is_mine = fleet.reaped > 0 and fleet.worker == self._pool.gateway
+        if (fleet.expired_gateways or is_mine) and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run(fleet))
+
+    def close(self) -> None:
+        """The connection is gone: whoever beats next goes on."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, fleet: Fleet) -> None:
+        try:
+            await self.reap(fleet)
+        except StoreError as error:
+            _log.info("reaping broke off", pool=self._pool.name, reason=str(error))
+        except Exception as error:  # nobody awaits it
+            _log.error("reaping failed", pool=self._pool.name, error=type(error).__name__)
+
+    async def reap(self, fleet: Fleet) -> None:
+        """Give back what the gateways that a beat named had reserved; who does the pool's chores sees to the claims of
+        all that was given back. Raises StoreError."""
+        k = self._pool.keys
+        for gateway in fleet.expired_gateways:
+            keys = (*k.of_load(gateway), k.reaped)
+            while await self._pool.run("reap", keys, (gateway, _GIVEN_BACK_AT_ONCE)):
+                pass
+        if fleet.worker == self._pool.gateway:
+            waiting = await self._pool.read("HKEYS", k.reaped)
+            for start in range(0, len(waiting), _SEEN_TO_AT_ONCE):
+                await self._see_to(waiting[start : start + _SEEN_TO_AT_ONCE])
+
+    async def _see_to(self, reservations: Sequence[bytes]) -> None:
+        """See to the claims of these requests. Where events tell what a replica computed, what they did not confirm by
+        now was not; elsewhere they are claims like others, to be held. One that is in flight again, as its gateway came
+        back, is left alone."""
+        pool, k = self._pool, self._pool.keys
+        entries = await pool.read("HMGET", k.reaped, *reservations)
+        reaped = [one for one in map(_parse, reservations, entries) if one is not None]
+        in_flight = await asyncio.gather(*(pool.read("HGET", k.flight(one.gateway), one.reservation) for one in reaped))
+        lost = [one for one, entry in zip(reaped, in_flight, strict=True) if entry is None]
+        chains = await read_chains(pool.read, k, [one.tip for one in lost]) if lost else []
+        unconfirmed: list[tuple[_Reaped, list[str]]] = []
+        for one, bound in zip(lost, chains, strict=True):
+            chain = bound.decode().split(" ")[5:] if bound is not None else []
+            if pool.fleet is not None and pool.fleet.is_followed(one.replica):
+                unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
+            elif chain:
+                pool.hold_at_once(one.replica, chain)
+        await self._take_back(unconfirmed)
+        await pool.read("HDEL", k.reaped, *reservations)
+
+    async def _take_back(self, claimed: Sequence[tuple[_Reaped, Sequence[str]]]) -> None:
+        """Withdraw these keys' claims, so many at once."""
+        sent: list[asyncio.Future[Any]] = []
+        keys = 0
+        for one, chain in claimed:
+            sent.append(self._pool.take_back(one.replica, one.reservation, chain))
+            keys += len(chain)
+            if keys >= _KEYS_AT_ONCE:
+                await _all_done(sent)
+                sent, keys = [], 0
+        await _all_done(sent)
+
+
+def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
+    """None where it was seen to meanwhile, or cannot be read."""
+    fields = entry.decode(errors="replace").split(" ") if entry is not None else []
+    if len(fields) != 6:
+        return None
+    replica, _incarnation, _since_ms, _backlog_tokens, tip, gateway = fields
+    return _Reaped(reservation.decode(errors="replace"), replica, tip, gateway)
+
+
+async def _all_done(withdrawals: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait for them. Raises StoreError, but not where Redis refused one: it would refuse it again."""
+    for outcome in await asyncio.gather(*withdrawals, return_exceptions=True):
+        if isinstance(outcome, StoreRefused):
+            _log.warning("claims of a dead gateway were not withdrawn", reason=str(outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome

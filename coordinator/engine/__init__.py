@@ -1,0 +1,1 @@
+"""What a replica's engine says of itself over HTTP."""

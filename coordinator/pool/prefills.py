@@ -1,0 +1,146 @@
+"""When a prefill is over whose first token nobody sees: that of a request whose answer is not streamed.
+
+Its backlog ends when the replica's events have made the request's tip resident, or after the time that its prefill is
+predicted to take. A gateway looks at its own such requests at each heartbeat; no request waits for that. Where neither
+tells, the backlog ends with the answer: the replica has no agent, and its engine does not say how fast it computes.
+
+A prediction that is too short lets a prompt in early, and the balance is a little worse. One that is too long makes the
+replica look busier than it is, at most until the answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from math import inf
+from typing import Any
+
+from coordinator.keys import PoolKeys
+from coordinator.pool.ownership import failed
+from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.scripts import NO_TIP, Reservation
+
+_SAFETY = 2.0
+"""For the request's own tokens: a long prompt takes longer for each token than the mean, and steps are shared."""
+_QUEUE_SHARE = 0.5
+"""Of what else is queued when a request is first looked at, so much is taken to stand before it. The rest came behind
+it, or is held for longer than its prefill took. Counted in full, what is held too long would lengthen what is held
+next, and under load nothing would end before its answer."""
+_LOOKUPS = 256
+"""At most, a heartbeat."""
+
+
+def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
+    """How fast an engine has computed prompts since it started, by its own counters (named in
+    coordinator/engine/facts.py); None where it does not tell. Prefills that shared steps count each with all of the
+    time: it is rather faster."""
+    tokens, seconds = counters.get("prefill_computed_tokens", 0.0), counters.get("prefill_s", 0.0)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def predicted_s(own_tokens: int, other_tokens: int, tokens_per_s: float) -> float:
+    """How long a prefill of `own_tokens` takes at most, likely, where `other_tokens` are queued on its replica, too."""
+    return (_SAFETY * own_tokens + _QUEUE_SHARE * max(0, other_tokens)) / tokens_per_s
+
+
+def is_computed(record: bytes | None, life: ReplicaRecord) -> bool:
+    """Whether a record of `own:<tip>` says that this life of the replica holds the whole prompt, and events say so."""
+    match (record or b"").split(b" "):
+        case [incarnation, b"resident", _, _, _, _, entry, *_]:
+            return incarnation == life.incarnation.encode() and entry.isdigit() and int(entry) >= life.floor
+    return False
+
+
+def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
+    """The first of each replica, the same share for all: an engine computes in order, and one that hangs must not keep
+    those of others from being looked at."""
+    of_replica: dict[str, list[Reservation]] = defaultdict(list)
+    for one in waiting:
+        of_replica[one.replica].append(one)
+    share = max(1, at_most // max(1, len(of_replica)))
+    return [one for ones in of_replica.values() for one in ones[:share]][:at_most]
+
+
+class Prefills:
+    """Ends the backlog of what is in `live` and not streamed; `end(reservation id)` and `read(*command)` are the
+    pool's."""
+
+    def __init__(
+        self,
+        keys: PoolKeys,
+        live: Mapping[str, Reservation],
+        read: Callable[..., asyncio.Future[Any]],
+        end: Callable[[str], None],
+    ) -> None:
+        self._keys = keys
+        self._live = live
+        self._read = read
+        self._end = end
+        self._tokens_per_s: dict[str, float] = {}
+
+    def observe(self, replica: str, counters: Mapping[str, float]) -> None:
+        """The replica's engine counters as they stand now."""
+        tokens_per_s = prefill_tokens_per_s(counters)
+        if tokens_per_s is not None:
+            self._tokens_per_s[replica] = tokens_per_s
+
+    def look(self, fleet: Fleet) -> None:
+        """At a heartbeat: end what is over by prediction, predict what is new, and ask for the tips of what is left."""
+        now_s = time.monotonic()
+        if len(self._tokens_per_s) > len(fleet.replicas):
+            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in fleet.replicas}
+        unpredicted, waiting = [], []
+        for one in self._live.values():
+            if one.is_streamed or not one.backlog_tokens:
+                continue
+            if one.prefilled_by_s is not None and one.prefilled_by_s <= now_s:
+                self._end(one.id)
+                continue
+            if one.prefilled_by_s is not None:
+                waiting.append(one)  # one seen for the first time is likely still being computed
+            if one.prefilled_by_s in (None, inf):
+                one.prefilled_by_s = inf
+                unpredicted.append(one)
+        self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
+        for one in in_turn((one for one in waiting if _tells_tip(fleet, one)), _LOOKUPS):
+            record = self._read("HGET", self._keys.own_prefix + one.tip, one.replica)
+            record.add_done_callback(partial(self._end_if_computed, one, fleet.replicas[one.replica]))
+
+    def _predict(self, ones: list[Reservation], now_s: float) -> None:
+        if ones:
+            replicas = list(dict.fromkeys(one.replica for one in ones))
+            queued = self._read("HMGET", self._keys.backlog_tokens, *replicas)
+            queued.add_done_callback(partial(self._set_due, ones, replicas, now_s))
+
+    def _set_due(
+        self, ones: list[Reservation], replicas: list[str], now_s: float, queued: asyncio.Future[list[bytes | None]]
+    ) -> None:
+        if failed(queued):
+            return  # they are still unpredicted at the next heartbeat
+        queued_tokens = {
+            replica: int(text) if text is not None and text.isdigit() else 0
+            for replica, text in zip(replicas, queued.result(), strict=True)
+        }
+        for one in ones:
+            tokens_per_s = self._tokens_per_s.get(one.replica)
+            if tokens_per_s is not None:
+                others = queued_tokens[one.replica] - one.backlog_tokens
+                one.prefilled_by_s = now_s + predicted_s(one.backlog_tokens, others, tokens_per_s)
+
+    def _end_if_computed(self, one: Reservation, life: ReplicaRecord, record: asyncio.Future[bytes | None]) -> None:
+        if not failed(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
+            self._end(one.id)
+
+
+def _tells_tip(fleet: Fleet, one: Reservation) -> bool:
+    """Whether events can tell that the request's prompt is computed."""
+    life = fleet.replicas.get(one.replica)
+    return (
+        life is not None
+        and life.incarnation == one.incarnation
+        and one.tip not in ("", NO_TIP)
+        and fleet.is_exact(one.replica)
+    )

@@ -1,0 +1,1 @@
+"""The wire to Redis: addresses, connections, limits of time, INFO."""

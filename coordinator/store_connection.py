@@ -1,0 +1,245 @@
+"""One connection to the store as a gateway sees it: up or not, and what follows from it for the pools that use it.
+
+    down --connect, PING within the budget, scripts loaded, everything reasserted--> up
+    up   --connection lost, a reply overdue, or N placements in a row out of budget--> down
+
+While it is down every call fails at once, so a placement falls back without waiting; a probe keeps trying. A single
+late placement falls back for that request only. `up` and `down` are all there is: a store that is slow on every
+call is down, because a placement that takes longer than its budget is worth less than none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from coordinator.chores.worker import Worker
+from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.pool.pool import Pool
+from coordinator.redis.address import connect, is_cluster
+from coordinator.redis.info import OLDEST, evicts_all, policy_of, read_fields, refuses_when_full, version_of
+from coordinator.redis.outage import Outage
+from coordinator.redis.time_limit import answered
+from coordinator.redis.wire import Wire
+from coordinator.scripts import NAMES, load
+
+_log = structlog.get_logger("kvgate.store")
+
+BEAT_S = 0.5
+RETRY_S = 0.25
+CONNECT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How to reach the store and how long to wait for it."""
+
+    url: str
+    budget_s: float = 0.020
+    breaker_misses: int = 5
+    overdue_s: float = 1.0
+    namespace: str = ""
+
+
+class Line:
+    """Owns one connection, to the server that has `key`; pools that are added are attached to it while it is up. Run
+    `run()` as a task for as long as it is used."""
+
+    def __init__(self, settings: StoreSettings, key: str, on_change: Callable[[bool, str], None]) -> None:
+        self.reason = "not connected yet"
+        """Why it is down; empty while it is up."""
+        self.warnings: list[str] = []
+        self._settings = settings
+        self._key = key
+        self._on_change = on_change
+        self._pools: dict[str, Pool] = {}
+        self._wire: Wire | None = None
+        self._allow_oom = True
+        self._misses = 0
+        self._missed_at = 0.0
+        self._outage = Outage()
+        self._broken = asyncio.Event()
+        self._first_attempt = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Line {'up' if self.is_up() else 'down: ' + self.reason}, pools {sorted(self._pools)}>"
+
+    def is_up(self) -> bool:
+        """Whether placements go through it now."""
+        return self._wire is not None
+
+    def add(self, pool: Pool) -> None:
+        """One more pool uses this connection."""
+        self._pools[pool.name] = pool
+        if self._wire is not None:
+            pool.attach(self._wire, self._allow_oom)
+
+    async def ask(self, *command: Any) -> Any:
+        """A plain command that belongs to no pool. Raises StoreError."""
+        if self._wire is None:
+            raise StoreDown("the store is not connected")
+        return await self._wire.send(*command)
+
+    async def first_attempt(self) -> None:
+        """Wait until the first connection attempt has ended, either way."""
+        await self._first_attempt.wait()
+
+    def note(self, error: StoreError | None) -> None:
+        """Count a placement's outcome: too many out of budget in a row and the connection is given up.
+
+        Those that miss together count once: a hiccup is one miss, however many were in flight.
+        """
+        if error is None:
+            self._misses = 0
+            return
+        now = asyncio.get_running_loop().time()
+        if isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
+            self._missed_at = now
+            self._misses += 1
+            if self._misses >= self._settings.breaker_misses:
+                self._give_up(f"{self._misses} placements in a row failed; the last: {error}")
+
+    async def run(self) -> None:
+        """Keep the store connected, beating for every pool, until cancelled."""
+        while True:
+            try:
+                wire = await self._connect()
+            except StoreError as error:
+                self._down(str(error))
+                self._first_attempt.set()
+                await asyncio.sleep(RETRY_S)
+                continue
+            up_at = asyncio.get_running_loop().time()
+            try:
+                self._up(wire)
+                self._first_attempt.set()
+                await self._beat_until_broken(wire)
+            finally:
+                self.reason = self.reason or "closing"
+                self._broken.set()  # what closing it ends is no news
+                self._detach()
+                await wire.close(self.reason)
+            # At once where it had served: one that breaks at the first call would be opened without end.
+            await asyncio.sleep(max(0.0, up_at + RETRY_S - asyncio.get_running_loop().time()))
+
+    async def _connect(self) -> Wire:
+        self._broken.clear()
+        wire = await connect(self._settings.url, self._key, CONNECT_S, lambda error: self._give_up(str(error)))
+        try:
+            await answered(self._prepare(wire), CONNECT_S)
+        except BaseException:
+            await wire.close("gave up connecting")
+            raise
+        return wire
+
+    async def _prepare(self, wire: Wire) -> None:
+        """Load the scripts, and see whether it will do. Raises StoreError where it will not."""
+        self._allow_oom = await load_scripts(wire)
+        self.warnings = await _inspect(wire, self._settings.url)
+        # As a placement is judged: a gateway whose event loop is busy would never be up again else.
+        await wire.send("PING", budget_s=self._settings.budget_s)
+
+    async def _beat_until_broken(self, wire: Wire) -> None:
+        """Every 0.5 s: heartbeat and chores of each pool; and the watch over overdue replies."""
+        workers: dict[str, Worker] = {}
+        beats: set[asyncio.Task[Any]] = set()
+        try:
+            while not self._broken.is_set():
+                if wire.oldest_age_s() > self._settings.overdue_s:
+                    self._give_up("a reply is overdue")
+                    return
+                if not beats:
+                    for name, pool in self._pools.items():
+                        worker = workers.setdefault(name, Worker(pool))
+                        task = asyncio.get_running_loop().create_task(worker.tick())
+                        beats.add(task)
+                        task.add_done_callback(beats.discard)
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        await self._broken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for task in beats:
+                task.cancel()
+            for worker in workers.values():
+                worker.close()
+
+    def _up(self, wire: Wire) -> None:
+        self._wire, self._misses = wire, 0
+        for pool in self._pools.values():
+            pool.attach(wire, self._allow_oom)
+        self.reason = ""
+        for warning in self.warnings:
+            _log.warning("redis setting", problem=warning)
+        away_s = self._outage.ended(asyncio.get_running_loop().time())
+        _log.info("store up", pools=sorted(self._pools), **({} if away_s is None else {"away_s": away_s}))
+        self._on_change(True, "")
+
+    def _give_up(self, reason: str) -> None:
+        if not self._broken.is_set():
+            self._broken.set()
+            self._down(reason)
+
+    def _down(self, reason: str) -> None:
+        was_up = self._wire is not None
+        away_s = self._outage.failed(asyncio.get_running_loop().time())
+        if away_s is not None:
+            _log.warning("store down", reason=reason, pools=sorted(self._pools), away_s=away_s)
+        self.reason = reason or "not connected"
+        self._detach()
+        if was_up:
+            self._on_change(False, self.reason)
+
+    def _detach(self) -> None:
+        self._wire = None
+        for pool in self._pools.values():
+            pool.detach()
+
+    async def leave(self) -> None:
+        """Deregister from every pool: what is still reserved in this gateway's name is given back at once."""
+        for pool in self._pools.values():
+            pool.live.clear()
+            if self._wire is None:
+                continue
+            pool.reassert()
+            try:
+                await answered(pool.beat(leaving=True), CONNECT_S)
+            except StoreError as error:
+                _log.warning("could not deregister", pool=pool.name, error=str(error))
+            pool.detach()  # one more heartbeat would make this gateway known again
+
+
+async def load_scripts(wire: Wire) -> bool:
+    """Load every script; returns whether the server knows script flags (Redis >= 7)."""
+    try:
+        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
+        allow_oom = True
+    except StoreRefused:
+        allow_oom = False
+    # Together: one after the other, a gateway whose event loop is busy would not be done in time.
+    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
+    return allow_oom
+
+
+async def _inspect(wire: Wire, url: str) -> list[str]:
+    """What an operator should know about this Redis. An ACL may hide it: then nothing is said."""
+    try:
+        fields = read_fields(await wire.send("INFO"))
+    except StoreRefused:
+        return []
+    if fields.get("redis_mode") == "sentinel":
+        raise StoreRefused("it is a sentinel; write redis+sentinel://host:26379/NAME for the master that it calls NAME")
+    if fields.get("role") == "slave":
+        raise StoreRefused("it is a replica, which cannot be written to; name its master, or sentinels that know it")
+    version = version_of(fields)
+    if version < OLDEST:
+        raise StoreRefused(f"Redis {fields['redis_version']} is too old: 6.2 is the oldest supported")
+    warnings = [refuses_when_full(version), evicts_all(policy_of(fields))]
+    if fields.get("redis_mode") == "cluster" and not is_cluster(url):
+        warnings.append("this is one node of a Redis Cluster: write redis+cluster:// for pools that are on others, too")
+    return [warning for warning in warnings if warning]

@@ -1,0 +1,1 @@
+"""The paths that a gateway answers itself: health, metrics, models, explain."""

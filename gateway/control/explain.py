@@ -1,0 +1,92 @@
+"""POST /v1/route/explain: what would be decided for a request, and every number behind it; nothing is placed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+
+from coordinator.errors import StoreError
+from coordinator.pool.inspect import read_owners
+from gateway.errors import ApiError
+from gateway.prompt import Prompt
+from gateway.replicas.fleet import Fleet
+from gateway.request.admission import Place
+from gateway.request.job import Job
+from gateway.request.keyring import Caller
+from gateway.request.reader import Reader
+from gateway.request.reading import Ask, Body
+from gateway.routing.router import Router
+
+Pin = Callable[[Job], Awaitable[None]]
+
+
+class Explainer:
+    """Answers explain requests."""
+
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet, pin: Pin) -> None:
+        self._pin = pin
+        self._reader = reader
+        self._router = router
+        self._fleet = fleet
+
+    async def explain(
+        self, body: Body, headers: Mapping[str, str], caller: Caller, place: Place, path: str | None
+    ) -> dict[str, Any]:
+        """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
+        job = Job("explain", "POST", path or "", "", caller, self._reader.policy(headers), {})
+        await self._reader.fill(job, Ask(path or ""), place, body)
+        await self._pin(job)
+        if job.prompt is None:
+            raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
+        pool = self._router.pool(job)
+        answer: dict[str, Any] = {
+            "pool": pool.name,
+            "model": job.model,
+            "path": job.path,
+            "prompt_tokens": job.prompt_tokens,
+        }
+        request = self._router.request(job, pool, (), "")
+        if not request.serving:
+            why = "in the store its replicas' ids are other engines'"
+            return answer | _fallback(job, why, self._router.order_apart(job))
+        try:
+            decided = await pool.explain(request)
+            owners = await read_owners(pool, job.prompt.keys)
+        except StoreError as error:
+            return answer | _fallback(job, str(error), self._router.fallback_order(job, pool))
+        choice = orjson.loads(decided) if decided is not None else {"why": "none", "replicas": []}
+        replicas = sorted(choice.pop("replicas"), key=lambda one: str(one["replica"]))
+        return answer | {
+            "store": "up",
+            "chain": _chain(job.prompt, job.tokens, owners),
+            "replicas": replicas,
+            "choice": choice,
+        }
+
+
+def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:
+    """Where the store does not decide."""
+    assert job.prompt is not None
+    return {
+        "store": "fallback",
+        "reason": reason,
+        "chain": _chain(job.prompt, job.tokens, []),
+        "replicas": [],
+        "choice": {"policy": job.policy, "why": "fallback", "order": order},
+    }
+
+
+def _chain(prompt: Prompt, tokens: list[int], owners: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The keys, shallow to deep, with what is behind each and who owns it."""
+    return [
+        {
+            "key": key,
+            "tokens": tokens[i],
+            "text_bytes": prompt.text_bytes[i],
+            "images": prompt.image_counts[i],
+            "owners": owners[i]["owners"] if owners else [],
+        }
+        for i, key in enumerate(prompt.keys)
+    ]

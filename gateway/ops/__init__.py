@@ -1,0 +1,1 @@
+"""What operators run: the command line, the doctor, clusters on one machine, commands of replica hosts."""

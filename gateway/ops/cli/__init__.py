@@ -1,0 +1,61 @@
+"""The command `kvgate`. Each module holds some of its commands and imports what these need when they run, so that
+`kvgate --help` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from gateway.ops.cli import cluster, config, doctor, follow, owners, replica, serve
+from gateway.ops.cli.errors import CommandError
+from gateway.ops.local.errors import ClusterError
+
+app = typer.Typer(
+    name="kvgate",
+    help="An OpenAI-compatible gateway cluster for vLLM: several stateless gateways that route as one.",
+    epilog="Start with: kvgate up",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich cuts options to the terminal's width, and breaks examples
+    pretty_exceptions_enable=False,
+)
+
+_COMMANDS = (
+    cluster.up,
+    cluster.down,
+    cluster.status,
+    owners.owners,
+    doctor.doctor,
+    serve.gateway,
+    follow.agent,
+    follow.coordinator,
+    serve.replica_sim,
+    replica.replica_command,
+    config.check_config,
+    config.hash_key,
+    config.version,
+)
+for command in _COMMANDS:
+    # Told in full: of a docstring's first line, what does not fit would be left out.
+    app.command(short_help=(command.__doc__ or "").partition("\n")[0])(command)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=config.print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Only `--version`; everything else belongs to a command."""
+
+
+def main() -> None:
+    """The entry point: mistakes of the user end in one line on stderr and exit code 1."""
+    try:
+        app()
+    except (CommandError, ClusterError) as error:
+        typer.echo(f"kvgate: {error}", err=True)
+        sys.exit(1)

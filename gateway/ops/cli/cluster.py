@@ -1,0 +1,161 @@
+"""Commands for a local cluster: up, down, status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.ops.cli.errors import CommandError
+
+_DEFAULT_STATE_DIR = Path(".kvgate")
+_DEFAULT_SIMULATED = 2
+
+StateDir = Annotated[
+    Path, typer.Option("--state-dir", metavar="DIR", help="Where the cluster keeps its files and logs.")
+]
+Gateways = Annotated[int, typer.Option(min=1, max=64, help="Gateways to start.")]
+Replicas = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, help="Simulated replicas to start.", show_default=str(_DEFAULT_SIMULATED)),
+]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The address that all gateways share.")]
+RedisUrl = Annotated[str | None, typer.Option(metavar="URL", help="Use this Redis.", show_default="an embedded one")]
+RedisNamespace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Keeps it apart from other clusters on that Redis.",
+        show_default="that of --config, or none",
+    ),
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return once it can serve, and leave it running (see kvgate down).")
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="prefix_kv_aware, round_robin, random, least_loaded, power_of_two or consistent_hash.",
+        show_default="prefix_kv_aware",
+    ),
+]
+Speed = Annotated[float, typer.Option(min=0, help="Divides the simulated replicas' times; 0 means no delays at all.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A gateway's YAML to build on; ids, addresses, the Redis URL and the replicas are set here.",
+    ),
+]
+Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests; never with --detach.")]
+FrontedReplicas = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="id=…,url=…",
+        help="Front this server instead of simulated ones; repeatable. Where vLLM (before 0.32) does not tell where "
+        "it publishes KV events, add events=tcp://host:port and replay=tcp://host:port; with an LMCache server beside "
+        "it, lmcache=http://host:port.",
+    ),
+]
+
+
+def up(
+    gateways: Gateways = 2,
+    replicas: Replicas = None,
+    port: Port = 8080,
+    redis_url: RedisUrl = None,
+    redis_namespace: RedisNamespace = None,
+    state_dir: StateDir = _DEFAULT_STATE_DIR,
+    detach: Detach = False,
+    policy: Policy = None,
+    speed: Speed = 1.0,
+    config: Config = None,
+    demo: Demo = True,
+    replica: FrontedReplicas = None,
+) -> None:
+    """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
+
+    Each replica that publishes KV events gets an agent, which tells the map what
+    it holds. Once all can serve, a request of text and one with an image are sent
+    and it shows where they went and why. It runs until Ctrl-C; then everything is
+    stopped within 5 seconds. What dies in between is reported, not restarted.
+
+    \b
+    Examples:
+      kvgate up
+      kvgate up --gateways 4 --replicas 3 --port 8090 --state-dir .kvgate-8090
+      kvgate up --detach && kvgate status && kvgate down
+      kvgate up --redis-url redis://127.0.0.1:6379
+      kvgate up --replica id=r0,url=http://gpu0:8000 \\
+          --replica id=r1,url=http://gpu1:8000
+    """
+    from gateway.ops.cli.up import run
+    from gateway.ops.local.plan import Plan, parse_fronted
+
+    if replica and replicas is not None:
+        raise CommandError("--replicas counts simulated replicas and --replica names real ones: give one of the two")
+    fronted = tuple(parse_fronted(text) for text in replica or ())
+    plan = Plan(
+        state_dir=state_dir.resolve(),
+        gateways=gateways,
+        simulated=0 if fronted else (replicas or _DEFAULT_SIMULATED),
+        fronted=fronted,
+        port=port,
+        redis_url=redis_url,
+        redis_namespace=redis_namespace,
+        policy=policy,
+        speed=speed,
+        base_config=config,
+        detach=detach,
+    )
+    asyncio.run(run(plan, os.environ, with_demo=demo))
+
+
+def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
+    """Stop the cluster of a state directory; with none there, do nothing.
+
+    Only processes that the cluster started are signalled. They have 5 seconds in
+    all to finish; what still runs then is killed, and named.
+
+    \b
+    Examples:
+      kvgate down
+      kvgate down --state-dir .kvgate-8090
+    """
+    from gateway.ops.local.status import stop_cluster
+
+    stopped = asyncio.run(stop_cluster(state_dir.resolve()))
+    typer.echo(stopped if stopped.running else f"nothing runs in {state_dir}")
+
+
+def status(
+    state_dir: StateDir = _DEFAULT_STATE_DIR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Show a cluster's processes, whether each can serve, and the state of its store.
+
+    The exit code is 1 when anything is down or no cluster is up.
+
+    \b
+    Examples:
+      kvgate status
+      kvgate status --state-dir .kvgate-8090 --json
+    """
+    from dataclasses import asdict
+
+    from gateway.ops.local.status import cluster_status
+
+    members = asyncio.run(cluster_status(state_dir.resolve()))
+    if as_json:
+        typer.echo(json.dumps([asdict(member) for member in members], indent=2))
+    else:
+        from gateway.ops.cli.tables import print_status
+
+        print_status(members)
+    if any(member.state != "ready" for member in members):
+        raise typer.Exit(1)

@@ -1,0 +1,104 @@
+"""Commands around configuration: check-config, hash-key, version."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.ops.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from gateway.settings.config_file import SettingsError
+    from gateway.settings.gateway_settings import GatewaySettings
+
+_RANDOM_KEY = "openssl rand -hex 32"
+_SHORT_CHARS = 16
+
+
+def load(path: Path) -> GatewaySettings:
+    """The settings in `path`, with what this process' environment overrides; a CommandError lists every problem."""
+    import os
+
+    from gateway.settings.config_file import SettingsError
+    from gateway.settings.gateway_settings import load_settings
+
+    try:
+        return load_settings(path, os.environ)
+    except SettingsError as error:
+        if any(problem.startswith("vllm: ") for problem in error.problems):
+            looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
+            raise CommandError(f"{refused(path, error)}\n{looks}") from None
+        raise refused(path, error) from None
+
+
+def refused(path: Path, error: SettingsError) -> CommandError:
+    """What to print of a file that cannot be used: a line per problem."""
+    return CommandError(f"{path}: {error.listed()}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def check_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A gateway's YAML configuration.")],
+) -> None:
+    """Say what is wrong with a configuration, field by field.
+
+    Every problem is listed on a line of its own; the exit code is 1 if there is one.
+
+    \b
+    Examples:
+      kvgate check-config configs/gateway.yaml
+      KVGATE_ID=gw7 kvgate check-config gateway.yaml
+    """
+    settings = load(file)
+    followed = [name for name, section in settings.discovery if section is not None]
+    if not settings.replicas and not followed:
+        typer.echo(f"{file}: OK, but no replicas and no discovery: every request will be answered 503")
+        return
+    replicas = _count(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
+    typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
+
+
+def hash_key() -> None:
+    """Turn an API key, read from stdin, into the line that the configuration holds instead of it.
+
+    \b
+    Examples:
+      openssl rand -hex 32 | tee key.txt | kvgate hash-key
+      kvgate hash-key        (asks for the key without showing it)
+    """
+    import hashlib
+
+    key = typer.prompt("API key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.read()
+    key = key.strip()
+    if not key:
+        raise CommandError(f"no key on stdin; pipe one in, like: {_RANDOM_KEY} | kvgate hash-key")
+    if any(character.isspace() for character in key):
+        raise CommandError("a key holds no white space; pipe in one key alone")
+    if len(key) < _SHORT_CHARS:
+        typer.echo(f"kvgate: a key of {_count(len(key), 'character')} can be guessed; better: {_RANDOM_KEY}", err=True)
+    # Quoted: YAML would read some digests, those of digits with one 'e', as numbers.
+    typer.echo(f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"')
+
+
+def version() -> None:
+    """Print the version.
+
+    \b
+    Examples:
+      kvgate version
+    """
+    from importlib import metadata
+
+    typer.echo(metadata.version("kvgate"))
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit

@@ -1,0 +1,189 @@
+"""The command `kvgate doctor`: what is wrong with a running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.urls import base_url
+
+if TYPE_CHECKING:
+    from gateway.ops.doctor.examine import Diagnosis
+    from gateway.ops.doctor.gather import Targets
+
+_COULD_NOT_LOOK = 2
+
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KVGATE_REDIS_URL",
+        metavar="URL",
+        help="The Redis that gateways share; as a user that may call INFO, CONFIG and RANDOMKEY it tells most.",
+        show_default="the state directory's cluster",
+    ),
+]
+RedisNamespace = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KVGATE_REDIS_NAMESPACE",
+        metavar="NAME",
+        help="The gateways' redis.namespace, where several clusters share the Redis.",
+        show_default="that of --config, or of the state directory's cluster",
+    ),
+]
+Gateways = Annotated[
+    list[str] | None, typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not hold them.")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A gateway's YAML: its Redis, its replicas and their API key are used."),
+]
+Lmcache = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="An LMCache server's HTTP address (its --http-port); repeatable."),
+]
+StateDir = Annotated[
+    Path, typer.Option(metavar="DIR", help="Whose cluster to look at, where neither Redis nor a file is named.")
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")]
+TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Seconds that each question may take.")]
+
+
+def doctor(
+    redis_url: RedisUrl = None,
+    redis_namespace: RedisNamespace = None,
+    gateway: Gateways = None,
+    config: Config = None,
+    lmcache: Lmcache = None,
+    state_dir: StateDir = Path(".kvgate"),
+    api_key: ApiKey = None,
+    timeout_s: TimeoutS = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Look for what is wrong with a running cluster, and say how to put it right.
+
+    It asks Redis, every gateway, every replica and what agents have said, for
+    some seconds, and changes nothing: versions, memory and eviction, chunks
+    without a TTL, replicas and gateways that differ, events that are missing,
+    late or to be had by anybody, clocks. It sees what this machine sees: run it
+    where a gateway runs. Each finding says why it matters and what to type or
+    set; docs/doctor.md lists all there are.
+
+    Exit code: 0 where nothing is wrong; 1 where it printed a finding: a warning is
+    enough, and so is a Redis that does not answer; 2 where it could not look at
+    anything: a wrong option or file, no cluster. What it could not check, it says.
+
+    \b
+    Examples:
+      kvgate doctor                     (the cluster of kvgate up)
+      kvgate doctor --config gateway.yaml \\
+          --gateway http://gw0:8080 --gateway http://gw1:8080
+      kvgate doctor --redis-url redis://redis:6379 --gateway http://gw0:8080
+      kvgate doctor --json | jq -r '.findings[] | .subject + ": " + .fix'
+    """
+    from dataclasses import replace
+
+    from gateway.ops.doctor.examine import examine
+    from gateway.ops.doctor.gather import gather
+    from gateway.ops.local.errors import ClusterError
+
+    try:
+        targets = replace(
+            _targets(redis_url, redis_namespace, gateway, config, state_dir),
+            lmcache=_urls("--lmcache", lmcache),
+            api_key=api_key,
+            timeout_s=timeout_s,
+        )
+    except (CommandError, ClusterError) as error:
+        typer.echo(f"kvgate: {error}", err=True)
+        raise typer.Exit(_COULD_NOT_LOOK) from None
+    diagnosis = examine(asyncio.run(gather(targets)))
+    if as_json:
+        typer.echo(json.dumps(_as_json(diagnosis), indent=2))
+    else:
+        from gateway.ops.cli.tables import print_diagnosis
+
+        print_diagnosis(diagnosis)
+    if diagnosis.findings:
+        raise typer.Exit(1)
+
+
+def _targets(
+    redis_url: str | None, namespace: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path
+) -> Targets:
+    """Where to look, by what was named; else the cluster of the state directory."""
+    from gateway.ops.cli.config import load
+    from gateway.ops.doctor.gather import Targets
+    from gateway.ops.local.errors import ClusterError
+    from gateway.ops.local.state import read_cluster
+    from gateway.settings.discovery_settings import DiscoverySettings
+    from gateway.settings.gateway_settings import ReplicaSettings
+
+    gateways = _urls("--gateway", gateway)
+    if config is not None:
+        settings = load(config)
+        key = settings.security.replica_api_key
+        return Targets(
+            redis_url=_redis(redis_url or settings.redis.url),
+            namespace=settings.redis.namespace if namespace is None else _namespace(namespace),
+            gateways=gateways,
+            replicas=tuple(settings.replicas),
+            discovers=settings.discovery != DiscoverySettings(),
+            replica_key=key.get_secret_value() if key else None,
+        )
+    if redis_url is not None:
+        return Targets(_redis(redis_url), _namespace(namespace or ""), gateways)
+    try:
+        cluster = read_cluster(state_dir)
+    except ClusterError:
+        if gateways:
+            raise CommandError("with --gateway, give --redis-url or --config, too") from None
+        raise
+    return Targets(
+        redis_url=cluster.redis_url,
+        namespace=cluster.redis_namespace,
+        gateways=gateways or tuple(each.url for each in cluster.gateways),
+        replicas=tuple(ReplicaSettings(id=each.id, url=each.url) for each in cluster.replicas),
+        replica_key=os.environ.get("KVGATE_REPLICA_API_KEY"),
+    )
+
+
+def _namespace(name: str) -> str:
+    from gateway.settings.config_file import SettingsError
+    from gateway.settings.gateway_settings import build_settings
+
+    try:
+        return build_settings({"redis": {"namespace": name}}, {}).redis.namespace
+    except SettingsError as error:
+        raise CommandError(f"--redis-namespace: {error.problems[0].partition(': ')[2]}") from None
+
+
+def _redis(url: str) -> str:
+    from gateway.settings.gateway_settings import checked_redis_url
+
+    try:
+        return checked_redis_url(url)
+    except ValueError as error:
+        raise CommandError(f"--redis-url: {error}") from None
+
+
+def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:
+    return tuple(base_url(option, url) for url in urls or ())
+
+
+def _as_json(diagnosis: Diagnosis) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "findings": [asdict(finding) for finding in diagnosis.findings],
+        "unchecked": [asdict(unchecked) for unchecked in diagnosis.unchecked],
+        "checks": diagnosis.checks,
+        "looked_at": diagnosis.looked_at,
+    }

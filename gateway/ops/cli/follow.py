@@ -1,0 +1,186 @@
+"""Commands that keep the map true: the agent beside a replica, and the coordinator that applies what agents say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gateway.ops.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from gateway.settings.gateway_settings import GatewaySettings
+
+# The option that fills each field of the settings.
+_OPTIONS = {
+    "redis.url": "--redis-url",
+    "redis.namespace": "--redis-namespace",
+    "replicas[0].id": "--replica",
+    "replicas[0].url": "--url",
+    "store.chunk_ttl_s": "--chunk-ttl-s",
+}
+
+RedisUrl = Annotated[
+    str, typer.Option(envvar="KVGATE_REDIS_URL", help="The Redis that gateways share; rediss:// for TLS.")
+]
+RedisNamespace = Annotated[
+    str,
+    typer.Option(
+        envvar="KVGATE_REDIS_NAMESPACE",
+        metavar="NAME",
+        help="The gateways' redis.namespace, where several clusters share the Redis.",
+    ),
+]
+ReplicaId = Annotated[
+    str,
+    typer.Option(
+        "--replica", help="The replica's id, as the gateways know it; its pod's name, where they find it in Kubernetes."
+    ),
+]
+ReplicaUrl = Annotated[str, typer.Option("--url", help="Its base URL.")]
+Events = Annotated[
+    str, typer.Option(help="Where it publishes KV events, tcp:// or ipc://; asked of the engine where left out.")
+]
+Replay = Annotated[str, typer.Option(help="Where it replays them.")]
+Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside it.")]
+DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank, of a data-parallel server.")]
+LogFormat = Annotated[Literal["json", "console"], typer.Option(help="How log lines look.")]
+ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk of LMCache's that came without a TTL.")]
+MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
+
+
+def agent(
+    replica: ReplicaId,
+    url: ReplicaUrl,
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_namespace: RedisNamespace = "",
+    events: Events = "",
+    replay: Replay = "",
+    lmcache: Lmcache = "",
+    dp_rank: DpRank = None,
+    log_format: LogFormat = "json",
+) -> None:
+    """Follow one replica's KV events and tell the map what it holds; run it beside the replica.
+
+    vLLM has to publish events: --kv-events-config with publisher zmq and a
+    replay_endpoint. They contain prompt tokens: let nobody but the agent reach
+    these ports. Without events the replica stays "degraded": its ownership is
+    predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica.
+
+    With --lmcache, prompts that no GPU holds, but LMCache has in the same Redis,
+    are placed for what loading them costs: as any replica can, on the least loaded.
+
+    \b
+    Examples:
+      kvgate agent --replica r0 --url http://127.0.0.1:8000
+      kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
+          --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
+          --lmcache http://127.0.0.1:5580
+    """
+    from coordinator.agent.agent import Agent
+    from gateway.logs import configure
+    from gateway.ops.http_engine import HttpEngine
+    from gateway.settings.base import short_id
+    from gateway.upstream import Upstream
+
+    replica = short_id(replica)
+    settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
+    _check_endpoints(events, replay)
+    _check_lmcache(lmcache)
+    configure(settings.log, agent=replica)
+    key = settings.security.replica_api_key
+
+    async def run() -> None:
+        upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        try:
+            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
+            await Agent(redis_url, replica, engine, redis_namespace).run()
+        finally:
+            await upstream.close()
+
+    _until_stopped(run())
+
+
+def coordinator(
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0",
+    redis_namespace: RedisNamespace = "",
+    metrics_port: MetricsPort = 0,
+    chunk_ttl_s: ChunkTtl = 86_400,
+    log_format: LogFormat = "json",
+) -> None:
+    """Apply what agents publish and watch the store, without serving requests.
+
+    Gateways do this themselves, sharing the replicas among them; run coordinators
+    where gateways shall spend nothing on it, and set coordinator.apply_events and
+    store.watch to false in theirs. Any number may run: each takes its share of the
+    replicas, and one of them watches the store.
+
+    \b
+    Examples:
+      kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
+    """
+    from coordinator.watch.watch_session import WatchSettings
+    from gateway.logs import configure
+    from gateway.ops.coordinator_process import run
+
+    settings = _checked(redis_url, redis_namespace, log_format, store={"chunk_ttl_s": chunk_ttl_s})
+    configure(settings.log, coordinator="coordinator")
+    watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
+    try:
+        _until_stopped(run(redis_url, redis_namespace, metrics_port, watch))
+    except OSError as error:
+        raise CommandError(f"--metrics-port {metrics_port}: {error.strerror or error}") from None
+
+
+def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: Any) -> GatewaySettings:
+    """The options as a gateway's settings, which know what is wrong with them."""
+    from gateway.settings.config_file import SettingsError
+    from gateway.settings.gateway_settings import build_settings
+
+    key = {name: os.environ[name] for name in ("KVGATE_REPLICA_API_KEY",) if name in os.environ}
+    try:
+        redis = {"url": redis_url, "namespace": redis_namespace}
+        return build_settings({"redis": redis, "log": {"format": log_format}, **sections}, key)
+    except SettingsError as error:
+        fields = (problem.partition(": ") for problem in error.problems)
+        raise CommandError("; ".join(f"{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)) from None
+
+
+def _check_endpoints(events: str, replay: str) -> None:
+    from gateway.ops.local.plan import ENDPOINT, is_endpoint
+
+    for option, endpoint in (("--events", events), ("--replay", replay)):
+        if endpoint and not is_endpoint(endpoint):
+            raise CommandError(f"{option}: is {endpoint!r}; must be {ENDPOINT}")
+    if replay and not events:
+        raise CommandError("--replay: needs --events; without either, both are asked of the engine")
+
+
+def _check_lmcache(lmcache: str) -> None:
+    from gateway.ops.local.plan import is_http
+
+    if lmcache and not is_http(lmcache):
+        raise CommandError(f"--lmcache: is {lmcache!r}; must be its HTTP server's base, like http://127.0.0.1:8080")
+
+
+def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run until SIGTERM or Ctrl-C, then let it say goodbye."""
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            return
+
+    import uvloop
+
+    uvloop.run(run())

@@ -1,0 +1,55 @@
+"""The command that says how a replica is started: replica-command."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.ops.cli.config import refused
+
+Config = Annotated[
+    Path, typer.Option("--config", metavar="FILE", help="A replica's YAML, like those in configs/replica-*.yaml.")
+]
+
+
+def replica_command(
+    config: Config,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON for programs: a list of {name, about, argv, env, needs}.")
+    ] = False,
+) -> None:
+    """Print the commands that start one replica: LMCache's server, the agent, vLLM.
+
+    Each is to be run in a shell, container or unit of its own, in the order
+    given. What must be the same on all replicas for them to share KV, and for the
+    map to be true, is filled in: hashing, chunk size, TTLs, timeouts, KV events.
+    Nothing is started, and nothing but the model's config.json is read.
+
+    No password is printed. Where the Redis has one, the commands take it, when
+    they run, from the variable that holds its URL: KVGATE_REDIS_URL, or
+    KVGATE_LMCACHE_URL for chunks that go to another one than KVGate's keys.
+    KVGATE_REPLICA_ID overrides the file's id, so that one file serves a fleet.
+
+    \b
+    Examples:
+      kvgate replica-command --config configs/replica-lmcache-redis.yaml
+      KVGATE_REPLICA_ID=r7 kvgate replica-command --config replica.yaml
+      KVGATE_REDIS_URL=rediss://kvgate:PASSWORD@redis:6379 \\
+          kvgate replica-command --config replica.yaml
+      kvgate replica-command --config replica.yaml --json \\
+          | jq '.[] | select(.name == "vllm").argv'
+    """
+    from gateway.ops.replica.commands import as_json as to_json
+    from gateway.ops.replica.commands import as_shell, commands
+    from gateway.ops.replica.settings import load_replica
+    from gateway.settings.config_file import SettingsError
+
+    try:
+        found = commands(load_replica(config, os.environ))
+    except SettingsError as error:
+        raise refused(config, error) from None
+    typer.echo(json.dumps(to_json(found), indent=2) if as_json else as_shell(found), nl=as_json)

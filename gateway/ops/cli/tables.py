@@ -1,0 +1,107 @@
+"""What `kvgate status`, `kvgate owners` and `kvgate doctor` print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gateway.ops.doctor.examine import Diagnosis
+from gateway.ops.local.status import MemberStatus
+
+# Wide enough for any row: a terminal wraps what it must, a program that reads the output needs whole lines.
+_WIDTH = 1000
+# What explain tells of each replica, and how the table heads it.
+_COST_TERMS = (
+    ("replica", "replica"),
+    ("cost", "cost"),
+    ("matched_tokens", "matched"),
+    ("charged_tokens", "3 x charged"),
+    ("displaced_tokens", "displaced"),
+    ("backlog_tokens", "backlog"),
+    ("load_tokens", "load"),
+    ("active", "active requests"),
+    ("owned_tokens", "owned"),
+    ("guarded", "above the load guard"),
+)
+_LEGEND = (
+    "cost: the sum of 3 x charged (what it would compute; of what requests share, this one's share), displaced (what "
+    "would not fit any more), backlog and load"
+)
+_COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
+
+
+def print_status(members: Iterable[MemberStatus]) -> None:
+    table = Table("kind", "id", "state", "pid", "url", "detail", box=None, pad_edge=False)
+    for member in members:
+        table.add_row(
+            member.kind,
+            member.id,
+            f"[{_COLOURS[member.state]}]{member.state}[/]",
+            str(member.pid or "-"),
+            escape(member.url),
+            escape(member.detail),
+        )
+    Console(highlight=False, width=_WIDTH).print(table)
+
+
+def print_owners(explanation: dict[str, Any]) -> None:
+    """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
+    console = Console(highlight=False, width=_WIDTH)
+    console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
+    if "reason" in explanation:  # without the store there are no owners to show
+        console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
+    table = Table("key", "tokens", "text bytes", "images", "owners", box=None, pad_edge=False)
+    for key in explanation["chain"]:
+        owners = ", ".join(_owner(owner) for owner in key["owners"])
+        table.add_row(key["key"], str(key["tokens"]), str(key["text_bytes"]), str(key["images"]), owners or "-")
+    console.print(table)
+    console.print("\nwhere it would go now (costs in tokens)")
+    terms = [
+        (name, label) for name, label in _COST_TERMS if any(name in replica for replica in explanation["replicas"])
+    ]
+    costs = Table(*(label for _, label in terms), box=None, pad_edge=False)
+    for replica in explanation["replicas"]:
+        costs.add_row(*(_cell(replica.get(name)) for name, _ in terms))
+    if terms:
+        console.print(costs)
+        console.print(_LEGEND, markup=False)
+    choice = explanation["choice"]
+    where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
+    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}", markup=False)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else escape(str(value))
+
+
+def _owner(owner: dict[str, Any]) -> str:
+    stale = ", of a past incarnation" if owner["stale"] else ""
+    return escape(f"{owner['replica']} ({owner['kind']}, {owner['medium']}, {owner['hits']} hits{stale})")
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print what was found, by what it concerns, then what could not be checked, then the sum."""
+    console = Console(highlight=False, soft_wrap=True)
+    for subject in dict.fromkeys(finding.subject for finding in diagnosis.findings):
+        console.print(f"[bold]{escape(subject)}[/]")
+        for finding in (each for each in diagnosis.findings if each.subject == subject):
+            head = f"[{_COLOURS[finding.severity]}]{finding.severity}[/] {finding.code}"
+            console.print(f"  {head}: {escape(finding.what)}")
+            console.print(f"    why: {finding.why}\n    fix: {finding.fix}", markup=False)
+    if diagnosis.unchecked:
+        console.print("[bold]not checked[/]")
+    for unchecked in diagnosis.unchecked:
+        console.print(f"  {unchecked.subject}: {unchecked.what} ({unchecked.why})", markup=False)
+    errors = sum(finding.severity == "error" for finding in diagnosis.findings)
+    warnings = len(diagnosis.findings) - errors
+    found = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}" if diagnosis.findings else "nothing found"
+    made = f"{diagnosis.checks} checks of {diagnosis.looked_at}" if diagnosis.looked_at else "nothing answers"
+    console.print(f"{found}: {made}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,147 @@
+"""What `kvgate up` shows while a cluster starts, runs and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from coordinator.keys import prefix
+from gateway.ops.local.cluster import LocalCluster
+from gateway.ops.local.demo import Exchange, KeyWantedError, exchanges, first_model
+from gateway.ops.local.embedded_redis import without_password
+from gateway.ops.local.plan import Plan
+from gateway.ops.local.state import Cluster
+
+# Of many blocks: of one block alone nothing could be matched, as an engine always computes a prompt's last one again.
+_PROMPT = "$(seq -s ' ' 500)"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
+    """Start the plan's cluster and stay until a signal asks to stop; with `detach`, only until it can serve."""
+    console = Console(highlight=False, soft_wrap=True)
+    cluster = LocalCluster(plan, env, say=lambda text: console.print(text, markup=False))
+    _cancel_on_signals()
+    ready = False
+    try:
+        layout = await cluster.start()
+        ready = True
+        _show_layout(console, layout, plan)
+        if plan.detach:
+            return
+        try:
+            model, key = await first_model(layout.url), None
+        except KeyWantedError:
+            model, key = None, "YOUR_KEY"
+        if with_demo:
+            await _show_demo(console, layout, model, key)
+        _show_next_steps(console, layout, model or "MODEL", key, plan.state_dir)
+        async for process, code in cluster.exits():
+            console.print(
+                f"{process.id} exited with code {code}; it is not restarted. Log: {process.log}", markup=False
+            )
+    except asyncio.CancelledError:
+        console.print("stopping …")
+        if not ready:
+            raise SystemExit(130) from None
+    finally:
+        if not (plan.detach and ready):
+            await _stop(console, cluster)
+
+
+def _cancel_on_signals() -> None:
+    """Let the first signal cancel this task, and ignore later ones: stopping must not be interrupted half-way."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, lambda: None)
+        task.cancel()
+
+    for number in _SIGNALS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup is respected
+            loop.add_signal_handler(number, interrupt)
+
+
+async def _stop(console: Console, cluster: LocalCluster) -> None:
+    started = time.monotonic()
+    stopped = await cluster.stop()
+    if stopped.running:
+        console.print(f"{stopped} in {time.monotonic() - started:.1f} s")
+
+
+def _show_layout(console: Console, layout: Cluster, plan: Plan) -> None:
+    for kind, members in (("replica", layout.replicas), ("gateway", layout.gateways)):
+        for member in members:
+            pid = f", pid {member.pid}" if member.pid else ""
+            console.print(f"{kind} {member.id} on {member.url}{pid}", markup=False)
+    logs = escape(str(plan.state_dir / "logs"))
+    console.print(f"[bold green]ready[/]: {layout.url} is shared by all gateways; logs are in {logs}")
+    if plan.detach:
+        console.print(f"stop it with: {_shown(sys.argv[0])} down --state-dir {plan.state_dir}", markup=False)
+
+
+async def _show_demo(console: Console, layout: Cluster, model: str | None, key: str | None) -> None:
+    if key is not None:
+        console.print("\n[yellow]this cluster asks for API keys, so no request was sent[/]")
+        return
+    if model is None:
+        console.print("\n[yellow]no replica lists a model, so no request was sent[/]")
+        return
+    console.print("\n[bold]Two requests, each sent to two gateways[/]")
+    async for exchange in exchanges(layout, model):
+        console.print(_line_of(exchange))
+
+
+def _shown(program: str) -> str:
+    """How to type a program's name here: its path from this folder, unless it is below another."""
+    path = Path(program)
+    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _line_of(exchange: Exchange) -> str:
+    head = f"  {exchange.what:5} via {exchange.gateway}"
+    if exchange.problem is not None:
+        return f"{head} [yellow]failed[/]: {escape(exchange.problem)}"
+    where = f"{exchange.replica}, {exchange.matched_tokens} tokens matched, {exchange.decision}"
+    return f"{head} → [cyan]{escape(where)}[/]\n        {escape(exchange.answer)}"
+
+
+def _in_double_quotes(text: str) -> str:
+    """For a shell, which is to put what _PROMPT prints in its place."""
+    escaped = (re.sub(r'([\\"$`])', r"\\\1", part) for part in text.split(_PROMPT))
+    return f'"{_PROMPT.join(escaped)}"'
+
+
+def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | None, state_dir: Path) -> None:
+    option = f"--state-dir {state_dir}"
+    bearer = f" -H 'Authorization: Bearer {key}'" if key else ""
+    python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
+    sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
+    curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
+    # Of several servers, redis-cli would have to be told which.
+    pattern = f"{prefix(layout.redis_namespace)}:*"
+    is_one = "+" not in layout.redis_url.partition("://")[0]
+    redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_one else ""
+    steps = f"""
+Try next
+  curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
+    -d {_in_double_quotes(curl_body)}
+  {python} -c 'import openai; print({sdk}.models.list())'
+  {kvgate} status {option}
+  {kvgate} owners {option} --model {model} --text {_in_double_quotes(_PROMPT)}
+{redis_cli}Ctrl-C stops everything.
+"""
+    console.print(steps, markup=False)

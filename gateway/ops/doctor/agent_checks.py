@@ -1,0 +1,155 @@
+"""Whether each replica's events become what the map says: published, heard, told, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.registry import ReplicaRecord
+from coordinator.survey import Look
+from gateway.ops.doctor.evidence import Pool, Replica, Unknown
+from gateway.ops.doctor.finding import Kind, Result
+
+_RELEARNING_MS = 600_000
+_BEHIND_MS = 1000
+_LOOKS_TO_TELL = 5
+_NO_EVENT = -1
+_COMPUTED_TOKENS = 1024
+"""An engine that has computed so many tokens has filled blocks, and has told of them."""
+
+MISSING = Kind(
+    "agent-missing",
+    "warning",
+    "what it holds is guessed from what it was sent: evictions and restarts are not seen",
+    "run beside it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
+)
+GONE = Kind(
+    "agent-gone",
+    "error",
+    "since then evictions and restarts are not seen, and soon what it holds is guessed",
+    "look into its log and start it again, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} "
+    "--url {url}",
+)
+DEAF = Kind(
+    "agent-deaf",
+    "error",
+    "its engine publishes KV events and none reach it: what the replica holds is guessed",
+    "correct the agent's --events and --replay, open these ports to it, and see that vLLM binds its endpoint: that "
+    "must be ipc:, or have * or :: in it",
+)
+SILENT = Kind(
+    "events-missing",
+    "error",
+    "an engine that computes fills blocks and tells of them: they get lost on the way, and the map knows nothing of it",
+    "give vLLM a replay_endpoint and the agent --replay, and see that vLLM binds its endpoint: that must be ipc:, or "
+    "have * or :: in it",
+)
+RELEARNING = Kind(
+    "agent-relearning",
+    "warning",
+    "events were lost, so the engine holds prefixes that the map does not know, until its cache was filled once more",
+    "raise buffer_steps in --kv-events-config, start agents before their engines; to begin anew, restart vLLM",
+)
+NOT_APPLIED = Kind(
+    "events-not-applied",
+    "error",
+    "what agents tell waits in Redis, until the stream's end is cut off: the map grows old",
+    "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
+)
+BEHIND = Kind(
+    "events-behind",
+    "warning",
+    "the map says what was true then: requests are sent to prefixes that are gone",
+    "give those who apply events more CPU: more gateways, or `kvgate coordinator` processes",
+)
+
+
+def attended(pool: Pool) -> Iterator[Result]:
+    """Whether a live agent hears each replica's events."""
+    for record in _alive(pool):
+        subject, agent = f"replica {record.replica}", pool.agent(record.replica)
+        values = {"replica": record.replica, "url": record.url}
+        if agent is None:
+            if not _is_foreign(pool, record.replica) and _publishes(pool, record.replica):
+                yield MISSING.seen(subject, "it has no agent in its current life", **values)
+        elif (late_ms := pool.looks[-1].fleet.now_ms - agent.lease_until_ms) > 0:
+            yield GONE.seen(
+                subject, f"the lease of its agent {agent.agent} ran out {late_ms / 1000:.0f} s ago", **values
+            )
+        elif agent.mode == "none" and _publishes(pool, record.replica):
+            yield DEAF.seen(subject, f"its agent {agent.agent} hears no events (mode none)")
+
+
+def heard(pool: Pool) -> Iterator[Result]:
+    """Whether events come from engines that compute."""
+    for record in _followed(pool):
+        subject = f"replica {record.replica}"
+        computed = [_computed(look, record) for look in pool.looks]
+        seq, tokens = computed[-1]
+        if seq < 0 and tokens >= _COMPUTED_TOKENS:
+            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and not one event came")
+        elif len({each[0] for each in computed}) == 1 and (lately := _lately(computed)) >= _COMPUTED_TOKENS:
+            yield SILENT.seen(
+                subject, f"its engine computed {lately:.0f} tokens just now, and no event came after {seq}"
+            )
+
+
+def learned(pool: Pool) -> Iterator[Result]:
+    """Whether agents know what engines held before they heard them."""
+    for record in _followed(pool):
+        age_ms = pool.looks[-1].fleet.now_ms - record.since_ms
+        if age_ms > _RELEARNING_MS and all(_is_relearning(look, record.replica) for look in pool.looks):
+            what = f"its agent does not know all that the engine holds, which runs for {age_ms / 60_000:.0f} min"
+            yield RELEARNING.seen(f"replica {record.replica}", what)
+
+
+def applied(pool: Pool) -> Iterator[Result]:
+    """Whether what agents tell is in the map, and at once."""
+    for record in _followed(pool):
+        subject, last = f"replica {record.replica}", pool.looks[-1]
+        if last.fleet.applied_until_ms.get(record.replica, 0) < last.fleet.now_ms:
+            yield NOT_APPLIED.seen(subject, "nobody has the lease to apply its agent's events")
+        elif (behind_ms := min(look.oldest_unapplied_ms.get(record.replica, 0) for look in pool.looks)) > _BEHIND_MS:
+            yield BEHIND.seen(subject, f"its events are applied {behind_ms / 1000:.1f} s after they were published")
+
+
+CHECKS = (attended, heard, learned, applied)
+
+
+def _alive(pool: Pool) -> list[ReplicaRecord]:
+    return [record for record in pool.records() if record.state == "ready"]
+
+
+def _followed(pool: Pool) -> list[ReplicaRecord]:
+    """Those whose agent says that it hears them."""
+    return [record for record in _alive(pool) if pool.looks[-1].fleet.is_followed(record.replica)]
+
+
+def _is_foreign(pool: Pool, replica: str) -> bool:
+    """Whether it answers, but not as vLLM does: there is nothing that an agent could hear."""
+    return any(each.id == replica and each.answers and isinstance(each.cache, Unknown) for each in pool.replicas)
+
+
+def _publishes(pool: Pool, replica: str) -> bool:
+    """Where it says that it publishes nothing, that is what is wrong."""
+    known: dict[str, Replica] = {each.id: each for each in pool.replicas}
+    endpoints = known[replica].endpoints if replica in known else Unknown("not asked")
+    return isinstance(endpoints, Unknown) or bool(endpoints)
+
+
+def _computed(look: Look, record: ReplicaRecord) -> tuple[int, float]:
+    """The last event that its agent has worked in, and the prompt tokens that its engine has computed, in this life."""
+    agent, figures = look.fleet.agents.get(record.replica), look.fleet.engines.get(record.replica, {})
+    if agent is None or agent.incarnation != record.incarnation:
+        return _NO_EVENT, 0.0
+    return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
+
+
+def _lately(computed: list[tuple[int, float]]) -> float:
+    """The tokens computed while events should have been seen to come: agents read counters a second later than events,
+    so those of the first looks may be older than the first look, and those of the last may still be coming."""
+    return computed[-2][1] - computed[-3][1] if len(computed) >= _LOOKS_TO_TELL else 0.0
+
+
+def _is_relearning(look: Look, replica: str) -> bool:
+    agent = look.fleet.agents.get(replica)
+    return agent is not None and agent.is_relearning

@@ -1,0 +1,144 @@
+"""What the doctor has gathered, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from coordinator.engine.facts import ModelCard
+from coordinator.registry import AgentRecord, ReplicaRecord
+from coordinator.survey import Look, Server
+
+Span = tuple[float, float]
+"""Between these two, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In place of what could not be learned: why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as it answers here, and the pool that it belongs to (empty where nobody tells)."""
+
+    id: str
+    url: str
+    pool: str = ""
+    problem: str = ""
+    """Why it is not healthy, as seen from here; empty where it is."""
+    answers: bool = True
+    """Whether it answers at all."""
+    version: str | Unknown = Unknown("not asked")
+    """vLLM's."""
+    cards: tuple[ModelCard, ...] | Unknown = Unknown("not asked")
+    cache: dict[str, str] | Unknown = Unknown("not asked")
+    """The labels of vllm:cache_config_info: its cache's settings."""
+    started: str = ""
+    """When its engine started: the name of its life; empty where it does not tell."""
+    endpoints: tuple[str, ...] | Unknown = Unknown("not asked")
+    """Where it publishes and replays KV events; empty where it publishes none."""
+    open_endpoints: dict[str, str] | Unknown = field(default_factory=dict)
+    """Of the endpoints, those that this machine reaches over a network, with the address that answered."""
+    clock_ahead_s: Span | None = None
+    """How far its clock is ahead of this machine's."""
+
+    @property
+    def subject(self) -> str:
+        return f"replica {self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool: what Redis says of it, a few looks apart by a second, and its replicas as they answer."""
+
+    name: str
+    replicas: tuple[Replica, ...] = ()
+    looks: tuple[Look, ...] = ()
+    """Oldest first; none where Redis does not answer."""
+    retired: frozenset[str] = frozenset()
+    """Replicas that are registered, and in no configuration any more."""
+
+    @property
+    def subject(self) -> str:
+        return f"pool {self.name}"
+
+    def records(self) -> list[ReplicaRecord]:
+        """The registered replicas, as of the last look."""
+        if not self.looks:
+            return []
+        return [record for name, record in sorted(self.looks[-1].fleet.replicas.items()) if name not in self.retired]
+
+    def agent(self, replica: str) -> AgentRecord | None:
+        """The agent of a registered replica's current life; None where it has none."""
+        fleet = self.looks[-1].fleet
+        agent, record = fleet.agents.get(replica), fleet.replicas[replica]
+        return agent if agent is not None and agent.incarnation == record.incarnation else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway as it answers. `problem` says why it does not; then the rest is empty."""
+
+    url: str
+    problem: str = ""
+    id: str = ""
+    version: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    """A digest of each section."""
+    is_ready: bool = False
+    reasons: tuple[str, ...] = ()
+    store_problem: str = ""
+    store_warnings: dict[str, str] = field(default_factory=dict)
+    """What it says of Redis, by condition, where it is the one that watches it."""
+    taken_ids: dict[str, str] = field(default_factory=dict)
+    """What it says of replicas whose id is another engine's in Redis."""
+    replicas: frozenset[str] = frozenset()
+    """The replicas that are ready, as it sees them."""
+    exact: frozenset[str] = frozenset()
+    pools: tuple[str, ...] = ()
+    keys: tuple[str, ...] | Unknown = Unknown("not asked")
+    """The prefix keys that it gives one prompt, the same for all gateways."""
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition(".")[0] or self.url
+
+    @property
+    def subject(self) -> str:
+        return f"gateway {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lmcache:
+    """An `lmcache server`, as its /status has it."""
+
+    url: str
+    problem: str = ""
+    chunk_tokens: str = ""
+    hash_algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All of it."""
+
+    redis: Server | Unknown
+    pools: tuple[Pool, ...] = ()
+    homeless: tuple[Replica, ...] = ()
+    """Replicas of which nobody says to which pool they belong."""
+    gateways: tuple[Gateway, ...] = ()
+    lmcache: tuple[Lmcache, ...] = ()
+
+    def replicas(self) -> tuple[Replica, ...]:
+        return tuple(replica for pool in self.pools for replica in pool.replicas) + self.homeless
+
+
+def grouped(values: dict[str, str]) -> str:
+    """Who has which value, like `r0, r1: 16; r2: 32`; empty where all have the same."""
+    holders: defaultdict[str, list[str]] = defaultdict(list)
+    for name, value in sorted(values.items()):
+        holders[value].append(name)
+    return "" if len(holders) < 2 else "; ".join(f"{', '.join(names)}: {value}" for value, names in holders.items())

@@ -1,0 +1,74 @@
+"""From facts to what is said of them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coordinator.survey import SAMPLES
+from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, redis_checks, replica_checks
+from gateway.ops.doctor import chunk_checks as chunks
+from gateway.ops.doctor.evidence import Facts, Unknown
+from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
+
+MODULES = (redis_checks, chunks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, what could not be checked, and how many checks were made of what."""
+
+    findings: tuple[Finding, ...]
+    unchecked: tuple[Unchecked, ...]
+    checks: int
+    looked_at: str
+
+
+def examine(facts: Facts) -> Diagnosis:
+    """Make every check."""
+    answers = list(_answers(facts))
+    results = [result for each in answers for result in each]
+    return Diagnosis(
+        findings=tuple(dict.fromkeys(result for result in results if isinstance(result, Finding))),
+        unchecked=tuple(dict.fromkeys(result for result in results if isinstance(result, Unchecked))),
+        checks=sum(not any(isinstance(result, Unchecked) for result in each) for each in answers),
+        looked_at=_looked_at(facts),
+    )
+
+
+def kinds() -> list[Kind]:
+    """All that can be found, in the order of the checks."""
+    return [value for module in MODULES for value in vars(module).values() if isinstance(value, Kind)]
+
+
+def _answers(facts: Facts) -> Iterator[list[Result]]:
+    """What each check said of each thing."""
+    if isinstance(facts.redis, Unknown):
+        yield [redis_checks.unreachable(facts.redis.why)]
+    else:
+        for of_server in (*redis_checks.CHECKS, *chunks.CHECKS):
+            yield list(of_server(facts.redis))
+    for of_all in (*gateway_checks.CHECKS, *pool_checks.CHECKS_OF_ALL, *other_checks.CHECKS):
+        yield list(of_all(facts))
+    for replica in facts.replicas():
+        for of_replica in replica_checks.CHECKS if replica.answers else (replica_checks.health,):
+            yield list(of_replica(replica))
+    for pool in facts.pools:
+        for of_pool in pool_checks.CHECKS:
+            yield list(of_pool(pool))
+        if pool.looks:
+            for of_agents in agent_checks.CHECKS:
+                yield list(of_agents(pool))
+
+
+def _looked_at(facts: Facts) -> str:
+    agents = sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks)
+    redis = [] if isinstance(facts.redis, Unknown) else [f"Redis ({SAMPLES} random picks of {facts.redis.keys} keys)"]
+    counted = {
+        "gateway": sum(not gateway.problem for gateway in facts.gateways),
+        "replica": len(facts.replicas()),
+        "agent": agents,
+        "LMCache server": len(facts.lmcache),
+    }
+    some = [f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items() if count]
+    return ", ".join(redis + some)

@@ -1,0 +1,196 @@
+"""Whether the gateways are one cluster: in one Redis, of one version, with the same settings, hashing alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.watch.conditions import Condition
+from gateway.ops.doctor import chunk_checks as chunks
+from gateway.ops.doctor import redis_checks
+from gateway.ops.doctor.evidence import Facts, Gateway, Unknown, grouped
+from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
+
+_COORDINATOR = "coordinator."
+_THE_SAME: dict[Condition, set[Kind]] = {
+    "maxmemory_unset": {redis_checks.NO_LIMIT},
+    "policy_unfit": {redis_checks.EVICTS_ALL, redis_checks.CHUNK_POLICY},
+    "redis_older_than_7": {redis_checks.OLD, redis_checks.NO_ALLOW_OOM},
+    "writes_refused": {redis_checks.REFUSED_WRITES},
+    "chunks_without_ttl": {chunks.NO_TTL, chunks.TWO_KEYS},
+    "chunks_too_large": {chunks.LARGE},
+    "coordination_evicted": {redis_checks.EVICTS_ALL, redis_checks.EVICTS_OWN},
+}
+"""Findings that say what a condition of the watch says, with more on it."""
+
+UNREACHABLE = Kind(
+    "gateway-unreachable",
+    "error",
+    "clients that a load balancer sends there get no answer",
+    "start it again, or correct --gateway: curl -i {url}/ready has to answer 200",
+)
+NOT_READY = Kind(
+    "gateway-not-ready",
+    "error",
+    "it cannot serve, so load balancers leave it out",
+    "do something about its reason: curl {url}/ready",
+)
+WITHOUT_STORE = Kind(
+    "gateway-without-redis",
+    "error",
+    "it routes by hashing alone, blind to load and to what the others placed",
+    "see that it reaches Redis within redis.budget_ms, with the right URL and password, and see its log for store down",
+)
+ELSEWHERE = Kind(
+    "gateway-in-other-redis",
+    "error",
+    "gateways that do not share one Redis do not see each other's load, nor what each placed",
+    "give all gateways, agents and coordinators the same redis.url (KVGATE_REDIS_URL), its database included, and the "
+    "same redis.namespace; the doctor, too (--redis-namespace)",
+)
+WATCH_WARNS = Kind(
+    "watch-warns",
+    "warning",
+    "the gateway that watches Redis met it within the last minute, or it is still so",
+    "do what it says: docs/store.md has more on each",
+)
+VERSIONS_DIFFER = Kind(
+    "gateway-versions-differ",
+    "warning",
+    "two versions may give one prompt different keys, or leave different records",
+    "finish the upgrade: run one version in all gateways",
+)
+SETTINGS_DIFFER = Kind(
+    "gateway-settings-differ",
+    "warning",
+    "what happens to a request depends on which gateway gets it",
+    "give all gateways one file; only id, host, ports and log may differ (kvgate check-config FILE)",
+)
+KEYS_DIFFER = Kind(
+    "gateway-keys-differ",
+    "error",
+    "they give one prompt different keys, so none finds what the other placed",
+    "give all the same version, and the same KVGATE_CACHE_SALT_SECRET, api_keys and share_cache",
+)
+VIEWS_DIFFER = Kind(
+    "gateway-views-differ",
+    "warning",
+    "each sends requests only to replicas that are in its own configuration and that it can reach",
+    "give all the same `replicas`, and see in each one's /ready why it lacks some",
+)
+
+
+def reached(facts: Facts) -> Iterator[Result]:
+    """Whether each answers and can serve."""
+    if not facts.gateways:
+        yield Unchecked("gateways", "whether they serve and agree", "none was asked: give each one's --gateway URL")
+    for gateway in facts.gateways:
+        if gateway.problem:
+            yield UNREACHABLE.seen(gateway.subject, gateway.problem, url=gateway.url)
+        elif not gateway.is_ready:
+            yield NOT_READY.seen(gateway.subject, "; ".join(gateway.reasons), url=gateway.url)
+
+
+def store(facts: Facts) -> Iterator[Result]:
+    """Whether each places through this Redis."""
+    present = {name for pool in facts.pools if pool.looks for name in pool.looks[-1].gateway_leases_ms}
+    for gateway in _answering(facts):
+        if gateway.store_problem:
+            yield WITHOUT_STORE.seen(gateway.subject, f"its store is down: {gateway.store_problem}")
+        elif gateway.pools and not isinstance(facts.redis, Unknown) and gateway.id not in present:
+            yield ELSEWHERE.seen(gateway.subject, f"{gateway.id} says that its store is up, and is not in this Redis")
+
+
+def watch(facts: Facts) -> Iterator[Result]:
+    """What is met in Redis over time, where a look at it did not find the same."""
+    said = _said_of_redis(facts)
+    for gateway in _answering(facts):
+        for condition, warning in gateway.store_warnings.items():
+            if condition not in said:
+                yield WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
+
+
+def unasked(facts: Facts) -> Iterator[Result]:
+    """Whether all that are in Redis were asked."""
+    asked = {gateway.id for gateway in facts.gateways}
+    live = {
+        name
+        for pool in facts.pools
+        for look in pool.looks[-1:]
+        for name, until_ms in look.gateway_leases_ms.items()
+        if until_ms >= look.fleet.now_ms
+    }
+    if facts.gateways and not all(gateway.problem == "" for gateway in facts.gateways):
+        return  # one of them may be it
+    for name in sorted(live - asked):
+        if not name.startswith(_COORDINATOR):
+            yield Unchecked(
+                f"gateway {name}", "whether it agrees with the others", "it was not asked: add --gateway URL"
+            )
+
+
+def agreement(facts: Facts) -> Iterator[Result]:
+    """Whether they are the same."""
+    gateways = _answering(facts)
+    subject = "gateways"
+    if differing := grouped({_name(facts, each): each.version for each in gateways}):
+        yield VERSIONS_DIFFER.seen(subject, f"KVGate {differing}")
+    sections = sorted({section for each in gateways for section in each.settings})
+    for section in sections:
+        values = {_name(facts, each): each.settings.get(section, "not told") for each in gateways}
+        if grouped(values):
+            yield SETTINGS_DIFFER.seen(subject, f"`{section}` is not the same: {_camps(values)}")
+
+
+def views(facts: Facts) -> Iterator[Result]:
+    """Whether they see the same replicas, and the same ones as exact."""
+    gateways = [gateway for gateway in _answering(facts) if not gateway.store_problem]
+    for what, seen in (
+        ("ready", {_name(facts, each): _list(each.replicas) for each in gateways}),
+        ("exact", {_name(facts, each): _list(each.exact) for each in gateways}),
+    ):
+        if differing := grouped(seen):
+            yield VIEWS_DIFFER.seen("gateways", f"{what} replicas: {differing}")
+            return
+
+
+def keys(facts: Facts) -> Iterator[Result]:
+    """Whether they would find what the others placed."""
+    known = {}
+    for gateway in _answering(facts):
+        if isinstance(gateway.keys, Unknown):
+            yield Unchecked(gateway.subject, "whether its keys are the others'", gateway.keys.why)
+        else:
+            known[_name(facts, gateway)] = gateway.keys[-1]
+    if differing := grouped(known):
+        yield KEYS_DIFFER.seen("gateways", f"the same prompt ends in key {differing}")
+
+
+CHECKS = (reached, store, watch, unasked, agreement, views, keys)
+
+
+def _answering(facts: Facts) -> list[Gateway]:
+    return [gateway for gateway in facts.gateways if not gateway.problem]
+
+
+def _said_of_redis(facts: Facts) -> set[str]:
+    """The conditions of which a finding on Redis itself says the same."""
+    if isinstance(facts.redis, Unknown):
+        return set()
+    results = [result for check in (*redis_checks.CHECKS, *chunks.CHECKS) for result in check(facts.redis)]
+    codes = {result.code for result in results if isinstance(result, Finding)}
+    return {condition for condition, same in _THE_SAME.items() if any(kind.code in codes for kind in same)}
+
+
+def _name(facts: Facts, gateway: Gateway) -> str:
+    """Its id, and where it is if others have the same one."""
+    is_unique = sum(each.name == gateway.name for each in facts.gateways) == 1
+    return gateway.name if is_unique else f"{gateway.name} ({gateway.url})"
+
+
+def _camps(values: dict[str, str]) -> str:
+    """Who agrees with whom, where the values are digests that tell nobody anything."""
+    return " | ".join(camp.rpartition(":")[0] for camp in grouped(values).split("; "))
+
+
+def _list(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,159 @@
+"""Gathering the facts: everything is asked at once, each with its own timeout, and nothing is changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import httpx
+
+from coordinator.errors import StoreError
+from coordinator.survey import Look, Server, Survey
+from gateway.ops.doctor.evidence import Facts, Gateway, Pool, Replica, Unknown
+from gateway.ops.doctor.replicas import ask_replica
+from gateway.ops.doctor.servers import ask_gateway, ask_lmcache, with_keys
+from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.settings.limit_settings import TimeoutSettings
+from gateway.upstream import Upstream
+
+_MORE_LOOKS = 4
+_BETWEEN_LOOKS_S = 1.0
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What to look at."""
+
+    redis_url: str
+    namespace: str = ""
+    gateways: tuple[str, ...] = ()
+    replicas: tuple[ReplicaSettings, ...] | None = None
+    """The configured ones; None where no configuration is known: then those in Redis alone."""
+    discovers: bool = False
+    """Whether the gateways find replicas beside the configured ones."""
+    lmcache: tuple[str, ...] = ()
+    replica_key: str | None = None
+    api_key: str | None = None
+    timeout_s: float = 2.0
+
+
+async def gather(targets: Targets) -> Facts:
+    """Everything that can be learned of a cluster. Never raises for what does not answer."""
+    timeout_s = targets.timeout_s
+    survey = await _open(targets)
+    upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key)
+    configured = tuple(Replica(one.id, one.url) for one in targets.replicas or ())
+    try:
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
+            redis = await _server(survey)  # by itself: it measures how long an answer takes
+            gateways, lmcache, replicas = await asyncio.gather(
+                _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),
+                _each(ask_lmcache(http, url, timeout_s) for url in targets.lmcache),
+                _each(ask_replica(upstream, replica, True, timeout_s) for replica in configured),
+            )
+            lasting = None if targets.discovers or not configured else {replica.id for replica in configured}
+            pools = await _look(survey, await _pools(survey, gateways, replicas), lasting)
+            pools, others = await asyncio.gather(
+                _look_again(survey, pools),
+                _each(ask_replica(upstream, replica, False, timeout_s) for replica in _unasked(pools, configured)),
+            )
+            replicas += others
+            gateways = await with_keys(http, gateways, _model(replicas), targets.api_key, timeout_s)
+    finally:
+        await upstream.close()
+        if isinstance(survey, Survey):
+            await survey.close()
+    return Facts(redis, *_at_home(pools, replicas), gateways, lmcache)
+
+
+async def _each(asked: Iterable[Awaitable[_Answer]]) -> tuple[_Answer, ...]:
+    return tuple(await asyncio.gather(*asked))
+
+
+async def _open(targets: Targets) -> Survey | Unknown:
+    try:
+        return await Survey.open(targets.redis_url, targets.timeout_s, targets.namespace)
+    except StoreError as error:
+        return Unknown(str(error))
+
+
+async def _server(survey: Survey | Unknown) -> Server | Unknown:
+    if isinstance(survey, Unknown):
+        return survey
+    try:
+        return await survey.server()
+    except StoreError as error:
+        return Unknown(str(error))
+
+
+async def _pools(survey: Survey | Unknown, gateways: Iterable[Gateway], replicas: Iterable[Replica]) -> list[str]:
+    """Those that anybody knows of: without agents, Redis does not tell."""
+    names = {name for gateway in gateways for name in gateway.pools} | {replica.pool for replica in replicas}
+    if isinstance(survey, Survey):
+        with suppress(StoreError):
+            names |= set(await survey.pools())
+    return sorted(names - {""})
+
+
+async def _look(survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None) -> tuple[Pool, ...]:
+    """The pools as they are, without their replicas' own word. Of those that are dead, only the `lasting` ones are
+    missed, where it is known which these are."""
+    return tuple([_with_look(Pool(name), await _looked(survey, name), lasting) for name in names])
+
+
+async def _look_again(survey: Survey | Unknown, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    """A few more looks, over seconds: some things are wrong only if they stay so."""
+    for _ in range(_MORE_LOOKS if any(pool.looks for pool in pools) else 0):
+        await asyncio.sleep(_BETWEEN_LOOKS_S)
+        looks = [await _looked(survey, pool.name) for pool in pools]
+        pools = tuple(
+            replace(pool, looks=(*pool.looks, look)) if look else pool for pool, look in zip(pools, looks, strict=True)
+        )
+    return pools
+
+
+async def _looked(survey: Survey | Unknown, name: str) -> Look | None:
+    if isinstance(survey, Unknown):
+        return None
+    try:
+        return await (await survey.of(name)).look(name)
+    except StoreError:
+        return None
+
+
+def _with_look(pool: Pool, look: Look | None, lasting: set[str] | None) -> Pool:
+    if look is None:
+        return pool
+    dead = {name for name, record in look.fleet.replicas.items() if record.state == "dead"}
+    return replace(pool, looks=(look,), retired=frozenset(dead - lasting) if lasting is not None else frozenset())
+
+
+def _unasked(pools: Iterable[Pool], configured: tuple[Replica, ...]) -> list[Replica]:
+    known = {replica.id for replica in configured}
+    return [
+        Replica(record.replica, record.url, pool.name)
+        for pool in pools
+        for record in pool.records()
+        if record.replica not in known
+    ]
+
+
+def _model(replicas: Iterable[Replica]) -> str | None:
+    """A name that clients may ask for."""
+    return next(
+        (replica.cards[0].id for replica in replicas if isinstance(replica.cards, tuple) and replica.cards), None
+    )
+
+
+def _at_home(pools: tuple[Pool, ...], replicas: tuple[Replica, ...]) -> tuple[tuple[Pool, ...], tuple[Replica, ...]]:
+    """The pools with their replicas; one that does not answer is where Redis has it. And those that nobody places."""
+    registered = {record.replica: pool.name for pool in pools for record in pool.records()}
+    placed = [replace(replica, pool=replica.pool or registered.get(replica.id, "")) for replica in replicas]
+    return (
+        tuple(replace(pool, replicas=tuple(each for each in placed if each.pool == pool.name)) for pool in pools),
+        tuple(each for each in placed if not each.pool),
+    )

@@ -1,0 +1,99 @@
+"""Whether the machines' clocks agree and go on, and LMCache's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.ops.doctor.evidence import Facts, Span, Unknown, grouped
+from gateway.ops.doctor.finding import Kind, Result, Unchecked
+
+_TOLERATED_S = 2.0
+_STEP_IS_TOLD_MS = 3_600_000
+
+SKEW = Kind(
+    "clock-skew",
+    "warning",
+    "placing and leases go by Redis' clock alone; logs, kvgate_event_lag_seconds and the start times that tell an "
+    "engine's lives apart do not line up",
+    "run NTP on that host: timedatectl set-ntp true",
+)
+STEPPED = Kind(
+    "redis-clock-stepped",
+    "warning",
+    "leases and breakers are moved back with it, and last uses that lie in its future count as now: replicas without "
+    "agents are trimmed by guess",
+    "let NTP slew the clocks of all hosts that Redis runs or may fail over to, not step them: chronyc tracking",
+)
+LMCACHE_UNREACHABLE = Kind(
+    "lmcache-unreachable",
+    "error",
+    "its vLLM waits for it and then computes what is in there",
+    "start it again, or correct --lmcache (its --http-port): curl {url}/healthcheck",
+)
+LMCACHE_DIFFERS = Kind(
+    "lmcache-differs",
+    "warning",
+    "chunks are cut and named differently, so replicas do not find each other's",
+    "start all servers with the same --chunk-size and --hash-algorithm (kvgate replica-command)",
+)
+
+
+def clocks(facts: Facts) -> Iterator[Result]:
+    """Whether this machine's and the replicas' clocks agree with Redis'."""
+    if isinstance(facts.redis, Unknown):
+        yield Unchecked("clocks", "whether they agree", "they are compared with that of Redis, which does not answer")
+        return
+    redis_s = facts.redis.clock_ahead_s
+    here_s = (-redis_s[1], -redis_s[0])
+    if _certainly_off_s(here_s):
+        yield SKEW.seen("this machine", _words(here_s))
+    for replica in facts.replicas():
+        if replica.clock_ahead_s is None:
+            if replica.answers:
+                yield Unchecked(replica.subject, "its clock", "it answers without a Date header")
+            continue
+        ahead_s = (replica.clock_ahead_s[0] - redis_s[1], replica.clock_ahead_s[1] - redis_s[0])
+        if _certainly_off_s(ahead_s):
+            yield SKEW.seen(replica.subject, _words(ahead_s))
+
+
+def steps(facts: Facts) -> Iterator[Result]:
+    """Whether Redis' clock goes back, as after a failover to a host whose clock is behind."""
+    for pool in facts.pools:
+        for look in pool.looks[-1:]:
+            at_ms, by_ms = look.went_back
+            ago_ms, ahead_ms = look.fleet.now_ms - at_ms, look.tick_ms - look.fleet.now_ms
+            if by_ms and ago_ms < _STEP_IS_TOLD_MS:
+                when = f"{ago_ms // 60_000} min ago" if ago_ms >= 0 else "at a time that is still to come"
+                yield STEPPED.seen("Redis", f"its clock went back by {by_ms / 1000:.0f} s, {when}")
+            elif ahead_ms > _TOLERATED_S * 1000:
+                what = f"the last heartbeat in {pool.subject} lies {ahead_ms / 1000:.0f} s in its future"
+                yield STEPPED.seen("Redis", what)
+
+
+def lmcache(facts: Facts) -> Iterator[Result]:
+    """Whether the servers that were named make the same chunks."""
+    answering = [server for server in facts.lmcache if not server.problem]
+    for server in facts.lmcache:
+        if server.problem:
+            yield LMCACHE_UNREACHABLE.seen(f"LMCache {server.url}", server.problem, url=server.url)
+    for what, values in (
+        ("chunk_size", {server.url: server.chunk_tokens for server in answering}),
+        ("hash_algorithm", {server.url: server.hash_algorithm for server in answering}),
+    ):
+        if differing := grouped(values):
+            yield LMCACHE_DIFFERS.seen("LMCache", f"{what} {differing}")
+
+
+CHECKS = (clocks, steps, lmcache)
+
+
+def _certainly_off_s(ahead_s: Span) -> float:
+    """By how much more than is tolerated, whatever the truth between the two; 0 where it may be less."""
+    nearest_s = ahead_s[0] if ahead_s[0] > 0 else -ahead_s[1]
+    return nearest_s if nearest_s > _TOLERATED_S else 0.0
+
+
+def _words(ahead_s: Span) -> str:
+    off_s = _certainly_off_s(ahead_s)
+    return f"its clock is {off_s:.0f} s or more {'ahead of' if ahead_s[0] > 0 else 'behind'} that of Redis"

@@ -1,0 +1,210 @@
+"""Whether the replicas of a pool are what they are taken for: the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from coordinator.engine.facts import ModelCard
+from gateway.ops.doctor.evidence import Facts, Pool, Replica, Unknown, grouped
+from gateway.ops.doctor.finding import Kind, Result, Unchecked
+
+_LATELY_MS = 3_600_000
+_HASHING = ("prefix_caching_hash_algo", "block_size", "cache_dtype")
+
+DEAD = Kind(
+    "replica-dead",
+    "error",
+    "its health checks fail, so gateways send it nothing: its share of cache and of load is on the others",
+    "start it again at {url}; if it is gone for good, take it out of the gateways' `replicas` and restart them",
+)
+HUNG = Kind(
+    "replica-hangs",
+    "error",
+    "it has work and shows no progress, so gateways send it nothing, however well its /health is",
+    "look into its log and its GPU, and restart it: {url}; it is tried again by itself once it shows something",
+)
+BREAKER_OPEN = Kind(
+    "breaker-open",
+    "warning",
+    "too many requests to it failed of late: gateways send it one at a time, to try",
+    "see its log, and kvgate_retries_total by reason for how it fails; restart an engine that stays so",
+)
+UNWATCHED = Kind(
+    "no-gateway",
+    "warning",
+    "nobody checks these replicas or applies their agents' events",
+    "start a gateway: kvgate gateway --config FILE",
+)
+UNREADABLE = Kind(
+    "records-unreadable",
+    "warning",
+    "somebody else writes into KVGate's keys: what is derived was made again, a record that nobody knew is gone",
+    "find out who: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
+)
+VERSIONS_DIFFER = Kind(
+    "vllm-versions-differ",
+    "warning",
+    "two versions may hash, render and answer differently: the same prompt, other blocks",
+    "finish the upgrade: run one version in all replicas",
+)
+HASHING_DIFFERS = Kind(
+    "hash-settings-differ",
+    "warning",
+    "the same prompt gets other blocks and hashes: they cannot share KV, and the map is exact to other lengths",
+    "start all with the same --prefix-caching-hash-algo, --block-size and --kv-cache-dtype (kvgate replica-command)",
+)
+SERVING_DIFFERS = Kind(
+    "replicas-serve-differently",
+    "warning",
+    "a request that one replica serves another refuses, and a refusal is passed on to the client",
+    "start all with the same --max-model-len, --served-model-name and adapters",
+)
+NAME_TWICE = Kind(
+    "name-in-two-pools",
+    "error",
+    "a name leads to one pool: the replicas of the others get none of its requests",
+    "start all with the same model path, to the letter, or give each model a --served-model-name of its own",
+)
+UNREGISTERED = Kind(
+    "replica-not-registered",
+    "error",
+    "gateways that front it register it: none of this Redis does",
+    "list it in the gateways' `replicas`, and see why they cannot reach it: their /ready says",
+)
+ID_TAKEN = Kind(
+    "replica-id-taken",
+    "error",
+    "Redis has another engine by its id, so requests to this one are placed by hashing alone: two clusters share the "
+    "Redis, or gateways of one are not configured alike",
+    "give clusters that share a Redis a redis.namespace each, and all gateways of one cluster the same `replicas`",
+)
+
+
+def dead(pool: Pool) -> Iterator[Result]:
+    """Whether gateways take one for dead that is in use."""
+    answering_badly = {replica.id for replica in pool.replicas if replica.problem}
+    for record in pool.records():
+        if record.state == "dead" and record.replica not in answering_badly:  # else it is said already
+            yield DEAD.seen(f"replica {record.replica}", f"gateways found {record.url} dead", url=record.url)
+
+
+def hung(pool: Pool) -> Iterator[Result]:
+    """Whether one does no work that it has."""
+    for record in pool.records():
+        if record.state == "hung":
+            yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
+
+
+def broken(pool: Pool) -> Iterator[Result]:
+    """Whether one failed so often that it is only tried."""
+    for record in pool.records():
+        fleet = pool.looks[-1].fleet
+        open_ms = fleet.open_until_ms.get(record.replica, 0) - fleet.now_ms
+        if record.state == "ready" and open_ms > 0:
+            yield BREAKER_OPEN.seen(f"replica {record.replica}", f"its breaker is open for another {open_ms} ms")
+
+
+def watched(pool: Pool) -> Iterator[Result]:
+    """Whether any gateway is there."""
+    if not pool.looks:
+        yield Unchecked(pool.subject, "its gateways, agents and events", "Redis does not answer")
+    elif not any(until_ms >= pool.looks[-1].fleet.now_ms for until_ms in pool.looks[-1].gateway_leases_ms.values()):
+        yield UNWATCHED.seen(pool.subject, f"no gateway has a lease on its {len(pool.records())} replicas")
+
+
+def readable(pool: Pool) -> Iterator[Result]:
+    """Whether all that stands in the pool's keys could be read of late."""
+    if pool.looks:
+        look = pool.looks[-1]
+        late = [each for each in look.unreadable if each.last_ms > look.fleet.now_ms - _LATELY_MS]
+        if late:
+            told = ", ".join(f"{each.key} ({each.times} so far, the last in {each.field})" for each in late)
+            yield UNREADABLE.seen(pool.subject, f"within the last hour could not be read: {told}")
+
+
+def versions(pool: Pool) -> Iterator[Result]:
+    """Whether all run the same vLLM."""
+    known = {replica.id: replica.version for replica in pool.replicas if not isinstance(replica.version, Unknown)}
+    if differing := grouped(known):
+        yield VERSIONS_DIFFER.seen(pool.subject, f"vLLM {differing}")
+
+
+def hashing(pool: Pool) -> Iterator[Result]:
+    """Whether equal prompts make equal blocks."""
+    caches = {replica.id: replica.cache for replica in pool.replicas if not isinstance(replica.cache, Unknown)}
+    for label in _HASHING:
+        if differing := grouped({name: cache[label] for name, cache in caches.items() if label in cache}):
+            yield HASHING_DIFFERS.seen(pool.subject, f"{label} {differing}")
+
+
+def serving(pool: Pool) -> Iterator[Result]:
+    """Whether all serve the same requests."""
+    for replica in pool.replicas:
+        if replica.answers and isinstance(replica.cards, Unknown):
+            yield Unchecked(replica.subject, "what it serves", replica.cards.why)
+    cards = {replica.id: replica.cards for replica in pool.replicas if not isinstance(replica.cards, Unknown)}
+    if differing := grouped({name: ", ".join(sorted(card.id for card in each)) for name, each in cards.items()}):
+        yield SERVING_DIFFERS.seen(pool.subject, f"models served: {differing}")
+    if differing := grouped({name: _length(each) for name, each in cards.items()}):
+        yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
+
+
+CHECKS = (dead, hung, broken, watched, readable, versions, hashing, serving)
+
+
+def names(facts: Facts) -> Iterator[Result]:
+    """Whether a name that clients ask for leads to all replicas that serve it."""
+    pools: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for replica in facts.replicas():
+        for card in _cards(replica):
+            if card.parent is None:
+                pools[card.id][replica.id] = card.root
+    for name, roots in pools.items():
+        if differing := grouped(roots):
+            yield NAME_TWICE.seen(f"model {name}", f"its replicas run different models: {differing}")
+
+
+def registered(facts: Facts) -> Iterator[Result]:
+    """Whether every configured replica is known in Redis."""
+    registered = {record.replica for pool in facts.pools for record in pool.records()}
+    for pool in facts.pools:
+        for replica in pool.replicas:
+            if pool.looks and replica.id not in registered and not replica.problem:
+                yield UNREGISTERED.seen(
+                    replica.subject, f"{replica.url} answers, and no gateway or agent has told of it"
+                )
+
+
+def identities(facts: Facts) -> Iterator[Result]:
+    """Whether Redis means the engines that answer by their ids."""
+    said = {
+        replica: f"{gateway.name} says: {what}"
+        for gateway in facts.gateways
+        for replica, what in gateway.taken_ids.items()
+    }
+    for pool in facts.pools:
+        for replica in pool.replicas:
+            records = [each for look in pool.looks if (each := look.fleet.replicas.get(replica.id)) is not None]
+            lives = {record.incarnation for record in records}
+            if replica.started and lives and replica.started not in lives and _are_start_times(lives):
+                what = f"{replica.url} started {replica.started}, and Redis has {records[-1].url}, started "
+                said.setdefault(replica.id, what + records[-1].incarnation)
+    for name, what in sorted(said.items()):
+        yield ID_TAKEN.seen(f"replica {name}", what)
+
+
+CHECKS_OF_ALL = (names, registered, identities)
+
+
+def _are_start_times(lives: Iterable[str]) -> bool:
+    return not any(life.startswith("life-") for life in lives)
+
+
+def _cards(replica: Replica) -> tuple[ModelCard, ...]:
+    return () if isinstance(replica.cards, Unknown) else replica.cards
+
+
+def _length(cards: tuple[ModelCard, ...]) -> str:
+    """The base models' longest prompt and answer; adapters have their base's."""
+    return ", ".join(sorted({str(card.document.get("max_model_len")) for card in cards if card.parent is None}))

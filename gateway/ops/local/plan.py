@@ -1,0 +1,172 @@
+"""What `kvgate up` was asked for, and the configuration that each of its gateways gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from gateway.ops.local.errors import ClusterError
+from gateway.settings.config_file import SettingsError
+from gateway.settings.gateway_settings import build_settings, load_settings
+
+HOST = "127.0.0.1"
+# `kvgate up` stops everything within 5 s; a stream that ends by itself ends better than one that is killed.
+_GRACE_S = 2.5
+
+
+@dataclass(frozen=True)
+class Fronted:
+    """A server that was there before the cluster, as `--replica` names it."""
+
+    id: str
+    url: str
+    events: str = ""
+    replay: str = ""
+    lmcache: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cluster to start. With `fronted` servers, none is simulated."""
+
+    state_dir: Path
+    gateways: int = 2
+    simulated: int = 2
+    fronted: tuple[Fronted, ...] = ()
+    port: int = 8080
+    redis_url: str | None = None
+    redis_namespace: str | None = None
+    policy: str | None = None
+    speed: float = 1.0
+    base_config: Path | None = None
+    detach: bool = False
+
+
+_FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache"})
+
+
+def parse_fronted(text: str) -> Fronted:
+    """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…][,lmcache=http://…]`.
+
+    `events` and `replay` are where the engine publishes its KV events, where it does not tell that itself; `lmcache` is
+    the HTTP address of the LMCache server beside it.
+    """
+    fields: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or name not in _FRONTED_FIELDS or name in fields:
+            raise ClusterError(
+                f"--replica {text}: {part!r} is not understood; write id=r0,url=http://host:port"
+                "[,events=tcp://host:port][,replay=tcp://host:port][,lmcache=http://host:port]"
+            )
+        fields[name] = value
+    for name in ("id", "url"):
+        if not fields.get(name):
+            raise ClusterError(f"--replica {text}: {name}=… is missing; write id=r0,url=http://host:port")
+    for name in ("events", "replay"):
+        if name in fields and not is_endpoint(fields[name]):
+            raise ClusterError(f"--replica {text}: {name} must be {ENDPOINT}")
+    if "replay" in fields and "events" not in fields:
+        raise ClusterError(f"--replica {text}: replay=… needs events=…")
+    if "lmcache" in fields and not is_http(fields["lmcache"]):
+        raise ClusterError(f"--replica {text}: lmcache must be the base of its HTTP server, http://host:port")
+    return Fronted(**{name: value.rstrip("/") for name, value in fields.items()})
+
+
+ENDPOINT = "tcp://host:port, or ipc:///path of a socket"
+
+
+def is_http(url: str) -> bool:
+    """Whether it is the base of an HTTP server."""
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def is_endpoint(url: str) -> bool:
+    """Whether ZeroMQ can connect there: an ENDPOINT."""
+    try:
+        parts = urlsplit(url)
+        is_socket = parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1
+        return is_socket or (parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None)
+    except ValueError:
+        return False
+
+
+def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
+    """The mapping in the plan's base file, known to be valid; empty without one."""
+    if plan.base_config is None:
+        return {}
+    try:
+        load_settings(plan.base_config, env)
+    except SettingsError as error:
+        raise ClusterError(f"{plan.base_config}: {error.listed()}") from None
+    loaded: dict[str, Any] = yaml.safe_load(plan.base_config.read_text(encoding="utf-8")) or {}
+    return loaded
+
+
+def gateway_config(
+    plan: Plan,
+    base: Mapping[str, Any],
+    name: str,
+    port: int,
+    redis_url: str,
+    replicas: list[Fronted],
+    env: Mapping[str, str],
+) -> str:
+    """The YAML of gateway `name`: `base`, with everything that this cluster decides laid over it.
+
+    It listens to this machine alone.
+    """
+    merged: dict[str, Any] = {
+        **base,
+        "host": HOST,
+        "id": name,
+        "port": port,
+        "shared_port": plan.port,
+        "redis": {**base.get("redis", {}), "url": redis_url},
+        "replicas": [{"id": replica.id, "url": replica.url} for replica in replicas],
+        "timeouts": {"grace_s": _GRACE_S, **base.get("timeouts", {})},
+    }
+    if plan.redis_namespace is not None:
+        merged["redis"]["namespace"] = plan.redis_namespace
+    if plan.policy is not None:
+        merged["policy"] = {**base.get("policy", {}), "name": plan.policy}
+    try:
+        build_settings(merged, env)
+    except SettingsError as error:
+        raise ClusterError("; ".join(_by_option(problem, plan) for problem in error.problems)) from None
+    return yaml.safe_dump(merged, sort_keys=False)
+
+
+def _by_option(problem: str, plan: Plan) -> str:
+    """`problem`, of a field, as one of the option that filled it, where one did."""
+    field, _, what = problem.partition(": ")
+    fronted = re.match(r"replicas\[(\d+)\]\.", field)
+    if fronted and plan.fronted:
+        return f"--replica id={plan.fronted[int(fronted[1])].id},…: {field[fronted.end() :]} {what}"
+    options: dict[str, tuple[str, object]] = {
+        "redis.url": ("--redis-url", plan.redis_url),
+        "redis.namespace": ("--redis-namespace", plan.redis_namespace),
+        "policy.name": ("--policy", plan.policy),
+        "replicas": ("--replica", plan.fronted),
+    }
+    option, given = options.get(field, ("", None))
+    return f"{option}: {what}" if given else problem
+
+
+def namespace_of(plan: Plan, base: Mapping[str, Any]) -> str:
+    """What keeps the cluster apart from others on its Redis; empty for nothing."""
+    named: str | None = plan.redis_namespace
+    return named if named is not None else base.get("redis", {}).get("namespace") or ""
+
+
+def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:
+    """What an agent is told by its environment: the Redis URL may hold a password, and the replicas' key is one."""
+    key = env.get("KVGATE_REPLICA_API_KEY") or base.get("security", {}).get("replica_api_key") or ""
+    return {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}

@@ -1,0 +1,172 @@
+"""Ports for the local cluster, and the locks that keep two clusters apart.
+
+Gateways share a port with SO_REUSEPORT, so a second cluster on the same port would start without an error and take
+half of the first one's connections. Hence a lock file per port, in the system's temporary directory, where any other
+cluster of this machine looks too, and one per state directory.
+
+Locks are flocks, inherited by the cluster's processes: held until the last of them is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import select
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gateway.ops.local.errors import ClusterError
+
+# Below Linux' ephemeral ports: no outgoing connection takes one between our look and the child's bind.
+_PORTS = range(20_000, 32_000)
+_TURN_POLLS, _TURN_POLL_S = 200, 0.01
+
+
+class Lock:
+    """An exclusive lock on a file; `holder` in its text lets the next comer say who holds it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def describe_holder(self, pids: Iterable[int | None], state_dir: Path) -> None:
+        """Write who holds the lock; the pids are the processes that inherit it, most telling first."""
+        text = json.dumps({"pids": list(pids), "state_dir": str(state_dir)}).encode()
+        os.ftruncate(self.fd, 0)
+        os.pwrite(self.fd, text, 0)
+
+
+def lock_port(port: int, state_dir: Path) -> Lock:
+    """Lock `port` for the cluster in `state_dir`, or say which cluster has it."""
+    path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
+    return _lock(path, f"port {port}", "another port with --port", state_dir)
+
+
+def lock_state_dir(state_dir: Path) -> Lock:
+    """Lock `state_dir`, or say which cluster has it."""
+    return _lock(state_dir / "lock", f"state dir {state_dir}", "another with --state-dir", state_dir)
+
+
+def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> Lock:
+    fd = _open_shared(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid, holder_dir = _read_holder(fd)
+        os.close(fd)
+        raise ClusterError(
+            f"{what} belongs to the cluster of pid {pid} (state dir {holder_dir}): stop that with "
+            f"`kvgate down --state-dir {holder_dir}`, or choose {alternative}"
+        ) from None
+    lock = Lock(fd)
+    lock.describe_holder([os.getpid()], state_dir)
+    return lock
+
+
+def _open_shared(path: Path) -> int:
+    """Open or create a lock file that every user may lock: the port is the whole machine's."""
+    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+            os.fchmod(fd, 0o666)  # the umask took some away
+            return fd
+    except OSError as error:
+        raise ClusterError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
+
+
+def _read_holder(fd: int) -> tuple[int | str, str]:
+    try:
+        holder = json.loads(os.pread(fd, 65_536, 0))
+        pids, state_dir = holder["pids"], holder["state_dir"]
+    except (ValueError, KeyError, TypeError):
+        return "unknown", "unknown"
+    return next((pid for pid in pids if Path(f"/proc/{pid}").exists()), "unknown"), state_dir
+
+
+def require_free(host: str, port: int) -> None:
+    """Refuse a port that something else listens on; only for a port that is locked."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no listener
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} on {host} cannot be listened on ({error.strerror}): stop what uses it "
+                f"(`ss -ltnp sport = :{port}` names it), or choose another with --port"
+            ) from None
+
+
+def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None) -> list[int]:
+    """Distinct ports that nothing listens on.
+
+    Processes that share a temporary folder hand ports out in turn: nobody else is given a port before its owner binds
+    it, or while its owner restarts. Where that folder cannot be used, the turn begins anywhere.
+    """
+    ports: list[int] = []
+    with _turn() as turn:
+        for _ in _PORTS:
+            if len(ports) == count:
+                return ports
+            port = turn.next()
+            if port != excluded and is_free(host, port):
+                ports.append(port)
+    raise ClusterError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop} on {host}")
+
+
+class _Turn:
+    """The port that was handed out last."""
+
+    def __init__(self, text: bytes) -> None:
+        self.last = int(text) if text.isdigit() else random.choice(_PORTS)
+
+    def next(self) -> int:
+        self.last = self.last + 1 if self.last + 1 in _PORTS else _PORTS.start
+        return self.last
+
+
+@contextmanager
+def _turn() -> Iterator[_Turn]:
+    """Kept in a file that is locked meanwhile. It is a help, no more: without it, any port may be the first."""
+    fd = None
+    with suppress(OSError, ClusterError):
+        fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
+    try:
+        turn = _Turn(_locked_text(fd) if fd is not None else b"")
+        yield turn
+        if fd is not None:
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(turn.last).encode(), 0)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _locked_text(fd: int) -> bytes:
+    """What the file holds, once nobody else has it. Whoever keeps it for long is not waited for."""
+    for _ in range(_TURN_POLLS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            select.select([], [], [], _TURN_POLL_S)
+    try:
+        return os.pread(fd, 16, 0)
+    except OSError:
+        return b""
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing is bound there."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,158 @@
+"""A replica's settings to the commands that are this replica, in the order in which they start."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gateway.ops.replica import lmcache, vllm
+from gateway.ops.replica.model_size import HOW, UnknownSize, kv_bytes_per_token
+from gateway.ops.replica.settings import ReplicaFile
+from gateway.ops.replica.sharing import (
+    DoesNotFit,
+    Pace,
+    chunk_tokens,
+    chunks_of,
+    pace,
+    problem_of_chunk,
+    usual_chunk_tokens,
+)
+from gateway.settings.config_file import SettingsError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start: `env` is added to its environment, in which `needs` have to be already."""
+
+    name: str
+    about: str
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    needs: dict[str, str] = field(default_factory=dict)
+    """Variables that hold a secret, each with what it is: they are named and never printed."""
+
+
+def commands(replica: ReplicaFile) -> list[Command]:
+    """What to start, in this order: an agent that is there before the engine misses none of its events.
+
+    Raises SettingsError for what only shows when sizes are computed.
+    """
+    tier = replica.lmcache
+    found = []
+    chunk, redis_pace = (0, None) if tier is None else _sizes(replica)
+    if tier is not None and tier.mode == "server":
+        found.append(_lmcache_server(replica, chunk, redis_pace))
+    return [*found, _agent(replica), _vllm(replica, chunk, redis_pace)]
+
+
+def _sizes(replica: ReplicaFile) -> tuple[int, Pace | None]:
+    """The tokens of a chunk, and how Redis is asked where chunks go there."""
+    tier, engine = replica.lmcache, replica.vllm
+    assert tier is not None
+    if tier.chunk_tokens is not None and tier.chunk_tokens % engine.block_size:
+        what = f"is {tier.chunk_tokens}; must be a multiple of vllm.block_size, {engine.block_size}"
+        raise SettingsError([f"lmcache.chunk_tokens: {what}"])
+    if tier.redis is None:
+        return tier.chunk_tokens or usual_chunk_tokens(engine.block_size), None
+    token_bytes = _kv_bytes_per_token(replica)
+    try:
+        tokens = tier.chunk_tokens or chunk_tokens(token_bytes, engine.block_size)
+        if problem := problem_of_chunk(tokens, token_bytes, engine.block_size):
+            raise SettingsError([f"lmcache.chunk_tokens: {problem}"])
+    except DoesNotFit as error:
+        raise SettingsError([f"lmcache.chunk_tokens: {error}"]) from None
+    chunks = chunks_of(engine.max_model_len, tokens, engine.tensor_parallel_size)
+    try:
+        return tokens, pace(chunks, tier.redis.max_stall_s, tier.redis.num_workers)
+    except DoesNotFit as error:
+        raise SettingsError([f"lmcache.redis.max_stall_s: {error}"]) from None
+
+
+def _kv_bytes_per_token(replica: ReplicaFile) -> int:
+    engine = replica.vllm
+    if engine.kv_bytes_per_token is not None:
+        return engine.kv_bytes_per_token
+    folder = Path(engine.model)
+    if not folder.is_dir():
+        raise SettingsError(
+            [f"vllm.kv_bytes_per_token: is missing, and vllm.model is no folder here whose config.json tells it; {HOW}"]
+        )
+    try:
+        return kv_bytes_per_token(folder, engine.dtype, engine.kv_cache_dtype, engine.tensor_parallel_size)
+    except UnknownSize as error:
+        raise SettingsError([f"vllm.kv_bytes_per_token: is missing, and of vllm.model {error}; {HOW}"]) from None
+
+
+def _lmcache_server(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -> Command:
+    tier = replica.lmcache
+    assert tier is not None
+    argv = lmcache.server_arguments(replica, chunk, redis_pace)
+    needs = {}
+    if tier.redis is not None and replica.chunk_redis.password:
+        variable = replica.chunk_redis.variable
+        needs[variable] = "the URL, with its password, of the Redis that chunks go to"
+        argv = lmcache.logged_in_from(variable, argv, replica.programs.lmcache_python)
+    else:
+        argv = [replica.programs.lmcache, *argv]
+    return Command("lmcache", lmcache.about(replica, chunk), argv, {"PYTHONHASHSEED": "0", **replica.env}, needs)
+
+
+def _vllm(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -> Command:
+    env = {"PYTHONHASHSEED": "0", **replica.env}
+    if replica.lmcache is not None and replica.lmcache.mode == "in_process":
+        env |= lmcache.in_process_environment(replica, chunk, redis_pace)
+    waits = " Start it once the LMCache server answers." if replica.lmcache and "LMCACHE_CHUNK_SIZE" not in env else ""
+    return Command("vllm", f"the engine.{waits}", [replica.programs.vllm, *vllm.arguments(replica)], env)
+
+
+def _agent(replica: ReplicaFile) -> Command:
+    """The agent takes the address of Redis from its environment, where other users of the host do not see it."""
+    argv = [
+        *(replica.programs.kvgate, "agent"),
+        *("--replica", replica.id, "--url", f"http://{vllm.local_host(replica)}:{replica.vllm.port}"),
+        *("--events", f"tcp://{vllm.local_event_host(replica)}:{replica.events.port}"),
+        *("--replay", f"tcp://{vllm.local_event_host(replica)}:{replica.events.replay_port}"),
+    ]
+    if replica.lmcache is not None and replica.lmcache.mode == "server" and replica.lmcache.redis is not None:
+        argv += ["--lmcache", f"http://{lmcache.HERE}:{replica.lmcache.http_port}"]
+    if replica.redis.namespace:
+        argv += ["--redis-namespace", replica.redis.namespace]
+    about = "tells KVGate what the engine holds. Start it before the engine: then it misses none of its events."
+    if vllm.has_password(replica.redis.url):
+        needs = {"KVGATE_REDIS_URL": "the URL, with its password, of the Redis that the gateways share"}
+        return Command("agent", about, argv, needs=needs)
+    return Command("agent", about, argv, env={"KVGATE_REDIS_URL": replica.redis.url})
+
+
+def as_json(found: list[Command]) -> list[dict[str, Any]]:
+    """For programs: each command's name, env, argv, and the names of the variables that it needs besides."""
+    return [{**asdict(command), "needs": sorted(command.needs)} for command in found]
+
+
+def as_shell(found: list[Command]) -> str:
+    """For people: a paragraph per command, to paste into a shell of its own."""
+    return "\n\n".join("\n".join(_paragraph(command)) for command in found) + "\n"
+
+
+def _paragraph(command: Command) -> Iterator[str]:
+    yield f"# {command.name}: {command.about}"
+    for variable, what in command.needs.items():
+        message = f"{what}, is not printed here; export it first"
+        yield f': "${{{variable}:?{message}}}"; export {variable}'
+    for name, value in command.env.items():
+        yield f"export {name}={shlex.quote(value)}"
+    # A signal to the shell that runs this is then one to the process.
+    yield "exec " + " \\\n  ".join(_lines(command.argv))
+
+
+def _lines(argv: list[str]) -> list[str]:
+    """The arguments quoted, each option with its values on a line of its own."""
+    lines: list[list[str]] = [[]]
+    for argument in argv:
+        if argument.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(argument))
+    return [" ".join(line) for line in lines]

@@ -1,0 +1,143 @@
+"""The arguments of `lmcache server`, and the environment that configures LMCache inside vLLM.
+
+Redis is reached by LMCache's `valkey` adapter only: it sets a TTL on every chunk, takes an evicted one for a miss and
+survives errors. `redis://` sets none, and `resp` hangs on an evicted chunk and may hand out another one's bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from gateway.ops.replica.settings import ReplicaFile
+from gateway.ops.replica.sharing import Pace
+
+HERE = "127.0.0.1"
+# LMCache deletes a fifth of what is in the folder when this part of it is full, before the disk is.
+_DISK_WATERMARK = 0.8
+_LAUNCHER = (
+    "import os, sys; from urllib.parse import unquote, urlsplit; import glide_sync; "
+    "from lmcache.cli.main import main; "
+    "url, real = urlsplit(os.environ[sys.argv[1]]), glide_sync.ServerCredentials; "
+    'right = {"username": unquote(url.username or "default"), "password": unquote(url.password or "")}; '
+    "glide_sync.ServerCredentials = lambda *_, **__: real(**right); "
+    'sys.argv = ["lmcache", *sys.argv[2:]]; main()'
+)
+"""Runs `lmcache server` with the credentials of a URL in its environment.
+
+The adapter takes a password among its arguments, which every user of a host can read, and the server's /config shows it
+to whoever asks. And what it takes it gives to its client in the wrong order (LMCache 0.5.6, valkey-glide 2.6), so that
+it logs in with the password for a name. So the client is given the right ones here, and LMCache never sees them."""
+_SOMEBODY = "default"
+"""What the adapter has to be told for it to log in at all."""
+
+
+def server_arguments(replica: ReplicaFile, chunk: int, pace: Pace | None) -> list[str]:
+    tier = replica.lmcache
+    assert tier is not None
+    options: dict[str, object] = {
+        "instance-id": replica.id,
+        "host": HERE,
+        "port": tier.port,
+        "http-host": HERE,
+        "http-port": tier.http_port,
+        "prometheus-port": tier.prometheus_port,
+        "chunk-size": chunk,
+        "hash-algorithm": "blake3",
+        "l1-size-gb": f"{tier.cpu_gb:.10g}",
+        "eviction-policy": "LRU" if tier.keep_in_cpu else "noop",
+    }
+    if not tier.keep_in_cpu:
+        options["l2-store-policy"] = "skip_l1"
+    adapters = []
+    if tier.disk is not None:
+        adapters.append(_disk(tier.disk.folder, tier.disk.size_gb))
+    if pace is not None:
+        adapters.append(_redis(replica, pace))
+    return [
+        "server",
+        *(part for name, value in options.items() for part in (f"--{name}", str(value))),
+        *(part for adapter in adapters for part in ("--l2-adapter", _json(adapter))),
+        *tier.extra_args,
+    ]
+
+
+def logged_in_from(variable: str, arguments: list[str], python: str) -> list[str]:
+    """The same server, logged in to Redis with the credentials of the URL in `variable`."""
+    return [python, "-c", _LAUNCHER, variable, *arguments]
+
+
+def _redis(replica: ReplicaFile, pace: Pace) -> dict[str, Any]:
+    tier, address = replica.lmcache, replica.chunk_redis
+    assert tier is not None
+    assert tier.redis is not None
+    adapter: dict[str, Any] = {
+        "type": "valkey",
+        "startup_nodes": address.address,
+        "key_prefix": tier.redis.key_prefix,
+        "ttl_seconds": tier.redis.ttl_seconds,
+        "num_workers": pace.num_workers,
+        "request_timeout": pace.request_timeout_s,
+    }
+    if address.database:
+        adapter["database_id"] = address.database
+    if address.tls:
+        adapter["tls_enable"] = True
+    if address.password:
+        adapter["username"] = address.username or _SOMEBODY
+    return adapter
+
+
+def _disk(folder: str, size_gb: float) -> dict[str, Any]:
+    eviction = {"eviction_policy": "LRU", "trigger_watermark": _DISK_WATERMARK}
+    return {"type": "fs_native", "base_path": folder, "max_capacity_gb": size_gb, "eviction": eviction}
+
+
+def in_process_environment(replica: ReplicaFile, chunk: int, pace: Pace | None) -> dict[str, str]:
+    """LMCache's settings as variables: every one of its fields has one."""
+    tier, address = replica.lmcache, replica.chunk_redis
+    assert tier is not None
+    env = {
+        "LMCACHE_CHUNK_SIZE": str(chunk),
+        "LMCACHE_LOCAL_CPU": "true",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{tier.cpu_gb:.10g}",
+        "LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256_cbor",
+        "LMCACHE_SAVE_UNFULL_CHUNK": "false",
+        # With it, a chunk that is evicted in the middle of a prefix shifts those behind it (redis:// only, but nothing
+        # here gains by it).
+        "LMCACHE_ENABLE_ASYNC_LOADING": "false",
+    }
+    if pace is None or tier.redis is None:
+        return env
+    extra: dict[str, Any] = {
+        "valkey_enable_ttl": True,
+        "valkey_ttl_sec": tier.redis.ttl_seconds,
+        "valkey_num_workers": pace.num_workers,
+        "valkey_database": address.database,
+        "request_timeout": pace.request_timeout_s,
+        "save_chunk_meta": False,
+    }
+    if address.tls:
+        extra["tls_enable"] = True
+    return env | {
+        "LMCACHE_REMOTE_URL": f"valkey://{address.address}",
+        "LMCACHE_REMOTE_SERDE": "naive",
+        "LMCACHE_BLOCKING_TIMEOUT_SECS": str(math.ceil(tier.redis.max_stall_s)),
+        "LMCACHE_EXTRA_CONFIG": _json(extra),
+    }
+
+
+def about(replica: ReplicaFile, chunk: int) -> str:
+    tier = replica.lmcache
+    assert tier is not None
+    places = [f"{tier.cpu_gb:g} GB of CPU memory" + ("" if tier.keep_in_cpu else " as a buffer")]
+    if tier.disk is not None:
+        places.append(f"{tier.disk.size_gb:g} GB of disk")
+    if tier.redis is not None:
+        places.append(f"the Redis at {replica.chunk_redis.address}")
+    return f"chunks of {chunk} tokens in {', '.join(places)}."
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,104 @@
+"""The arguments of `vllm serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gateway.ops.replica.settings import ReplicaFile
+
+_ALL = "0.0.0.0"
+_HERE = "127.0.0.1"
+# KV that was found and is gone when it is fetched is computed; vLLM's default fails the request.
+_RECOMPUTE = {"kv_load_failure_policy": "recompute"}
+
+
+def arguments(replica: ReplicaFile) -> list[str]:
+    engine, tier = replica.vllm, replica.lmcache
+    options: dict[str, object] = {
+        "served-model-name": engine.served_model_name,
+        "host": engine.host,
+        "port": engine.port,
+        "max-model-len": engine.max_model_len,
+        "tensor-parallel-size": engine.tensor_parallel_size if engine.tensor_parallel_size > 1 else None,
+        "dtype": engine.dtype if engine.dtype != "auto" else None,
+        "kv-cache-dtype": engine.kv_cache_dtype if engine.kv_cache_dtype != "auto" else None,
+        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "block-size": engine.block_size,
+        "prefix-caching-hash-algo": _hash_algorithm(replica),
+        "kv-events-config": _json(_events(replica)),
+    }
+    flags = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    if replica.cpu_offload is not None:
+        options |= {"kv-offloading-size": f"{replica.cpu_offload.size_gb:.10g}", "kv-offloading-backend": "native"}
+        # Events of the CPU tier under the blocks' own hashes: the map then knows what is there.
+        extra = {"self_describing_kv_events": True}
+        options["kv-transfer-config"] = _json({**_RECOMPUTE, "kv_connector_extra_config": extra})
+    if tier is not None:
+        options["kv-transfer-config"] = _json(_transfer(replica))
+    return ["serve", engine.model, *_written(options), *flags, *engine.extra_args]
+
+
+def _hash_algorithm(replica: ReplicaFile) -> str:
+    # In process, LMCache seeds vLLM's own hashing with its algorithm: the two must be the same one.
+    in_process = replica.lmcache is not None and replica.lmcache.mode == "in_process"
+    return "sha256_cbor" if in_process else "sha256"
+
+
+def _events(replica: ReplicaFile) -> dict[str, Any]:
+    host = replica.events.host
+    # vLLM binds what it publishes on only if "*" or "::" is in the endpoint, and else connects it to nobody. An IPv4
+    # address written in IPv6's way has the colons, and binds that address alone.
+    publishing = "*" if host == _ALL else f"[::ffff:{host}]"
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://{publishing}:{replica.events.port}",
+        "replay_endpoint": f"tcp://{'*' if host == _ALL else host}:{replica.events.replay_port}",
+        "topic": f"kv@{replica.id}@{replica.vllm.served_model_name or replica.vllm.model}",
+    }
+
+
+def _transfer(replica: ReplicaFile) -> dict[str, Any]:
+    tier = replica.lmcache
+    assert tier is not None
+    common = {"kv_role": "kv_both", **_RECOMPUTE}
+    if tier.mode == "in_process":
+        return {"kv_connector": "LMCacheConnectorV1", **common}
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        **common,
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": f"tcp://{_HERE}",
+            "lmcache.mp.port": tier.port,
+            "lmcache.mp.hash_algorithm": "blake3",
+        },
+    }
+
+
+def local_host(replica: ReplicaFile) -> str:
+    """Where the engine is reached on its own host."""
+    return _HERE if replica.vllm.host == _ALL else replica.vllm.host
+
+
+def local_event_host(replica: ReplicaFile) -> str:
+    """Where its events are reached there."""
+    return _HERE if replica.events.host == _ALL else replica.events.host
+
+
+def has_password(url: str) -> bool:
+    parts = urlsplit(url)
+    return bool(parts.password) or not parse_qs(parts.query).keys().isdisjoint(("password", "sentinel_password"))
+
+
+def _written(options: Mapping[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is not None:
+            yield from (f"--{name}", str(value))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,1 @@
+"""A request's way to a replica and its answer's way back."""

@@ -1,0 +1,246 @@
+"""The attempts of one request: place, send, and either relay the answer or try elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import orjson
+
+from gateway.deadlines import Deadlines
+from gateway.errors import ApiError
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.relay.held import Held
+from gateway.relay.moves import Moves
+from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
+from gateway.relay.reply import Reply, passed_headers
+from gateway.relay.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas, maybe_executed
+from gateway.relay.retry_budget import RetryBudget
+from gateway.relay.sse import event_data
+from gateway.replicas.fleet import Fleet
+from gateway.request.admission import Admission
+from gateway.request.job import Job, no_replica
+from gateway.request.reading.document import with_fields
+from gateway.routing.router import Router, Ticket
+from gateway.settings.gateway_settings import GatewaySettings
+from gateway.upstream import Answer, Buffer, Upstream, UpstreamError
+from gateway.upstream.excerpts import WINDOW_BYTES
+
+_COMPUTE_NOTHING = frozenset({"/tokenize"})
+_JSON = ((b"content-type", b"application/json"),)
+
+
+class Attempts:
+    """Runs the attempts of a request until one is answered."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        fleet: Fleet,
+        upstream: Upstream,
+        relay: Relay,
+        metrics: Metrics,
+        admission: Admission,
+        moves: Moves,
+    ) -> None:
+        self._moves = moves
+        self._admission = admission
+        self._timeouts = settings.timeouts
+        self._max_attempts = settings.retries.max_attempts
+        self._budget = RetryBudget(settings.retries)
+        self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
+        self._deadlines = Deadlines()
+        self._router = router
+        self._fleet = fleet
+        self._upstream = upstream
+        self._relay = relay
+        self._metrics = metrics
+
+    async def run(self, job: Job, reply: Reply) -> None:
+        """Answer the client. Raises ApiError when nobody could, or when a started stream broke."""
+        try:
+            with self._deadlines.within(self._timeouts.request_s, reply.task):
+                await self._run(job, reply)
+        except TimeoutError:
+            raise ApiError(
+                504, "deadline_exceeded", f"No complete answer within {self._timeouts.request_s:g} s."
+            ) from None
+
+    async def _run(self, job: Job, reply: Reply) -> None:
+        self._budget.note_request(time.monotonic())
+        tickets: list[Ticket] = []
+        failures: list[Failure] = []
+        pool = self._router.pool(job)
+        held = Held(self._admission)
+        try:
+            while not failures or self._tries_elsewhere(job, tickets, failures):
+                # A failed attempt's reservation is given back by the next placement, in the same step.
+                release = tickets[-1].request.reservation if tickets else ""
+                ticket = await self._router.place(job, self._tried(job, tickets), release)
+                if ticket is None:
+                    break
+                if failures:
+                    self._metrics.retries.inc(failures[-1].reason)
+                tickets.append(ticket)
+                reply.note(ticket, job.caller.sees_decisions)
+                failure = await self._attempt(job, tickets, failures, reply, held)
+                if failure is None:
+                    return
+                failures.append(failure)
+        finally:
+            held.let_go()
+            for each in tickets:
+                pool.done(each.request.reservation)
+        if not self._is_uncompared(job, failures):
+            self._count(tickets, failures, was_answered=False)
+        self._give_up(job, tickets, failures, reply)
+
+    def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
+        """Whether another replica shall be asked, if there is one."""
+        others = 0 if job.pinned else len(job.served.replicas) - len(failures)
+        if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures, job.has_effects):
+            return False
+        if failures[-1].reason in ("refused", "unreachable") or not self._fleet.is_ready(tickets[-1].replica):
+            return True  # such a replica is soon chosen no more: this cannot go on for long
+        if self._budget.take(time.monotonic()):
+            return True
+        self._metrics.retries_withheld.inc()
+        return False
+
+    def _tried(self, job: Job, tickets: list[Ticket]) -> list[str]:
+        """Who shall not be asked: those that were, and who cannot be reached from here."""
+        lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
+        return [*(each.replica for each in tickets), *lost]
+
+    def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
+        """Who else may be asked, should this attempt fail. What may not be done twice is left where it is."""
+        is_last = job.pinned or job.has_effects or len(failures) + 1 >= self._max_attempts
+        return () if is_last else job.served.replicas
+
+    def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
+        """Whether one replica failed and others, though there are some, were not asked: nothing tells then whose fault
+        it was. So nobody can open breakers with requests that are pinned, nor by using the budget up."""
+        return len(failures) == 1 and self._max_attempts > 1 and len(job.served.replicas) > 1
+
+    def _count(self, tickets: list[Ticket], failures: list[Failure], *, was_answered: bool) -> None:
+        """Hold server errors against their replicas, where they are not the request's own."""
+        for index in held_against_replicas(failures, was_answered):
+            self._router.failed(tickets[index])
+
+    def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
+        """Tell the client what the last replica answered that did; where none did, a 503 or 502."""
+        if job.has_effects and (unsure := maybe_executed(failures)) is not None:
+            raise unsure
+        for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
+            if failure.status and failure.body is not None:
+                reply.note(ticket, job.caller.sees_decisions)
+                reply.whole(failure.status, failure.headers, failure.body)
+                return
+        could_serve = (job.pinned,) if job.pinned else job.served.replicas
+        if not failures or not any(self._fleet.is_ready(replica) for replica in could_serve):
+            raise no_replica()
+        reason = failures[-1].reason
+        raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})
+
+    async def _attempt(
+        self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply, held: Held
+    ) -> Failure | None:
+        """One attempt, by the last ticket: None when the client was answered, whatever the answer."""
+        ticket = tickets[-1]
+        answer: Answer | None = None
+        try:
+            with (
+                self._deadlines.within(self._timeouts.first_byte_s if job.stream else None, reply.task) as limit,
+                self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
+            ):
+                answer = await self._upstream.send(
+                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
+                )
+                if answer.status in RETRIED_STATUSES:
+                    return await _declined(answer, held)
+                streamed = answer.status == 200 and answer.is_event_stream
+                is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
+            if streamed and (failure := _broken_start(answer.look())) is not None:
+                return self._doubted(ticket, failure)
+            ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
+            self._router.succeeded(ticket)
+            if failures:
+                self._count(tickets, failures, was_answered=True)
+                failures.clear()  # what they answered is not needed any more
+            if is_whole and not streamed:
+                await self._relay.whole(job, ticket, reply, answer)
+            else:
+                await self._relayed(job, ticket, reply, answer, held, streamed)
+            return None
+        except UpstreamError as error:
+            return self._doubted(ticket, Failure(error.reason))
+        except TimeoutError:
+            return self._doubted(ticket, Failure(waiting.moved or "timeout"))
+        finally:
+            if answer is not None:
+                answer.close()
+            if not ticket.computed:
+                self._router.withdraw(ticket)
+
+    async def _relayed(
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held, streamed: bool
+    ) -> None:
+        relay = self._relay.stream if streamed else self._relay.large
+        try:
+            await relay(job, ticket, reply, answer, held)
+        except StreamBroken as broken:
+            if broken.by_replica:
+                self._router.broke_off(ticket)
+                self._fleet.doubt(ticket.replica)
+            self._metrics.broken_streams.inc()
+            message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
+            raise ApiError(502, "stream_broken", message) from broken
+
+    def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
+        rank = self._dp_ranks.get(ticket.replica)
+        return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
+
+    def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
+        """The replica may have died. Where it gave no answer, no other one has to be asked whose fault that is. Where
+        this gateway alone cannot reach it, that is no reason for others to do without it."""
+        if not failure.status and failure.reason != "unreachable":
+            self._router.failed(ticket)
+        self._fleet.doubt(ticket.replica)
+        return failure
+
+
+async def _declined(answer: Answer, held: Held) -> Failure:
+    """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
+    is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
+    body = answer.take() if is_whole else None
+    held.keep()
+    return Failure(f"status_{answer.status}", answer.status, tuple(passed_headers(answer)), body)
+
+
+def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
+    """The body for this replica: where its agent has to learn what an answer was computed from, asked to tell."""
+    if ticket.placement is None or job.is_batch:
+        return (job.body,)
+    asked: dict[str, Any] = {}
+    if ticket.placement.report:
+        asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
+    if asks_token_ids(job, ticket):
+        asked["return_token_ids"] = True
+    return with_fields(job.body, asked) if asked else (job.body,)
+
+
+def _broken_start(first: bytes) -> Failure | None:
+    """The failure that a stream's first bytes tell of, if any. vLLM reports an engine that died as an event, under a
+    status of 200; as nothing was sent on yet, the client gets it as an answer with the status that it names."""
+    if not first:
+        return Failure("empty")
+    if b'"error"' not in first:
+        return None
+    document = event_data(first[:WINDOW_BYTES])
+    error = document.get("error") if document is not None else None
+    code = error.get("code") if isinstance(error, dict) else None
+    if not isinstance(code, int) or code < 500:
+        return None
+    return Failure("error_event", code if code < 600 else 500, _JSON, orjson.dumps({"error": error}))

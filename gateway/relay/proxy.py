@@ -1,0 +1,144 @@
+"""The request path: read, place, forward, retry, relay, settle.
+
+Until the first byte of an answer reaches the client, a failing replica costs the client nothing: the attempt is given
+back and placed elsewhere in one step. After that the stream ends with an error event, never by silence. Whatever
+happens, the reservation is given back once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.deadlines import Deadlines
+from gateway.errors import ApiError
+from gateway.http.exchange import ClientGone, Exchange
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.relay.attempt import Attempts
+from gateway.relay.reply import Reply
+from gateway.request.admission import Admission, Place, holder_of
+from gateway.request.body import upload_body, whole_body
+from gateway.request.job import Job
+from gateway.request.keyring import Caller, Keyring
+from gateway.request.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.request.reader import Reader
+from gateway.request.reading import Body
+from gateway.settings.limit_settings import TimeoutSettings
+
+_log = structlog.get_logger("kvgate.proxy")
+
+CLIENT_GONE = 499
+"""What a request whose client hung up counts as (nginx's convention)."""
+
+Pin = Callable[[Job], Awaitable[None]]
+
+
+class Proxy:
+    """The hot routes."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        admission: Admission,
+        reader: Reader,
+        attempts: Attempts,
+        pin: Pin,
+        metrics: Metrics,
+        timeouts: TimeoutSettings,
+        logs_requests: bool,
+    ) -> None:
+        self._keyring = keyring
+        self._admission = admission
+        self._reader = reader
+        self._attempts = attempts
+        self._pin = pin
+        self._metrics = metrics
+        self._body_s = timeouts.body_s
+        self._logs_requests = logs_requests
+        self._deadlines = Deadlines()
+        self._large_bodies = LargeBodies()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request; every ending is counted and logged here."""
+        started = time.perf_counter()
+        reply = Reply(exchange, started)
+        place: Place | None = None
+        try:
+            caller = self._keyring.identify(exchange.headers)
+            self._reader.refuse_denied(exchange.path)
+            place = self._admission.place(holder_of(caller, exchange.peer))
+            await self._serve(exchange, reply, caller, place)
+        except ApiError as error:
+            reply.refuse(error)
+        except ClientGone:
+            reply.status = CLIENT_GONE
+            self._metrics.disconnects.inc()
+        except asyncio.CancelledError:
+            # The grace period is over: this is the answer, and nothing is left that could be cancelled.
+            reply.refuse(ApiError(503, "shutting_down", "This gateway stopped before it could finish."))
+        except Exception as error:
+            # Where, not what: an exception's text may hold a piece of the prompt.
+            raised = traceback.extract_tb(error.__traceback__)[-1]
+            _log.error(
+                "unexpected failure",
+                request_id=reply.request_id,
+                error=type(error).__name__,
+                at=f"{raised.filename}:{raised.lineno}",
+            )
+            reply.refuse(ApiError(500, "internal_error", "This gateway failed; its log says where."))
+        finally:
+            if place is not None:
+                if place.held_bytes >= LARGE_BYTES:
+                    self._large_bodies.released()
+                place.release()
+            self._count(exchange.path, reply, time.perf_counter() - started)
+
+    async def _receive(self, place: Place, exchange: Exchange) -> Body:
+        """The whole body, which is mostly here already."""
+        if exchange.has_body:
+            return whole_body(place, exchange.headers, exchange.take())
+        rate = self._admission.limits.min_body_bytes_per_s
+        return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
+
+    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place) -> None:
+        """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""
+        body = await self._receive(place, exchange)
+        place.begin()
+        if exchange.is_gone:
+            raise ClientGone
+        exchange.stops_when_gone = True
+        try:
+            job = await self._reader.read(exchange, reply.request_id, caller, place, body)
+            del body  # the job has what the replica gets; nobody else may hold it, as it is not accounted for any more
+            await self._pin(job)
+            await self._attempts.run(job, reply)
+        except asyncio.CancelledError:
+            if exchange.is_gone:
+                exchange.task.uncancel()
+                raise ClientGone from None
+            raise
+        finally:
+            exchange.stops_when_gone = False
+
+    def _count(self, path: str, reply: Reply, duration_s: float) -> None:
+        label = self._metrics.path_label(path)
+        self._metrics.requests.inc(label, str(reply.status))
+        self._metrics.duration_s.observe(duration_s, label)
+        if reply.first_byte_s is not None:
+            self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
+        if not self._logs_requests:
+            return
+        _log.debug(
+            "request",
+            request_id=reply.request_id,
+            path=label,
+            status=reply.status,
+            code=reply.code,
+            replica=reply.replica,
+            decision=reply.decision,
+            duration_ms=round(duration_s * 1000, 1),
+        )

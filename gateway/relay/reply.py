@@ -1,0 +1,150 @@
+"""The answer to one client, as far as it has got."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable, Mapping
+
+from gateway.errors import ApiError
+from gateway.http.exchange import Exchange
+from gateway.relay.error_shapes import error_body, error_event, is_anthropic
+from gateway.relay.sse import next_sequence_number
+from gateway.routing.router import Ticket
+from gateway.upstream import Answer
+
+_NOT_PASSED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"request-id",
+        b"server",
+        b"set-cookie",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+_MAX_ID_CHARS = 128
+# Without them, nginx and other proxies collect a stream's tokens and deliver them in lumps.
+_UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class Reply:
+    """Sends status, headers and body once, and remembers what the log and the metrics need."""
+
+    def __init__(self, exchange: Exchange, started: float) -> None:
+        self.request_id = request_id(exchange.headers)
+        self.status = 0
+        self.code = ""
+        self.replica = ""
+        self.decision = ""
+        self.receipt: RawHeaders = []
+        self.first_byte_s: float | None = None
+        self.numbered_events = b""
+        """Of a streamed response: what went by last that has sequence numbers."""
+        self._exchange = exchange
+        self._started = started
+        self._has_events = False
+
+    def note(self, ticket: Ticket, visible: bool) -> None:
+        """The decision behind this answer; its headers only where the caller may see them."""
+        self.replica, self.decision = ticket.replica, ticket.decision
+        if visible:
+            self.receipt = [
+                (b"x-kvgate-replica", ticket.replica.encode()),
+                (b"x-kvgate-matched-tokens", str(ticket.matched_tokens).encode()),
+                (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),
+                (b"x-kvgate-decision", self.decision.encode()),
+            ]
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """What answers."""
+        return self._exchange.task
+
+    @property
+    def has_started(self) -> bool:
+        return self._exchange.has_started
+
+    def whole(self, status: int, upstream_headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """An answer in one piece."""
+        self.status = status
+        self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
+
+    def start_stream(self, answer: Answer) -> None:
+        """Begin to answer with a stream of events."""
+        self.first_byte_s = time.perf_counter() - self._started
+        self.status = answer.status
+        self._has_events = True
+        headers = passed_headers(answer)
+        given = {name for name, _ in headers}
+        added = [header for header in _UNBUFFERED if header[0] not in given]
+        self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
+
+    def start_body(self, answer: Answer, length_bytes: int | None) -> None:
+        """Begin to answer with something else, of this length if it is known."""
+        self.status = answer.status
+        self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()], length_bytes)
+
+    def more(self, data: bytes) -> bool:
+        """Send on a piece of the body; False where the client does not keep up: then wait until it is `drained`."""
+        return self._exchange.write(data)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was sent on and the client has not taken."""
+        return self._exchange.unsent_bytes
+
+    async def drained(self) -> None:
+        await self._exchange.drained()
+
+    def end(self, data: bytes = b"") -> None:
+        """The answer is complete with this last piece of its body."""
+        self._exchange.end(data)
+
+    def refuse(self, error: ApiError) -> None:
+        """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
+        an error event; of anything else the connection is cut, as is done with all that is left without an end."""
+        self.code = error.code
+        path = self._exchange.path
+        if self._exchange.is_answered:
+            return
+        if self._exchange.has_started:
+            if not self._has_events:
+                return
+            number = next_sequence_number(self.numbered_events)
+            self.end(error_event(error, path, self.request_id, number))
+            return
+        self.status = error.status
+        headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        headers += [(b"content-type", b"application/json"), *self._own_headers()]
+        self._exchange.whole(error.status, headers, error_body(error, path, self.request_id))
+
+    def _own_headers(self) -> RawHeaders:
+        request_id = self.request_id.encode()
+        own = [(b"x-request-id", request_id), *self.receipt]
+        return [(b"request-id", request_id), *own] if is_anthropic(self._exchange.path) else own
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's x-request-id where it is printable and short, else a new one."""
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= _MAX_ID_CHARS and given.isascii() and given.isprintable():
+        return given
+    return f"{random.getrandbits(128):032x}"
+
+
+def passed_headers(answer: Answer) -> RawHeaders:
+    """The replica's headers that are the client's business."""
+    return [
+        header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(b"x-kvgate-")
+    ]

@@ -1,0 +1,80 @@
+"""Stored responses: they live on the replica that made them, and only that one can continue or cancel them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from coordinator.errors import StoreError
+from coordinator.pool import response_owners as stored
+from coordinator.store import Store
+from gateway.errors import ApiError
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.served import Served
+from gateway.request.job import Job
+from gateway.request.paths import stored_response
+from gateway.routing.router import Ticket
+from gateway.upstream.excerpts import WINDOW_BYTES
+
+_PATH = "/v1/responses"
+_ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
+
+
+class Responses:
+    """Remembers where responses were made, and pins the requests that need one to its replica."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self._store = store
+        self._fleet = fleet
+
+    async def pin(self, job: Job) -> None:
+        """Pin a request that names a stored response. Raises a 404 when nobody here has it."""
+        by_id = stored_response(job.path)
+        wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
+        if wanted:
+            job.pinned, job.served = await self._find(job, wanted, param)
+
+    async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, Served]:
+        """The replica that made it, and what that replica serves; `param` names the id in errors."""
+        try:
+            for served in {one.pool: one for one in self._fleet.served.values()}.values():
+                pool = self._store.pool(served.pool)
+                found = await stored.find(pool, response_id, job.caller.tenant)
+                if found is None:
+                    continue
+                record = pool.records.get(found[0])
+                if record is None or record.incarnation != found[1]:
+                    message = "The replica that kept this response has restarted or left."
+                    raise ApiError(404, "response_lost", message, param)
+                return found[0], self._served_by(found[0], served)
+        except StoreError:
+            raise ApiError(
+                409,
+                "response_unreachable",
+                "Stored responses cannot be found while the shared store is away. Retry shortly.",
+                param,
+                {"retry-after": "1"},
+            ) from None
+        raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
+
+    def _served_by(self, replica: str, served: Served) -> Served:
+        """A name of the same pool that this replica serves: an adapter may be loaded on others only."""
+        names = self._fleet.served.values()
+        return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)
+
+    def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
+        """Remember a response by the first events that name it, or by the beginning of an answer that is not parsed."""
+        if job.path != _PATH or job.response_noted:
+            return
+        if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
+            self._remember(job, ticket, found[1].decode("ascii", "replace"))
+
+    def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
+        """Remember a response answered in one piece."""
+        response_id = document.get("id")
+        if job.path == _PATH and not job.response_noted and isinstance(response_id, str):
+            self._remember(job, ticket, response_id)
+
+    def _remember(self, job: Job, ticket: Ticket, response_id: str) -> None:
+        job.response_noted = True
+        stored.remember(ticket.pool, response_id, ticket.replica, ticket.incarnation, job.caller.tenant)

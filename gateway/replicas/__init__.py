@@ -1,0 +1,1 @@
+"""Which replicas there are, whether they live, and what they serve."""

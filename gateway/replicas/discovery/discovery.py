@@ -1,0 +1,112 @@
+"""The replicas that get requests from this gateway: those listed, and those found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+import structlog
+
+from gateway.replicas.discovery.source import Source, SourceDown
+from gateway.settings.discovery_settings import DiscoverySettings
+from gateway.settings.gateway_settings import ReplicaSettings
+
+_log = structlog.get_logger("kvgate.discovery")
+
+
+class Discovery:
+    """Follows every source, and says who is there whenever that changes. `run()` as a task."""
+
+    def __init__(
+        self,
+        listed: Sequence[ReplicaSettings],
+        sources: Sequence[Source],
+        use: Callable[[list[ReplicaSettings]], None],
+    ) -> None:
+        self._listed = list(listed)
+        self._sources = sources
+        self._use = use
+        self._found: dict[str, list[ReplicaSettings]] = {}
+        self._problems = {source.name: "not asked yet" for source in sources}
+        self._used = self._listed
+        self._asked = {source.name: asyncio.Event() for source in sources}
+
+    def problems(self) -> dict[str, str]:
+        """Of each source what keeps it from telling; empty while it does. What it told last goes on to hold."""
+        return dict(self._problems)
+
+    async def first_answers(self) -> None:
+        """Wait until every source was asked once, whatever came of it."""
+        for asked in self._asked.values():
+            await asked.wait()
+
+    async def run(self) -> None:
+        """Follow them until cancelled."""
+        await asyncio.gather(*(self._follow(source) for source in self._sources))
+
+    async def _follow(self, source: Source) -> None:
+        while True:
+            try:
+                async with aclosing(source.follow()) as answers:
+                    async for found in answers:
+                        self._answered(source.name, found)
+            except SourceDown as error:
+                self._failed(source.name, str(error))
+            except Exception as error:  # a mistake here must end neither this nor the others
+                self._failed(source.name, f"failed: {error!r}")
+            await asyncio.sleep(source.retry_s)
+
+    def _answered(self, source: str, found: list[ReplicaSettings]) -> None:
+        if self._problems[source]:
+            _log.info("replicas are looked up", source=source, found=len(found))
+        self._problems[source] = ""
+        self._found[source] = found
+        together = self._together()
+        if together != self._used:
+            before, after = ({replica.id: replica.url for replica in each} for each in (self._used, together))
+            _log.info(
+                "replicas changed",
+                source=source,
+                came=[replica for replica, url in after.items() if before.get(replica) != url],
+                went=[replica for replica in before if replica not in after],
+            )
+            self._used = together
+            self._use(together)
+        self._asked[source].set()
+
+    def _failed(self, source: str, problem: str) -> None:
+        if problem != self._problems[source]:
+            kept = len(self._found.get(source, ()))
+            _log.warning(
+                "replicas cannot be looked up; those found last stay", source=source, problem=problem, kept=kept
+            )
+        self._problems[source] = problem
+        self._asked[source].set()
+
+    def _together(self) -> list[ReplicaSettings]:
+        """Each engine and each id once. What is listed goes by the id that it is listed with, and of two sources that
+        find one engine the first names it."""
+        together = list(self._listed)
+        ids, urls = {replica.id for replica in together}, {replica.url for replica in together}
+        for source in self._sources:
+            for replica in sorted(self._found.get(source.name, ()), key=lambda each: each.id):
+                if replica.id not in ids and replica.url not in urls:
+                    together.append(replica)
+                    ids.add(replica.id)
+                    urls.add(replica.url)
+        return together
+
+
+def sources_of(settings: DiscoverySettings) -> list[Source]:
+    """What is to be followed. Each kind brings a client of its own, which only those import who follow it."""
+    sources: list[Source] = []
+    if settings.kubernetes is not None:
+        from gateway.replicas.discovery.kubernetes import EndpointSlices
+
+        sources.append(EndpointSlices(settings.kubernetes))
+    if settings.dns is not None:
+        from gateway.replicas.discovery.dns import DnsName
+
+        sources += [DnsName(name, settings.dns) for name in settings.dns.names]
+    return sources

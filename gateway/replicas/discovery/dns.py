@@ -1,0 +1,89 @@
+"""Replicas by a name's addresses, or by its SRV records.
+
+Asked anew every `interval_s`; nothing is cached here. What the answers mean:
+
+    addresses                the replicas there are
+    the name has no address  there are none: an authority says so
+    anything else            not known: no such name (which Kubernetes also answers where no pod is ready), SERVFAIL,
+                             no answer in time
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
+
+from dns.asyncresolver import Resolver
+from dns.exception import DNSException
+from dns.name import Name
+from dns.resolver import NXDOMAIN
+
+from gateway.replicas.discovery.source import SourceDown, replica_at
+from gateway.settings.discovery_settings import DnsSettings
+from gateway.settings.gateway_settings import ReplicaSettings
+
+_LOOK_S = 5.0
+
+
+class DnsName:
+    """One name that is asked for."""
+
+    def __init__(self, name: str, settings: DnsSettings) -> None:
+        self.name = f"dns {name}"
+        self.retry_s = settings.interval_s
+        self._asked = name
+        self._settings = settings
+
+    async def follow(self) -> AsyncGenerator[list[ReplicaSettings], None]:
+        while True:
+            try:
+                places = await self._places(self._resolver())
+            except DNSException as error:
+                raise SourceDown(str(error)) from error
+            finally:
+                _heed_cancellation()
+            yield [replica_at(self._settings.scheme, address, port) for address, port in places]
+            await asyncio.sleep(self._settings.interval_s)
+
+    def _resolver(self) -> Resolver:
+        """Made for each look: what the host's resolv.conf says may change."""
+        server = self._settings.server
+        resolver = Resolver(configure=server is None)
+        resolver.lifetime = _LOOK_S
+        if server is not None:
+            parts = urlsplit(f"//{server}")
+            resolver.nameservers, resolver.port = [parts.hostname or ""], parts.port or 53
+        return resolver
+
+    async def _places(self, resolver: Resolver) -> list[tuple[str, int]]:
+        if not self._asked.startswith("_"):
+            return [(address, self._settings.port) for address in await _addresses(resolver, self._asked)]
+        answer = await resolver.resolve(self._asked, "SRV", search=True, raise_on_no_answer=False)
+        records = list(answer) if answer.rrset is not None else []
+        targets = await asyncio.gather(*(_addresses_of_target(resolver, record.target) for record in records))
+        return [(address, record.port) for record, found in zip(records, targets, strict=True) for address in found]
+
+
+async def _addresses(resolver: Resolver, name: str | Name) -> list[str]:
+    """Those of IPv4, or where it has none those of IPv6: a replica that has both is one replica."""
+    for kind in ("A", "AAAA"):
+        answer = await resolver.resolve(name, kind, search=True, raise_on_no_answer=False)
+        if answer.rrset is not None:
+            return [record.address for record in answer]
+    return []
+
+
+async def _addresses_of_target(resolver: Resolver, target: Name) -> list[str]:
+    """None of a target that does not exist: it has gone since, or was never there, and must not hide the others."""
+    try:
+        return await _addresses(resolver, target)
+    except NXDOMAIN:
+        return []
+
+
+def _heed_cancellation() -> None:
+    """A cancellation that comes together with an answer is lost in dnspython (asyncio.wait_for, Python < 3.12)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

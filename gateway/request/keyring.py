@@ -1,0 +1,66 @@
+"""Who is calling: API keys and tenants."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.errors import ApiError
+from gateway.settings.gateway_settings import SecuritySettings
+
+_CHALLENGE = {"www-authenticate": "Bearer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and what it may see."""
+
+    tenant: str | None
+    """None where no keys are configured: everybody is the same caller."""
+    sees_decisions: bool
+    """Whether x-kvgate-* headers and explain are for it: they tell one tenant what another sent."""
+    key: str = ""
+    """The name of its API key; empty where no keys are configured."""
+
+
+class Keyring:
+    """The configured API keys; only their SHA-256 is known here."""
+
+    def __init__(self, security: SecuritySettings) -> None:
+        self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
+        self._open = Caller(None, True)
+        self._expose = security.expose_decisions
+        secret = security.cache_salt_secret
+        self._secret = secret.get_secret_value().encode() if secret is not None else b""
+        self._share_cache = security.share_cache
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller by `Authorization: Bearer` or `x-api-key`. Raises a 401 for a missing or unknown key."""
+        if not self._keys:
+            return self._open
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not presented:
+            message = "Send your API key as `Authorization: Bearer <key>`, or as `x-api-key: <key>`."
+            raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
+        digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
+        found = None
+        for known, key in self._keys:  # every key is compared, in constant time
+            if hmac.compare_digest(known, digest):
+                found = key
+        if found is None:
+            raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
+        return Caller(found.tenant, found.admin or self._expose, found.name)
+
+    def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
+        """The salt the engine gets: one of the tenant's own, so that no tenant can probe another's cache.
+
+        The HMAC's input frames the two names by length; a client's salt still separates within its tenant.
+        """
+        if caller.tenant is None or self._share_cache:
+            return client_salt
+        tenant, salt = caller.tenant.encode(), (client_salt or "").encode("utf-8", "surrogatepass")
+        message = len(tenant).to_bytes(4, "big") + tenant + salt
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()

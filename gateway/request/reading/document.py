@@ -1,0 +1,223 @@
+"""A request's body as the gateway understands it: read, checked, and made fit for a replica. No I/O.
+
+Fields that vLLM trusts are taken out by parsed key, never by byte search (`\\u0073ession_id` is the same key). A body
+that needs no change travels as it came; one that only gains fields gets them appended before its closing brace,
+because JSON's last duplicate wins; only a body that loses fields is serialised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.errors import ApiError, bad_field
+from gateway.prompt import Engine, Prompt, PromptLimits, Steps, read_prompt
+from gateway.request.paths import PROMPT_PATHS, USAGE_PATHS
+from gateway.request.reading.form import is_form, read_form
+from gateway.request.reading.media import guard_media
+from gateway.request.reading.structure import StructureLimits, check_structure
+
+Body = bytes | bytearray
+
+_MAX_ID_CHARS = 256
+_MAX_SALT_CHARS = 65_536
+_MAX_MODEL_CHARS = 1024
+# Of a batch of conversations to embed, only the first is read. A score names its two sides in one of four ways, and
+# the engine may take another than the one that is read.
+_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings", "/v1/score", "/score"}
+# Whose calls the client runs itself; those of any other tool the server runs.
+_TOOLS_OF_CLIENTS = ("function", "custom")
+_SCORE_FIELDS = ("queries", "data_1", "text_1")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By what a gateway reads all bodies."""
+
+    removed: tuple[str, ...]
+    """Fields of JSON bodies that no replica gets."""
+    removed_from_forms: tuple[str, ...]
+    prompt: PromptLimits = field(default_factory=PromptLimits)
+    structure: StructureLimits = field(default_factory=StructureLimits)
+    max_form_parts: int = 256
+
+
+class Ask(NamedTuple):
+    """What comes with a body. `path` may be empty: then the body's fields tell which API it belongs to."""
+
+    path: str
+    content_type: str = ""
+
+    @property
+    def is_form(self) -> bool:
+        """A form, where there can be one: a prompt's JSON is read as such whatever it is called."""
+        return self.path not in PROMPT_PATHS and is_form(self.content_type)
+
+
+Resolve = Callable[[str, str | None, str | None], Engine]
+"""From a request's path, the model that its body names, and its cache_salt. Raises ApiError for a model that is not
+served."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a body says."""
+
+    path: str
+    model: str | None = None
+    body: bytes | None = None
+    """What the replica gets, where that is not the body as it came."""
+    prompt: Prompt | None = None
+    """None where the body has no JSON; without keys on paths that carry no prompt."""
+    stream: bool = False
+    strip_usage: bool = False
+    is_batch: bool = False
+    reads_cache: bool = True
+    wants_token_ids: bool = False
+    previous_response_id: str = ""
+    has_effects: bool = False
+    """Whether the body asks for more than an answer."""
+
+
+def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps) -> Reading:
+    """Read one body. Raises ApiError naming the field that is wrong, and TooManySteps."""
+    if ask.is_form:
+        form = read_form(ask.content_type, body, rules.removed_from_forms, rules.max_form_parts)
+        resolve(ask.path, form.model, None)
+        return Reading(ask.path, form.model, form.body)
+    if not body and ask.path not in PROMPT_PATHS:
+        resolve(ask.path, None, None)
+        return Reading(ask.path)
+    check_structure(body, rules.structure)
+    document = parse_document(body)
+    path = ask.path or api_path(document)
+    model, salt = _model(document), _salt(document)
+    engine = resolve(path, model, salt)
+    added, strip_usage = usage_request(path, document)
+    if engine.cache_salt is not None and engine.cache_salt != salt:
+        added["cache_salt"] = engine.cache_salt
+    reading = Reading(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
+    reading.wants_token_ids = bool(document.get("return_token_ids"))
+    tells_logprobs = document.get("echo") and document.get("logprobs") is not None
+    reading.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
+    if path == "/v1/responses":
+        reading.previous_response_id = _previous_response(document)
+        reading.has_effects = _has_effects(document)
+    had_media_ids = path not in _READ_IN_FULL and guard_media(document, rules.prompt, steps)
+    prompt = reading.prompt = read_prompt(
+        path,
+        document if model is not None else {**document, "model": engine.root_model},
+        root_model=engine.root_model,
+        adapter=engine.adapter,
+        cache_salt=engine.cache_salt,
+        limits=rules.prompt,
+        steps=steps,
+    )
+    reading.is_batch = bool(prompt.keys) and _is_batch(path, document)
+    reading.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
+    return reading
+
+
+def parse_document(body: Body) -> dict[str, Any]:
+    """The JSON object in a body. Raises a 400 for anything else; duplicate keys: the last wins, as in vLLM."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, "invalid_json", f"body: not valid JSON: {error}", "body") from None
+    if not isinstance(document, dict):
+        raise ApiError(400, "invalid_json", "body: must be a JSON object.", "body")
+    return document
+
+
+def api_path(document: Mapping[str, Any]) -> str:
+    """The API that a bare request body belongs to, by its fields."""
+    if "messages" in document:
+        return "/v1/messages" if "system" in document else "/v1/chat/completions"
+    if "query" in document:
+        return "/v1/rerank"
+    if not document.keys().isdisjoint(_SCORE_FIELDS):
+        return "/v1/score"
+    if "input" in document:
+        return "/v1/embeddings" if _is_plain_input(document["input"]) else "/v1/responses"
+    return "/v1/completions"
+
+
+def upstream_body(
+    body: Body, document: dict[str, Any], removed: tuple[str, ...], added: Mapping[str, Any], changed: bool
+) -> bytes | None:
+    """The body for the replica: None as it came, with `added` appended, or serialised again where fields must go."""
+    if changed or not document.keys().isdisjoint(removed):
+        kept = {name: value for name, value in document.items() if name not in removed}
+        kept.update(added)
+        try:
+            return orjson.dumps(kept)
+        except (TypeError, orjson.JSONEncodeError) as error:
+            raise ApiError(400, "invalid_json", f"body: cannot be passed on: {error}", "body") from None
+    return b"".join(with_fields(body, added, is_empty=not document)) if added else None
+
+
+def with_fields(body: Body, added: Mapping[str, Any], is_empty: bool = False) -> tuple[memoryview, bytes]:
+    """A JSON object's text with fields appended: the last duplicate wins. In two pieces, so that nothing is copied."""
+    appended = orjson.dumps(dict(added))
+    return memoryview(body)[: body.rindex(b"}")], appended[1:] if is_empty else b"," + appended[1:]
+
+
+def usage_request(path: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The fields that make a stream end with its usage, and whether the client must not see that chunk."""
+    if path not in USAGE_PATHS or document.get("stream") is not True:
+        return {}, False
+    options = document.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        return {}, False  # the replica will say what is wrong with it
+    if options and options.get("include_usage") is True:
+        return {}, False
+    return {"stream_options": {**(options or {}), "include_usage": True}}, True
+
+
+def _model(document: Mapping[str, Any]) -> str | None:
+    name = document.get("model")
+    if name is not None and not isinstance(name, str):
+        raise bad_field("model", "must be a string.", "invalid_type")
+    return name if name is None else name[:_MAX_MODEL_CHARS]  # none that is longer is served
+
+
+def _salt(document: Mapping[str, Any]) -> str | None:
+    given = document.get("cache_salt")
+    if given is not None and (not isinstance(given, str) or not given):
+        raise bad_field("cache_salt", "must be a non-empty string.", "invalid_type")
+    if given and len(given) > _MAX_SALT_CHARS:
+        raise bad_field("cache_salt", f"longer than {_MAX_SALT_CHARS} characters.")
+    return given
+
+
+def _previous_response(document: Mapping[str, Any]) -> str:
+    given = document.get("previous_response_id")
+    if given is not None and not isinstance(given, str):
+        raise bad_field("previous_response_id", "must be a string.", "invalid_type")
+    if given and len(given) > _MAX_ID_CHARS:
+        raise bad_field("previous_response_id", f"longer than {_MAX_ID_CHARS} characters.")
+    return given or ""
+
+
+def _has_effects(document: Mapping[str, Any]) -> bool:
+    """Whether a response goes on without its client, is to be kept, or may use tools that the server runs. Without
+    `store`, engines keep it or not as they are configured: nobody has asked for that."""
+    if any(document.get(name) not in (None, False) for name in ("background", "store")):
+        return True
+    tools = document.get("tools")
+    return isinstance(tools, list) and not all(
+        isinstance(tool, dict) and tool.get("type") in _TOOLS_OF_CLIENTS for tool in tools
+    )
+
+
+def _is_batch(path: str, document: Mapping[str, Any]) -> bool:
+    prompt = document.get("prompt")
+    return path == "/v1/completions" and isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+
+
+def _is_plain_input(value: Any) -> bool:
+    """A list of texts or token ids: items of a response's input are objects."""
+    return isinstance(value, list) and not any(isinstance(item, dict) for item in value)

@@ -1,0 +1,1 @@
+"""A gateway's settings: their file, their checks, their defaults."""

@@ -1,0 +1,244 @@
+"""Everything a gateway can be told, as one frozen object built once at start.
+
+Values come from a YAML file; five may come from the environment instead, so that secrets and per-container
+facts stay out of the file: KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
+KVGATE_REPLICA_API_KEY and KVGATE_ID. `configs/gateway.yaml`
+shows every field with its unit and default. What is wrong with a file is worded in `config_check`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import (
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+
+from coordinator.errors import StoreDown
+from coordinator.redis.address import check_url
+from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug
+from gateway.settings.config_file import build, read_file
+from gateway.settings.discovery_settings import DiscoverySettings
+from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
+
+# Which field each variable of the environment overrides.
+OVERRIDES = {
+    "KVGATE_REDIS_URL": ("redis", "url"),
+    "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
+    "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
+    "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
+    "KVGATE_ID": ("id",),
+}
+_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "log"})
+
+
+class RedisSettings(Section):
+    url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
+    namespace: Namespace = ""
+    budget_ms: Milliseconds = 20
+    breaker_misses: Count = 5
+    overdue_ms: Milliseconds = 1000
+
+    @field_validator("url")
+    @classmethod
+    def _is_redis_url(cls, url: str) -> str:
+        return checked_redis_url(url)
+
+    @model_validator(mode="after")
+    def _overdue_is_after_budget(self) -> Self:
+        if self.overdue_ms < self.budget_ms:
+            raise ValueError("overdue_ms is less than budget_ms; a reply is overdue only once it is late")
+        return self
+
+
+class ReplicaSettings(Section):
+    id: Slug
+    url: str
+    dp_rank: Annotated[int, Field(ge=0)] | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _is_base_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(parts):
+            raise ValueError("must be the server's base, like http://10.0.0.7:8000")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError("names no host that can be looked up") from None
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError("must not hold credentials, a query or a fragment")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise ValueError("leave /v1 out; the gateway adds the path of each request")
+        return url.rstrip("/")
+
+    @property
+    def engine(self) -> str:
+        """The one engine that this replica is: its server, and its rank where that has several."""
+        return self.url if self.dp_rank is None else f"{self.url} rank {self.dp_rank}"
+
+
+class PolicySettings(Section):
+    name: Literal["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"] = (
+        "prefix_kv_aware"
+    )
+    allow_header: bool = False
+    min_slack_requests: Count = 8
+    load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    request_cost_tokens: Annotated[int, Field(ge=0)] = 128
+    copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 16.0
+    max_owners: Count = 8
+    max_active_requests: Count | None = None
+    cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
+    store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
+
+
+class ApiKey(Section):
+    """A client's key, known here only by its SHA-256 (`kvgate hash-key` prints it)."""
+
+    name: Annotated[str, Field(min_length=1)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tenant: Annotated[str, Field(min_length=1)]
+    admin: bool = False
+
+
+class SecuritySettings(Section):
+    api_keys: list[ApiKey] = Field(default=[])
+    cache_salt_secret: Annotated[SecretStr, Field(min_length=16)] | None = None
+    replica_api_key: Annotated[SecretStr, Field(min_length=1)] | None = None
+    share_cache: bool = False
+    expose_decisions: bool = False
+    allow_priority: bool = False
+    image_hosts: list[HostName] = Field(default=[])
+    denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(
+        default=["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+    )
+
+    @model_validator(mode="after")
+    def _tenants_are_kept_apart(self) -> Self:
+        if self.api_keys and not self.share_cache and self.cache_salt_secret is None:
+            raise ValueError(
+                "api_keys need a cache_salt_secret, or tenants could probe each other's cache; set it "
+                "(or KVGATE_CACHE_SALT_SECRET), or share_cache: true if all keys trust each other"
+            )
+        return self
+
+    @field_validator("api_keys")
+    @classmethod
+    def _names_are_unique(cls, keys: list[ApiKey]) -> list[ApiKey]:
+        _refuse_repeats("name", [key.name for key in keys])
+        _refuse_repeats("sha256", [key.sha256 for key in keys])
+        return keys
+
+
+class CoordinatorSettings(Section):
+    apply_events: bool = True
+
+
+class StoreSettings(Section):
+    watch: bool = True
+    chunk_ttl_s: Annotated[int, Field(ge=60, le=31_536_000)] = 86_400
+    samples_per_s: Annotated[int, Field(ge=10, le=2000)] = 100
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+def default_id() -> str:
+    """This host's name, reduced to what an id may hold: unique where each gateway has a host or container."""
+    return re.sub(r"[^a-z0-9._-]", "-", socket.gethostname().lower())[:48] or "gateway"
+
+
+class GatewaySettings(Section):
+    id: Slug = Field(default_factory=default_id)
+    host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
+    port: Port = 8080
+    shared_port: Port | None = None
+    redis: RedisSettings = RedisSettings()
+    replicas: list[ReplicaSettings] = Field(default=[])
+    discovery: DiscoverySettings = DiscoverySettings()
+    policy: PolicySettings = PolicySettings()
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    retries: RetrySettings = RetrySettings()
+    health: HealthSettings = HealthSettings()
+    security: SecuritySettings = SecuritySettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
+    store: StoreSettings = StoreSettings()
+    log: LogSettings = LogSettings()
+
+    @field_validator("replicas")
+    @classmethod
+    def _replicas_are_distinct(cls, replicas: list[ReplicaSettings]) -> list[ReplicaSettings]:
+        _refuse_repeats("id", [replica.id for replica in replicas])
+        # The same engine under two ids would be counted, and filled, as if it were two.
+        _refuse_repeats("url and dp_rank", [replica.engine for replica in replicas])
+        return replicas
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.shared_port == self.port:
+            raise ValueError("shared_port must differ from port; leave it out where each host has one gateway")
+        return self
+
+    def fingerprint(self) -> dict[str, str]:
+        """A digest of each section in which the gateways of a cluster should not differ. Secrets are not in it, only
+        whether there are any."""
+        told = self.model_dump(mode="json", exclude={*_OF_ONE_GATEWAY, "redis"})
+        told["replicas"].sort(key=lambda replica: replica["id"])
+        told["redis"] = self.redis.model_dump(mode="json", exclude={"url"})
+        return {
+            section: blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=4).hexdigest()
+            for section, value in told.items()
+        }
+
+
+def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
+    """Read `path`, apply the overrides in `env` (empty ones count as unset) and check the whole.
+
+    Raises SettingsError with every problem found, not only the first.
+    """
+    data, problems = read_file(path)
+    return build_settings(data, env, problems)
+
+
+def build_settings(
+    data: dict[Any, Any], env: Mapping[str, str], known_problems: list[str] | None = None
+) -> GatewaySettings:
+    """The settings that `data` (a parsed YAML mapping) and `env` make; see `load_settings`."""
+    return build(GatewaySettings, data, env, OVERRIDES, known_problems)
+
+
+def checked_redis_url(url: str) -> str:
+    """`url`, if the store can be reached by it; else ValueError."""
+    try:
+        check_url(url)
+    except StoreDown as error:
+        raise ValueError(str(error)) from None
+    return url
+
+
+def _has_valid_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+def _refuse_repeats(field: str, values: list[str]) -> None:
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{field} given twice: {', '.join(repeated)}; each must be unique")

@@ -1,0 +1,63 @@
+"""How much a gateway takes on, how long it waits, how often it tries: sections of its configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from gateway.settings.base import Count, Seconds, Section
+
+
+class LimitSettings(Section):
+    max_in_flight: Count = 1024
+    max_uploads: Count = 4096
+    min_body_bytes_per_s: Count = 1024
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
+    max_buffered_bytes: Annotated[int, Field(ge=1024)] = 2**30
+    max_image_pixels: Count = 64_000_000
+    max_messages: Count = 16_384
+    max_content_parts: Count = 16_384
+    max_fields: Count = 262_144
+    max_elements: Count = 4_194_304
+    max_nesting: Annotated[int, Field(ge=8, le=1000)] = 128
+    max_form_parts: Count = 256
+
+
+class TimeoutSettings(Section):
+    connect_s: Seconds = 2
+    body_s: Seconds = 60
+    write_s: Seconds = 60
+    first_byte_s: Seconds = 300
+    request_s: Seconds = 900
+    idle_s: Seconds = 300
+    grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30
+    # vLLM closes an idle connection after 5 s; one reused later would be reset under the request.
+    upstream_keep_alive_s: Annotated[float, Field(gt=0, lt=5, allow_inf_nan=False)] = 4
+
+    @model_validator(mode="after")
+    def _nested(self) -> Self:
+        if not self.connect_s <= self.first_byte_s <= self.request_s:
+            raise ValueError("each must fit in the next: connect_s <= first_byte_s <= request_s")
+        # The default may be longer than a short request_s: then it just never ends anything.
+        if "idle_s" in self.model_fields_set and self.idle_s > self.request_s:
+            raise ValueError("idle_s is more than request_s; it would never end an answer")
+        return self
+
+
+class RetrySettings(Section):
+    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    budget_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 10
+    budget_min_retries: Annotated[int, Field(ge=0)] = 10
+
+
+class HealthSettings(Section):
+    interval_s: Seconds = 1
+    timeout_s: Seconds = 1
+    failures: Count = 2
+    hang_s: Seconds = 10
+    forget_s: Seconds = 3600
+    breaker_failures: Count = 3
+    breaker_error_rate: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.5
+    breaker_window_s: Annotated[float, Field(ge=1, le=3600)] = 10
+    breaker_open_s: Seconds = 5

@@ -1,0 +1,219 @@
+"""One HTTP request on the replica: parsing it, letting faults strike it, and answering it, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from gateway.simulator import fields
+from gateway.simulator.answers import Answer
+from gateway.simulator.errors import UNREADABLE, Refused, bad_request
+from gateway.simulator.faults import Fault, close_connection, crash, hang, reset_connection
+from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.prompt import Prompt
+from gateway.simulator.replica import RecentRequest, Replica
+from gateway.simulator.validation import Parse, unreadable
+
+_REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class Dialect(Protocol):
+    """How one API words a stream; every method returns ready SSE bytes."""
+
+    def head(self) -> bytes:
+        """Sent at once, before anything is computed; may be empty."""
+
+    def piece(self, choice: int, at: int) -> bytes:
+        """The token at this place of a choice's answer."""
+
+    def tail(self, generation: Generation) -> bytes:
+        """Sent after the last token."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A parsed inference request. `request_id` is the caller's X-Request-Id, or random."""
+
+    replica: Replica
+    request: web.Request
+    body: dict[str, Any]
+    request_id: str
+    fault: Fault | None = None
+
+    def generate(self, prompts: Sequence[Prompt], answers: Sequence[Answer], stream: bool = False) -> Generation:
+        """The generation of this call, remembered in /sim/state but not started."""
+        headers = self.request.headers
+        xargs = fields.mapping(self.body, "vllm_xargs")
+        tag = EventTag(self._session_id(), xargs.get("kv_cache_report_mode") == "full")
+        generation = self.replica.generation(prompts, answers, headers, stream, tag)
+        self.replica.recent.append(
+            RecentRequest(
+                self.request_id,
+                self.request.path,
+                tag.session_id,
+                {name: headers[name] for name in _REMEMBERED_HEADERS if name in headers},
+                list(self.body),
+                xargs,
+                generation,
+            )
+        )
+        return generation
+
+    async def respond(self, payload: dict[str, Any]) -> web.StreamResponse:
+        """Answer with JSON, or with half of it where the connection is to be cut."""
+        body = orjson.dumps(payload)
+        headers = {"X-Request-Id": self.request_id}
+        if self.fault is None or self.fault.mode != "cut":
+            return web.Response(body=body, content_type="application/json", headers=headers)
+        response = web.StreamResponse(headers={**headers, "Content-Type": "application/json"})
+        response.content_length = len(body)
+        await response.prepare(self.request)
+        await response.write(body[: len(body) // 2])
+        return await close_connection(self.request)
+
+    async def complete(self, generation: Generation) -> None:
+        """Run a generation whose answer is sent whole."""
+        await self._be_slow()
+        await generation.completion()
+
+    async def stream(self, generation: Generation, dialect: Dialect) -> web.StreamResponse:
+        """Answer with server-sent events, token by token; a client that goes away aborts the generation."""
+        response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM, "X-Request-Id": self.request_id})
+        await response.prepare(self.request)
+        if head := dialect.head():
+            await response.write(head)
+        strike_at = self.fault.strikes_at_token if self.fault is not None else None
+        sent = 0
+        out: list[bytes] = []
+        try:
+            await self._be_slow()
+            generation.start()
+            while not generation.finished:
+                await generation.progress()
+                for choice, at in generation.new_tokens():
+                    if sent == strike_at:
+                        break
+                    out.append(dialect.piece(choice, at))
+                    sent += 1
+                if sent == strike_at:
+                    return await self._strike(response, b"".join(out))
+                if out and not generation.finished:
+                    await response.write(b"".join(out))
+                    out.clear()
+            if strike_at is not None:
+                return await self._strike(response, b"".join(out))
+            out.append(dialect.tail(generation))
+            await response.write_eof(b"".join(out))
+        finally:
+            generation.close()
+        return response
+
+    async def _be_slow(self) -> None:
+        if self.fault is not None and self.fault.mode == "slow":
+            await asyncio.sleep(self.fault.seconds)
+
+    async def _strike(self, response: web.StreamResponse, last: bytes) -> web.StreamResponse:
+        """Break a stream after its `last` bytes, as its fault says."""
+        assert self.fault is not None
+        if last:
+            await response.write(last)
+        match self.fault.mode:
+            case "truncate":
+                await response.write_eof()
+            case "error":
+                await response.write_eof(self._last_words(self.fault.refusal()))
+            case "hang":
+                await hang()
+            case "crash":
+                await asyncio.sleep(0)  # the loop may hold writes back until its turn is over
+                crash()
+            case _:
+                await close_connection(self.request)
+        return response
+
+    def _last_words(self, refused: Refused) -> bytes:
+        """The end of a stream whose engine fails."""
+        if self.request.path == "/v1/messages":
+            return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
+        return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
+
+    def _session_id(self) -> str | None:
+        """In vLLM's order: body, header, vllm_xargs."""
+        xargs = fields.mapping(self.body, "vllm_xargs")
+        return (
+            fields.text(self.body, "session_id")
+            or self.request.headers.get("X-Session-ID")
+            or fields.text(xargs, "session_id")
+        )
+
+
+def inference(
+    replica: Replica,
+    handler: Callable[[Call], Awaitable[web.StreamResponse]],
+    parse: Parse,
+    error_body: Callable[[Refused], bytes] = Refused.openai_body,
+) -> Handler:
+    """The aiohttp handler of an inference endpoint: counted, struck by faults, its body read by `parse`, refused in
+    the API's shape."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        replica.num_requests += 1
+        fault = replica.faults.take()
+        try:
+            if fault is not None and fault.strikes_first:
+                await _strike_first(request, fault)
+            request_id = request.headers.get("X-Request-Id") or os.urandom(16).hex()
+            return await handler(Call(replica, request, parse(await read_json(request)), request_id, fault))
+        except Refused as refused:
+            return _refusal(refused, error_body)
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM's own translation of odd input
+            return _refusal(bad_request(str(error)), error_body)
+
+    return handle
+
+
+def control(replica: Replica, handler: Callable[[Replica, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
+    """The aiohttp handler of any other endpoint."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(replica, request)
+        except Refused as refused:
+            return _refusal(refused, Refused.openai_body)
+
+    return handle
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """The body, a JSON object; raises a 400."""
+    if not request.headers.get("Content-Type", "").startswith("application/json"):
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise Refused(400, message, None, UNREADABLE)
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise unreadable("json_invalid", (error.pos,), "JSON decode error", {}) from error
+    if not isinstance(body, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise unreadable("model_attributes_type", (), message, body)
+    return body
+
+
+async def _strike_first(request: web.Request, fault: Fault) -> None:
+    if fault.mode == "error":
+        raise fault.refusal()
+    if fault.mode == "reset":
+        await reset_connection(request)
+    await hang()
+
+
+def _refusal(refused: Refused, error_body: Callable[[Refused], bytes]) -> web.Response:
+    return web.Response(status=refused.status, body=error_body(refused), content_type="application/json")

@@ -1,0 +1,110 @@
+"""Messages to a prompt: the replica's chat template. Every piece begins on a token of its own, so the prompt of
+a conversation's next turn starts with the tokens of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from gateway.simulator import fields
+from gateway.simulator.errors import bad_request
+from gateway.simulator.images import ImageReader
+from gateway.simulator.prompt import Prompt, PromptBuilder
+
+_START, _END = "<|im_start|>", "<|im_end|>\n"
+_RENDERED_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_SPEAKERS = ("user", "system", "developer")
+"""Whose messages may lack content, but not have null for it."""
+_IMAGE_PARTS = {"image_url", "input_image"}
+
+
+def render_chat(
+    messages: list[Any],
+    images: ImageReader,
+    *,
+    tools: Sequence[Any] = (),
+    template_kwargs: dict[str, Any] | None = None,
+    generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    lora: str | None = None,
+    cache_salt: str | None = None,
+) -> Prompt:
+    """Raises a 400 for messages that no template could render."""
+    if not messages:
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    builder = PromptBuilder()
+    for title, settings in (("tools", tools), ("chat_template_kwargs", template_kwargs)):
+        if settings:
+            _open_turn(builder, title)
+            builder.text(orjson.dumps(settings).decode())
+            _close_turn(builder)
+    for at, message in enumerate(messages):
+        _render_message(builder, fields.as_mapping(message, f"messages.{at}"), images)
+        if not (continue_final_message and at == len(messages) - 1):
+            _close_turn(builder)
+    if generation_prompt:
+        _open_turn(builder, "assistant")
+    return builder.build(lora, cache_salt)
+
+
+def text_of_content(content: object) -> str:
+    """The text of a message's content, a string or a list of parts."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+
+def _render_message(builder: PromptBuilder, message: dict[str, Any], images: ImageReader) -> None:
+    role = fields.required_text(message, "role")
+    _open_turn(builder, role)
+    for name in _RENDERED_FIELDS:
+        if value := fields.text(message, name):
+            builder.text(f"{name}: {value}\n")
+            builder.end_token()
+    content = message.get("content")
+    if isinstance(content, str):
+        builder.text(content)
+    elif content is not None:
+        for part in fields.sequence(message, "content"):
+            _render_part(builder, part, images)
+    elif "content" in message and role in _SPEAKERS:
+        raise bad_request("content: Input should be a valid string", "content")
+    if calls := fields.sequence(message, "tool_calls"):
+        builder.end_token()
+        builder.text(orjson.dumps(calls).decode())
+
+
+def _render_part(builder: PromptBuilder, part: object, images: ImageReader) -> None:
+    if isinstance(part, str):
+        builder.text(part)
+        return
+    part = fields.as_mapping(part, "content")
+    kind = fields.required_text(part, "type")
+    if kind in _TEXT_PARTS:
+        builder.text(fields.required_text(part, _TEXT_PARTS[kind]))
+    elif kind in _IMAGE_PARTS:
+        source = part.get("image_url")
+        url = source if isinstance(source, str) else fields.text(fields.mapping(part, "image_url"), "url")
+        builder.image(images.read(url, fields.text(part, "uuid")))
+    else:
+        raise bad_request(f"Unknown part type: {kind}", "messages")
+
+
+def _open_turn(builder: PromptBuilder, role: str) -> None:
+    builder.text(f"{_START}{role}\n")
+    builder.end_token()
+
+
+def _close_turn(builder: PromptBuilder) -> None:
+    builder.end_token()
+    builder.text(_END)
+    builder.end_token()

@@ -1,0 +1,135 @@
+"""What is not inference: models, health, metrics, LoRA, and the simulator's own /sim paths."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from gateway.simulator import fields
+from gateway.simulator.call import read_json
+from gateway.simulator.errors import Refused
+from gateway.simulator.openai_api import chat_prompt
+from gateway.simulator.prompt import BlockHasher, token_text
+from gateway.simulator.replica import Replica
+
+_EVENT_SOURCES_SINCE = (0, 32)
+
+
+async def models(replica: Replica, _: web.Request) -> web.StreamResponse:
+    settings = replica.settings
+    cards = [_card(replica, name, settings.model_root, None) for name in settings.served_names]
+    cards += [_card(replica, name, name, settings.served_names[0]) for name in replica.adapters]
+    return web.json_response({"object": "list", "data": cards})
+
+
+async def health(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.Response(status=503 if replica.faults.take_unhealthy() else 200)
+
+
+async def ping(replica: Replica, request: web.Request) -> web.StreamResponse:
+    return await health(replica, request)
+
+
+async def version(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.json_response({"version": replica.settings.vllm_version})
+
+
+async def kv_event_sources(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """Each rank's publisher; empty where KV events are off."""
+    if replica.settings.version < _EVENT_SOURCES_SINCE:
+        return await not_found(replica, request)
+    return web.json_response({rank: publisher.config() for rank, publisher in enumerate(replica.publishers)})
+
+
+async def metrics(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.Response(
+        body=replica.metrics.exposition(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def detokenize(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """Unlike a request for inference it never reaches the engine: no fault strikes it."""
+    body = await read_json(request)
+    replica.resolve_model(fields.text(body, "model"))
+    return web.json_response({"prompt": token_text(fields.sequence(body, "tokens"))})
+
+
+async def load_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.num_lora_calls += 1
+    name = fields.required_text(await read_json(request), "lora_name")
+    if name not in replica.adapters:
+        replica.adapters.append(name)
+    return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.num_lora_calls += 1
+    name = fields.required_text(await read_json(request), "lora_name")
+    if name in replica.adapters:
+        replica.adapters.remove(name)
+    return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def reset_prefix_cache(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """The CPU tier stays as it is unless asked for, as in vLLM."""
+    return web.json_response({"reset": replica.clear_caches(request.query.get("reset_external") == "true")})
+
+
+async def fail(replica: Replica, request: web.Request) -> web.StreamResponse:
+    replica.faults.set(await read_json(request))
+    return web.json_response({"failing": replica.faults.active()})
+
+
+async def state(replica: Replica, _: web.Request) -> web.StreamResponse:
+    return web.json_response(replica.state())
+
+
+async def load(replica: Replica, _: web.Request) -> web.StreamResponse:
+    """For who watches queues: a fraction of what /sim/state costs."""
+    return web.json_response(_load(replica))
+
+
+async def outlook(replica: Replica, request: web.Request) -> web.StreamResponse:
+    """What a chat request would meet here, were it sent now: for a router that knows everything."""
+    body = await read_json(request)
+    _, lora = replica.resolve_model(fields.text(body, "model"))
+    prompt = chat_prompt(replica, body, lora)
+    engine = replica.engines[0]
+    hasher = BlockHasher(prompt, engine.block_size)
+    hasher.extend(prompt.tokens)
+    return web.json_response(
+        _load(replica)
+        | {
+            "prompt_tokens": prompt.num_tokens,
+            "cached_tokens": engine.foresee(hasher.hashes) * engine.block_size,
+            "backlog_tokens": engine.backlog_tokens(),
+            "requests": replica.num_requests,
+        }
+    )
+
+
+def _load(replica: Replica) -> dict[str, int]:
+    return {
+        "running": sum(len(engine.running) for engine in replica.engines),
+        "waiting": sum(len(engine.waiting) for engine in replica.engines),
+    }
+
+
+async def not_found(_: Replica, __: web.Request) -> web.StreamResponse:
+    raise Refused(404, "Not Found", None, "Not Found")
+
+
+def _card(replica: Replica, name: str, root: str, parent: str | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": replica.settings.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,287 @@
+"""One engine: chunked prefill and batched decode over a block cache, in scaled time.
+
+Each step schedules first what is running (a chunk of prefill, or one token), then admits waiting requests in
+order, and lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when
+they are scheduled, so two equal prompts that arrive together share their prefix; KV events of it leave with the
+end of the step. Where running requests need more blocks than there are, the youngest is preempted: it loses its
+blocks and waits first in line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.simulator.cache import Block, BlockCache
+from gateway.simulator.events import EventLog, Events
+from gateway.simulator.generation import State, TokenSequence
+from gateway.simulator.lmcache import Lmcache
+from gateway.simulator.offload import CpuTier
+from gateway.simulator.settings import SimSettings
+from gateway.simulator.stats import EngineStats
+
+_FULL_SPEED_BURST_STEPS = 16
+"""At speed 0 the loop is yielded to after this many steps: an answer of the default length is one write."""
+_LOAD_COST = 0.1
+"""Of the time to prefill a token, what it takes to load one from the CPU tier."""
+
+
+class Engine:
+    """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far;
+    `publish` is given the KV events of each step that has any. No step begins unless `goes_on` is set."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        on_first_token: Callable[[float], None],
+        on_finish: Callable[[float], None],
+        publish: Callable[[Events], None] | None = None,
+        lmcache: Lmcache | None = None,
+    ) -> None:
+        self.block_size = settings.block_size
+        self.cache = BlockCache(settings.num_gpu_blocks)
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
+        self.stats = EngineStats()
+        self._events = EventLog(settings, publish)
+        self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
+        self._lmcache = lmcache
+        self._loaded_tokens = 0
+        """From outside the GPU, in the step at hand."""
+        self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
+        self._storing_s = 0.0
+        """What storing took in the step before."""
+        self._settings = settings
+        self._on_first_token = on_first_token
+        self._on_finish = on_finish
+        self._work = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    def __repr__(self) -> str:
+        return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Queue a sequence; its tokens plus its answer fit into the cache (the caller has checked)."""
+        sequence.state = State.WAITING
+        sequence.arrived_s = asyncio.get_running_loop().time()
+        self.waiting.append(sequence)
+        self._work.set()
+
+    def abort(self, sequence: TokenSequence) -> None:
+        """Take a sequence out at once and free its blocks; does nothing once it has finished."""
+        if sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        else:
+            return
+        sequence.state = State.ABORTED
+        self.stats.requests["abort"] += 1
+        self._work.set()
+
+    def clear_cache(self) -> bool:
+        """Reset the GPU's prefix cache; refused (False) while any block is in use."""
+        cleared = self.cache.clear()
+        if cleared:
+            self._events.cleared()
+        return cleared
+
+    def foresee(self, hashes: Sequence[int], on_their_way: Iterable[int] = ()) -> int:
+        """How many leading blocks of a prompt that arrived now would be cached when its turn comes, were nothing
+        evicted until then; `on_their_way` are those of prompts that will be here before it."""
+        coming = {each for sequence in self.waiting for each in sequence.hashes}
+        return self._foreseen(hashes, coming.union(on_their_way))
+
+    def backlog_tokens(self) -> int:
+        """What is to be computed before a prompt that arrived now."""
+        backlog = sum(max(0, sequence.num_tokens - sequence.computed) for sequence in self.running)
+        coming: set[int] = set()
+        for sequence in self.waiting:
+            backlog += sequence.num_tokens - self._foreseen(sequence.hashes, coming) * self.block_size
+            coming.update(sequence.hashes)
+        return backlog
+
+    def _foreseen(self, hashes: Sequence[int], coming: set[int]) -> int:
+        found = len(self.cache.match(hashes))
+        while found < len(hashes) and hashes[found] in coming:
+            found += 1
+        return found
+
+    def forget_idle(self) -> None:
+        """Lose all that no running request holds, on the GPU and in the CPU tier, without any event."""
+        self.cache.forget_idle()
+        self.cpu_tier.clear()
+
+    async def run(self) -> None:
+        """Step for ever; returns only by cancellation."""
+        loop = asyncio.get_running_loop()
+        speed = self._settings.speed
+        clock_s = loop.time()
+        burst = 0
+        while await self.goes_on.wait():
+            batch, prefill_tokens = self.schedule()
+            if not batch and not self.cpu_tier.is_writing:
+                self._work.clear()
+                await self._work.wait()
+                clock_s, burst = loop.time(), 0
+                continue
+            if speed > 0:
+                # Against a clock of its own, so that the loop's timer resolution does not add up.
+                clock_s = max(clock_s + self._step_s(prefill_tokens) / speed, loop.time() - 0.1)
+                await asyncio.sleep(max(0.0, clock_s - loop.time()))
+            elif (burst := burst + 1) % _FULL_SPEED_BURST_STEPS == 0:
+                await asyncio.sleep(0)
+            self.finish_step(batch)
+
+    def schedule(self) -> tuple[list[tuple[TokenSequence, int]], int]:
+        """Choose what the next step computes: (sequence, tokens) each, and the prefill tokens among them."""
+        batch: list[tuple[TokenSequence, int]] = []
+        prefill_tokens = self._loaded_tokens = 0
+        limit = self._settings.max_num_batched_tokens
+        preempted = self.stats.preemptions
+        for sequence in tuple(self.running):
+            if sequence.state is not State.RUNNING:
+                continue  # preempted by one before it
+            want = sequence.num_tokens - sequence.computed
+            if want > 1:
+                want = min(want, limit - prefill_tokens)
+            if want > 0 and self._grow_or_preempt(sequence, want):
+                batch.append((sequence, want))
+                prefill_tokens += want if want > 1 else 0
+        if self.stats.preemptions > preempted:
+            return batch, prefill_tokens
+        at = 0
+        while at < len(self.waiting) and len(self.running) < self._settings.max_num_seqs and prefill_tokens < limit:
+            sequence = self.waiting[at]
+            loadable_tokens = self._loadable_tokens(sequence)
+            if loadable_tokens is None:
+                at += 1  # those behind it need not wait for what it waits for
+                continue
+            admitted = self._admit(sequence, limit - prefill_tokens, loadable_tokens)
+            if admitted is None:
+                break
+            del self.waiting[at]
+            self.running.append(sequence)
+            batch.append((sequence, admitted))
+            prefill_tokens += admitted
+        return batch, prefill_tokens
+
+    def finish_step(self, batch: list[tuple[TokenSequence, int]]) -> None:
+        """Account for what was computed, and give every sequence that is through its prefill a token.
+
+        As in vLLM, what the step did to the cache is told before its tokens are.
+        """
+        self.cpu_tier.end_step()
+        self._events.flush()
+        for sequence, computed in batch:
+            if sequence.state is not State.RUNNING:
+                continue  # aborted while the step ran
+            sequence.computed += computed
+            if self._lmcache is not None:
+                self._storing_s += self._lmcache.store(sequence, sequence.computed)
+            if sequence.is_prefilled:
+                self._sample(sequence)
+
+    def _step_s(self, prefill_tokens: int) -> float:
+        storing_s, self._storing_s = self._storing_s, 0.0
+        computing_s = prefill_tokens / self._settings.prefill_tokens_per_s
+        loading_s = self._loaded_tokens * self._load_s_per_token
+        return storing_s + max(self._settings.decode_s_per_token, computing_s + loading_s)
+
+    def _sample(self, sequence: TokenSequence) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if sequence.produced == 0:
+            self.stats.prompt_tokens += sequence.prompt.num_tokens
+            self._on_first_token(now_s - sequence.arrived_s)
+            sequence.prefill_s = now_s - sequence.scheduled_s
+        if not sequence.is_complete:
+            sequence.produce()
+            self.stats.generation_tokens += 1
+        if sequence.is_complete:
+            sequence.state = State.FINISHED
+            self.running.remove(sequence)
+            self._release(sequence)
+            self.cpu_tier.touch(sequence.hashes)
+            self.stats.requests[sequence.answer.engine_reason] += 1
+            self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
+            self._on_finish(now_s - sequence.arrived_s)
+        sequence.generation.notify(sequence)
+
+    def _loadable_tokens(self, sequence: TokenSequence) -> int | None:
+        """What LMCache has of a waiting sequence; None where it is still looking."""
+        return 0 if self._lmcache is None else self._lmcache.loadable_tokens(sequence, self._work.set)
+
+    def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
+        """Start a waiting sequence on what the caches have of it; the tokens of its first step, or None."""
+        # At least one token must be computed to sample from, so the block that holds the last is recomputed.
+        reusable = (sequence.num_tokens - 1) // self.block_size
+        hits = self.cache.match(sequence.hashes[:reusable])
+        self._events.reused(sequence, len(hits))
+        loaded = self.cpu_tier.match(sequence.hashes[len(hits) : reusable])
+        loaded = max(loaded, min(reusable, loadable_tokens // self.block_size) - len(hits)) * self.block_size
+        sequence.blocks = hits
+        sequence.computed = len(hits) * self.block_size
+        want = min(sequence.num_tokens - sequence.computed - loaded, limit_tokens)
+        if not self._grow(sequence, want, hits, loaded):
+            sequence.blocks = []
+            return None
+        if self._lmcache is not None:
+            self._lmcache.load(loaded)
+        sequence.state = State.RUNNING
+        if sequence.cached_tokens is None:
+            self._count_hits(sequence, loaded)
+        sequence.computed += loaded
+        return want
+
+    def _count_hits(self, sequence: TokenSequence, loaded_tokens: int) -> None:
+        sequence.scheduled_s = asyncio.get_running_loop().time()
+        sequence.cached_tokens = sequence.computed + loaded_tokens
+        self.stats.prefix_queries_tokens += sequence.num_tokens
+        self.stats.prefix_hits_tokens += sequence.computed
+        self.stats.external_queries_tokens += sequence.num_tokens - sequence.computed
+        self.stats.external_hits_tokens += loaded_tokens
+
+    def _grow_or_preempt(self, sequence: TokenSequence, tokens: int) -> bool:
+        while not self._grow(sequence, tokens):
+            youngest = self.running.pop()
+            self._release(youngest)
+            youngest.state = State.WAITING
+            self.waiting.appendleft(youngest)
+            self.stats.preemptions += 1
+            if youngest is sequence:
+                return False
+        return True
+
+    def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = (), loaded_tokens: int = 0) -> bool:
+        """Hold the blocks for `tokens` more of a sequence (and its `hits`, and what is loaded from outside
+        before them) and store those that get full.
+
+        This is the one place where hashes enter and leave the cache.
+        """
+        loaded_end = sequence.computed + loaded_tokens
+        end = loaded_end + tokens
+        missing = -(-end // self.block_size) - len(sequence.blocks)
+        if missing or hits:
+            taken = self.cache.take(hits, missing)
+            if taken is None:
+                return False
+            sequence.blocks += taken.blocks
+            self.stats.blocks_evicted += len(taken.evicted)
+            self._events.evicted(taken.evicted)
+        self._loaded_tokens += loaded_tokens
+        first = sequence.computed // self.block_size
+        for last in (loaded_end // self.block_size, end // self.block_size):
+            if last > first:
+                self.cache.store(sequence.blocks[first:last], sequence.hashes[first:last])
+                self.stats.blocks_stored += last - first
+                self._events.stored(sequence, first, last)
+            first = last
+        self.cpu_tier.store(sequence, end, self.block_size)
+        return True
+
+    def _release(self, sequence: TokenSequence) -> None:
+        self.cache.release(sequence.blocks)
+        sequence.blocks = []

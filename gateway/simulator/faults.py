@@ -1,0 +1,168 @@
+"""Failures on demand: `POST /sim/fail {"mode": …, "count": N, "after_tokens": K, "status": S, "seconds": T}`.
+
+    error      a vLLM error with `status` (500); with after_tokens, an error event inside the stream
+    reset      the connection is reset before any byte
+    cut        the connection is closed after K streamed tokens (a plain answer: half way through its body)
+    truncate   the stream ends cleanly after K tokens, without its closing events; plain answers are unharmed
+    hang       nothing is ever answered; with after_tokens, the stream stalls there
+    slow       the first token comes `seconds` (1) later
+    stall      the engine stands still while all else goes on: /health is good, no token comes, no counter moves
+    unhealthy  /health answers 503
+    crash      the process exits, at once or after a stream's K tokens, with status 3
+    amnesia    the cache forgets all idle blocks, at once and without any KV event
+    none       clears them all
+
+    drop_events       a batch of KV events is numbered and can be replayed, but is not sent live
+    lose_events       a batch is numbered and never seen again
+    duplicate_events  a batch is sent twice
+    delay_events      a batch is sent after its successor
+
+`count` is the number of inference requests it strikes (for `unhealthy`: of health checks; for *_events: of
+batches), 1 unless told; -1 means until cleared. A `stall` strikes no single request, and lasts until cleared. A mode
+set again replaces its former setting; of several modes the first set strikes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from gateway.simulator import fields
+from gateway.simulator.errors import Refused, bad_request
+
+EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
+_NOT_OF_REQUESTS = ("unhealthy", "stall", *EVENT_MODES)
+MODES = ("error", "reset", "cut", "truncate", "hang", "slow", "stall", "unhealthy", "crash", "amnesia", *EVENT_MODES)
+_CRASH_STATUS = 3
+_HIGHEST_STATUS = 599
+_UNTIL_CLEARED = -1
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+@dataclass(slots=True)
+class Fault:
+    mode: str
+    remaining: int = 1
+    status: int = 500
+    after_tokens: int | None = None
+    seconds: float = 1.0
+
+    @property
+    def strikes_first(self) -> bool:
+        """It strikes before the request is looked at."""
+        return self.mode == "reset" or (self.mode in ("error", "hang") and self.after_tokens is None)
+
+    @property
+    def strikes_at_token(self) -> int | None:
+        """How many streamed tokens go out before it strikes; None where it leaves streams alone."""
+        if self.mode in ("cut", "truncate"):
+            return self.after_tokens or 0
+        return self.after_tokens if self.mode in ("error", "hang", "crash") else None
+
+    def refusal(self) -> Refused:
+        return Refused(self.status, f"Simulated failure with status {self.status}")
+
+
+class Faults:
+    """What is to fail next; `forget_idle` is what amnesia does; `stall` is told when one begins, and when it ends."""
+
+    def __init__(self, forget_idle: Callable[[], None], stall: Callable[[bool], None]) -> None:
+        self._forget_idle = forget_idle
+        self._stall = stall
+        self._by_mode: dict[str, Fault] = {}
+
+    def set(self, body: dict[str, Any]) -> None:
+        """Apply the body of POST /sim/fail; `amnesia`, and a `crash` without after_tokens, happen here."""
+        mode = fields.required_text(body, "mode")
+        if mode == "none":
+            self._by_mode.clear()
+            self._stall(False)
+            return
+        if mode not in MODES:
+            raise bad_request(f"mode: one of none, {', '.join(MODES)}", "mode")
+        count = fields.integer(body, "count", minimum=_UNTIL_CLEARED)
+        status = fields.integer(body, "status", minimum=400) or 500
+        if status > _HIGHEST_STATUS:
+            raise bad_request(f"status must be at most {_HIGHEST_STATUS}, got {status}.", "status")
+        fault = Fault(
+            mode,
+            1 if count is None else count,
+            status,
+            fields.integer(body, "after_tokens", minimum=0),
+            fields.number(body, "seconds", default=1.0),
+        )
+        if mode == "amnesia":
+            self._forget_idle()
+            return
+        if mode == "crash" and fault.after_tokens is None:
+            crash()
+        if mode == "stall":
+            self._stall(True)
+        self._by_mode[mode] = fault
+
+    def take(self) -> Fault | None:
+        """The fault that strikes the inference request at hand, if any; counts it."""
+        for mode, fault in self._by_mode.items():
+            if mode not in _NOT_OF_REQUESTS:
+                self._count(fault)
+                return fault
+        return None
+
+    def take_unhealthy(self) -> bool:
+        fault = self._by_mode.get("unhealthy")
+        if fault is not None:
+            self._count(fault)
+        return fault is not None
+
+    def take_event_fault(self) -> str | None:
+        """The mode that strikes the batch of KV events at hand, if any; counts it."""
+        for mode, fault in self._by_mode.items():
+            if mode in EVENT_MODES:
+                self._count(fault)
+                return mode
+        return None
+
+    def active(self) -> list[str]:
+        return list(self._by_mode)
+
+    def _count(self, fault: Fault) -> None:
+        if fault.remaining == _UNTIL_CLEARED:
+            return
+        fault.remaining -= 1
+        if fault.remaining <= 0:
+            del self._by_mode[fault.mode]
+
+
+def crash() -> NoReturn:
+    os._exit(_CRASH_STATUS)
+
+
+async def hang() -> NoReturn:
+    """Wait until the client goes away (or the server stops), which cancels the handler."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("a hung request was woken")
+
+
+async def reset_connection(request: web.Request) -> NoReturn:
+    """Close the client's connection with a TCP reset; the handler ends by being cancelled."""
+    transport = request.transport
+    if transport is not None:
+        pseudo_socket = transport.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(pseudo_socket.fileno())) as duplicate:
+            duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+        transport.abort()
+    await hang()
+
+
+async def close_connection(request: web.Request) -> NoReturn:
+    """Close the client's connection once it has what was written; the handler ends by being cancelled."""
+    if request.transport is not None:
+        request.transport.close()
+    await hang()

@@ -1,0 +1,99 @@
+"""Images in a request: who they are, and how many placeholder tokens they cost."""
+
+from __future__ import annotations
+
+import binascii
+import io
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from blake3 import blake3
+from PIL import Image as PillowImage
+
+from gateway.simulator.errors import bad_request
+
+_MIN_TOKENS = 64
+_PIXELS_PER_TOKEN = 161
+"""1024x1024 costs about 6500 tokens, like LLaVA-OneVision with its tiles."""
+_UNSEEN_SIDE_PIXELS = 1024
+"""An http(s) image is never fetched; it counts as this size, squared."""
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`identity` is what the engine hashes: the caller's uuid, trusted blindly, or else `content`."""
+
+    identity: str
+    content: str
+    """Digest of the decoded bytes (data: URL), or the URL itself."""
+    tokens: int
+
+
+def image_tokens(width: int, height: int) -> int:
+    """Placeholder tokens of an image of that many pixels."""
+    return max(_MIN_TOKENS, round(width * height / _PIXELS_PER_TOKEN))
+
+
+class ImageReader:
+    """Reads image parts, remembering the last few thousand (vLLM's multimodal processor cache)."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str | bytes, Image] = OrderedDict()
+        self.queries = 0
+        self.hits = 0
+
+    def read(self, url: str | None, uuid: str | None) -> Image:
+        """Raises a 400 on anything but a readable data: URL or an http(s) URL.
+
+        A uuid without a URL stands for the image last sent under it, as in vLLM.
+        """
+        self.queries += 1
+        if url is None:
+            return self._recall(uuid)
+        key = blake3(url.encode()).digest()
+        image = self._known.get(key)
+        if image is None:
+            image = _read(url)
+            self._remember(key, image)
+        else:
+            self.hits += 1
+            self._known.move_to_end(key)
+        if uuid is None:
+            return image
+        named = Image(uuid, image.content, image.tokens)
+        self._remember(uuid, named)
+        return named
+
+    def _recall(self, uuid: str | None) -> Image:
+        image = self._known.get(uuid) if uuid is not None else None
+        if image is None:
+            raise bad_request(f"An image without data must have been sent before under its uuid, got {uuid!r}")
+        self.hits += 1
+        return image
+
+    def _remember(self, key: str | bytes, image: Image) -> None:
+        self._known[key] = image
+        self._known.move_to_end(key)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def _read(url: str) -> Image:
+    if url.startswith(("http://", "https://")):
+        return Image(url, url, image_tokens(_UNSEEN_SIDE_PIXELS, _UNSEEN_SIDE_PIXELS))
+    if url.startswith("file:"):
+        raise bad_request("Cannot load local files without `--allowed-local-media-path`.")
+    if not url.startswith("data:"):
+        raise bad_request("The URL must be either a HTTP, data or file URL.")
+    header, comma, payload = url.partition(",")
+    if not comma or not header.endswith(";base64"):
+        raise bad_request("Only base64 data URLs are supported for now.")
+    try:
+        data = binascii.a2b_base64(payload)
+        with PillowImage.open(io.BytesIO(data)) as picture:
+            width, height = picture.size
+    except (OSError, ValueError, SyntaxError, PillowImage.DecompressionBombError) as error:
+        raise bad_request(f"Failed to load image: {error}") from error
+    digest = blake3(data).hexdigest()
+    return Image(digest, digest, image_tokens(width, height))

@@ -1,0 +1,157 @@
+"""LMCache's server (0.5.6, "MP" mode) beside a replica: chunks of KV in CPU memory, and in a Redis that replicas share.
+
+Before a prompt is scheduled, its full chunks are looked for, from the first one up to the first that is missing, and
+those that only Redis has are fetched; until that is done the engine goes on with others. All of them are fetched, even
+those that the GPU has: the server is not told. What the GPU lacks is then copied there. Full chunks of a prompt that
+were not found are kept once they are computed; what is generated is not. Copies between GPU and CPU memory lengthen the
+engine's steps; transfers to and from Redis only wait for each other.
+
+In Redis a chunk has the name that LMCache gives it (coordinator/lmcache_chunks.py), so that whoever looks there finds
+what a real replica would have left; its value is a placeholder. No KV event tells of chunks here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
+from gateway.simulator.chunk_redis import ChunkRedis
+from gateway.simulator.generation import TokenSequence
+from gateway.simulator.prompt import Prompt
+from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.throughput import Throughput
+from gateway.tasks import Tasks
+
+
+@dataclass(slots=True)
+class LmcacheStats:
+    """Since the start, in bytes of KV."""
+
+    fetched_bytes: int = 0
+    """Out of Redis."""
+    kept_bytes: int = 0
+    """Of chunks that were new to CPU memory."""
+    held_bytes: int = 0
+    """In CPU memory now."""
+    sent_bytes: int = 0
+    """To Redis."""
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What is known of one prompt's chunks."""
+
+    names: list[str]
+    found: int | None = None
+    """How many, from the first on, can be loaded; None while that is being found out."""
+    offered: int = 0
+    """How many, from the first on, are kept or were found."""
+
+
+class Lmcache:
+    """One server, with the engines of one replica."""
+
+    def __init__(self, settings: LmcacheSettings, model: str, speed: float) -> None:
+        """`model` is what the replica was started with."""
+        self.stats = LmcacheStats()
+        self._settings = settings
+        self._names = ChunkNames(settings.key_prefix, model, settings.chunk_tokens)
+        self._cpu: OrderedDict[str, None] = OrderedDict()
+        """Names, least recently used first."""
+        self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
+        self._redis = ChunkRedis(settings, speed) if settings.redis_url else None
+        self._loads = Throughput("l0_l1_load", {"device": "cuda:0", "engine_id": "0", "model_name": model})
+        self._speed = speed
+        self._tasks = Tasks()
+        self.load_s_per_token = settings.kv_bytes_per_token / settings.load_bytes_per_s
+
+    def __repr__(self) -> str:
+        return f"<Lmcache {len(self._cpu)} of {self._cpu_chunks} chunks in CPU memory, {self._redis!r}>"
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        if self._redis is not None:
+            await self._redis.close()
+
+    @property
+    def throughputs(self) -> list[Throughput]:
+        """What it has measured, of loads from CPU memory and from Redis."""
+        return [self._loads] if self._redis is None else [self._loads, self._redis.loads]
+
+    def loadable_tokens(self, sequence: TokenSequence, wake: Callable[[], None]) -> int | None:
+        """How many leading tokens of its prompt can be loaded; None where that is not known yet: `wake` is called when
+        it is."""
+        lookup = sequence.lookup
+        if lookup is None:
+            lookup = sequence.lookup = Lookup(self._chunk_names(sequence.prompt))
+            in_cpu = self._in_cpu(lookup.names)
+            if self._redis is None or in_cpu == len(lookup.names):
+                self._found(lookup, in_cpu)
+            else:
+                self._tasks.spawn(self._fetch(self._redis, lookup, in_cpu, wake), "chunks are fetched")
+        return None if lookup.found is None else lookup.found * self._settings.chunk_tokens
+
+    def load(self, tokens: int) -> None:
+        """So many tokens are copied to the GPU, in the engine's next step."""
+        if self._speed > 0:
+            self._loads.record(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
+
+    def store(self, sequence: TokenSequence, computed_tokens: int) -> float:
+        """So much of a sequence is computed: keep the chunks of its prompt that are full now. The seconds that the
+        engine needs to hand them over."""
+        lookup = sequence.lookup
+        assert lookup is not None
+        full = min(computed_tokens // self._settings.chunk_tokens, len(lookup.names))
+        new = lookup.names[lookup.offered : full]
+        if not new:
+            return 0.0
+        lookup.offered = full
+        self._keep_in_cpu(new)
+        if self._redis is not None:
+            self._redis.put(new)
+            self.stats.sent_bytes += len(new) * self._settings.chunk_kv_bytes
+        return len(new) * self._settings.chunk_kv_bytes / self._settings.store_bytes_per_s
+
+    def clear_cpu(self) -> None:
+        """Forget what is in CPU memory, as POST /cache/clear does."""
+        self._cpu.clear()
+        self.stats.held_bytes = 0
+
+    def state(self) -> dict[str, int]:
+        return asdict(self.stats)
+
+    async def _fetch(self, redis: ChunkRedis, lookup: Lookup, in_cpu: int, wake: Callable[[], None]) -> None:
+        fetched = await redis.fetch(lookup.names[in_cpu:])
+        self.stats.fetched_bytes += fetched * self._settings.chunk_kv_bytes
+        self._keep_in_cpu(lookup.names[in_cpu : in_cpu + fetched])
+        self._found(lookup, in_cpu + fetched)
+        wake()
+
+    def _found(self, lookup: Lookup, chunks: int) -> None:
+        lookup.found = lookup.offered = chunks
+        for name in reversed(lookup.names[:chunks]):  # the deepest will be dropped first
+            if name in self._cpu:
+                self._cpu.move_to_end(name)
+
+    def _in_cpu(self, names: Sequence[str]) -> int:
+        return next((at for at, name in enumerate(names) if name not in self._cpu), len(names))
+
+    def _keep_in_cpu(self, names: Sequence[str]) -> None:
+        if not self._cpu_chunks:
+            return
+        self.stats.kept_bytes += sum(name not in self._cpu for name in names) * self._settings.chunk_kv_bytes
+        for name in reversed(names):
+            self._cpu[name] = None
+            self._cpu.move_to_end(name)
+        while len(self._cpu) > self._cpu_chunks:
+            self._cpu.popitem(last=False)
+        self.stats.held_bytes = len(self._cpu) * self._settings.chunk_kv_bytes
+
+    def _chunk_names(self, prompt: Prompt) -> list[str]:
+        tokens = array("I", prompt.tokens)
+        spans = (ImageSpan(span.identity, span.start, span.length) for span in prompt.images)
+        _, hashes = self._names.advance(START, with_images(tokens, spans))
+        return [name for each in hashes for name in self._names.keys(each, prompt.cache_salt or "")]

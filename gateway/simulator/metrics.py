@@ -1,0 +1,132 @@
+"""vLLM's metrics, under vLLM's names: read from the engines at scrape time, so requests pay next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.simulator.engine import Engine
+from gateway.simulator.images import ImageReader
+from gateway.simulator.settings import SimSettings
+
+_LABELS = ("model_name", "engine")
+_TTFT_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+_E2E_BUCKETS_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+_FINISHED_REASONS = ("stop", "length", "abort")
+
+_GAUGES: dict[str, Callable[[Engine], float]] = {
+    "vllm:num_requests_running": lambda engine: len(engine.running),
+    "vllm:num_requests_waiting": lambda engine: len(engine.waiting),
+    "vllm:kv_cache_usage_perc": lambda engine: engine.cache.num_held / engine.cache.num_blocks,
+}
+_COUNTERS: dict[str, Callable[[Engine], float]] = {
+    "vllm:prefix_cache_queries": lambda engine: engine.stats.prefix_queries_tokens,
+    "vllm:prefix_cache_hits": lambda engine: engine.stats.prefix_hits_tokens,
+    "vllm:external_prefix_cache_queries": lambda engine: engine.stats.external_queries_tokens,
+    "vllm:external_prefix_cache_hits": lambda engine: engine.stats.external_hits_tokens,
+    "vllm:num_preemptions": lambda engine: engine.stats.preemptions,
+    "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
+    "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,
+}
+_PREFILLS: dict[str, Callable[[Engine], float]] = {
+    "vllm:request_prefill_time_seconds": lambda engine: engine.stats.prefill_s,
+    "vllm:request_prefill_kv_computed_tokens": lambda engine: engine.stats.prefill_computed_tokens,
+}
+"""Histograms, of which only the sum and the count are told."""
+
+
+class Metrics:
+    """One replica's registry: the two histograms are written by engines, all else is read from them."""
+
+    def __init__(self, settings: SimSettings, images: ImageReader) -> None:
+        self._registry = CollectorRegistry()
+        self._model_name = settings.served_names[0]
+        ProcessCollector(registry=self._registry)
+        self._ttft = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "Time to first token.",
+            _LABELS,
+            buckets=_TTFT_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._e2e = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "End to end request latency.",
+            _LABELS,
+            buckets=_E2E_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._settings = settings
+        self._images = images
+
+    def observers(self, rank: int) -> tuple[Callable[[float], None], Callable[[float], None]]:
+        """What engine `rank` calls with a request's seconds to its first token, and to its end."""
+        labels = (self._model_name, str(rank))
+        return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
+
+    def watch(self, engines: Sequence[Engine]) -> None:
+        self._registry.register(_EngineCollector(self._settings, engines, self._images))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, settings: SimSettings, engines: Sequence[Engine], images: ImageReader) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._images = images
+        self._model_name = settings.served_names[0]
+
+    def collect(self) -> Iterable[Metric]:
+        for name, read in _GAUGES.items():
+            yield self._per_engine(GaugeMetricFamily(name, name, labels=_LABELS), read)
+        for name, read in _COUNTERS.items():
+            yield self._per_engine(CounterMetricFamily(name, name, labels=_LABELS), read)
+        finished = CounterMetricFamily(
+            "vllm:request_success", "Finished requests.", labels=(*_LABELS, "finished_reason")
+        )
+        for rank, engine in enumerate(self._engines):
+            for reason in {*_FINISHED_REASONS, *engine.stats.requests}:
+                finished.add_metric((self._model_name, str(rank), reason), engine.stats.requests[reason])
+        yield finished
+        for name, value in (("queries", self._images.queries), ("hits", self._images.hits)):
+            family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
+            family.add_metric((self._model_name, "0"), value)
+            yield family
+        if self._settings.lmcache is None:  # what loading is worth counts as configured: measured, it were nothing
+            for name, read in _PREFILLS.items():
+                yield self._of_prefills(name, read)
+        yield self._cache_config()
+
+    def _of_prefills(self, name: str, read: Callable[[Engine], float]) -> Metric:
+        family = HistogramMetricFamily(name, name, labels=_LABELS)
+        for rank, engine in enumerate(self._engines):
+            count = [("+Inf", float(engine.stats.prefills))]
+            family.add_metric((self._model_name, str(rank)), count, read(engine))
+        return family
+
+    def _per_engine(self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[Engine], float]) -> Metric:
+        for rank, engine in enumerate(self._engines):
+            family.add_metric((self._model_name, str(rank)), read(engine))
+        return family
+
+    def _cache_config(self) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            labels=("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine"),
+        )
+        for rank in range(len(self._engines)):
+            values = (str(self._settings.block_size), str(self._settings.num_gpu_blocks), "True", str(rank))
+            info.add_metric(values, 1)
+        return info

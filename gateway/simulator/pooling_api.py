@@ -1,0 +1,145 @@
+"""Requests that compute a prompt and generate nothing: embeddings, scores, ranks; and the tokenizer."""
+
+from __future__ import annotations
+
+import base64
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from blake3 import blake3
+
+from gateway.simulator import fields
+from gateway.simulator.answers import nothing
+from gateway.simulator.call import Call
+from gateway.simulator.errors import bad_request
+from gateway.simulator.generation import Usage
+from gateway.simulator.openai_api import chat_prompt, text_prompt
+from gateway.simulator.prompt import Prompt, token_ids, token_text
+
+_DIMENSIONS = 64
+_MAX_DIMENSIONS = 4096
+
+
+async def embeddings(call: Call) -> web.StreamResponse:
+    model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
+    if "messages" in call.body:
+        prompts = [chat_prompt(call.replica, call.body, lora)]
+    else:
+        prompts = [text_prompt(each, lora) for each in _inputs(call.body.get("input"))]
+    dimensions = fields.integer(call.body, "dimensions", minimum=1) or _DIMENSIONS
+    if dimensions > _MAX_DIMENSIONS:
+        raise bad_request(f"dimensions must be at most {_MAX_DIMENSIONS}, got {dimensions}", "dimensions")
+    usage = await _compute(call, prompts)
+    encode = _as_base64 if call.body.get("encoding_format") == "base64" else array.tolist
+    data = [
+        {"index": index, "object": "embedding", "embedding": encode(_vector(prompt.seed, dimensions))}
+        for index, prompt in enumerate(prompts)
+    ]
+    return await call.respond(_list_of(f"embd-{call.request_id}", model, data, usage))
+
+
+async def score(call: Call) -> web.StreamResponse:
+    """Scores each of `text_2` against `text_1` (or each pair of two lists as long as each other)."""
+    model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
+    queries = _texts(call.body, "text_1", "queries")
+    documents = _texts(call.body, "text_2", "documents")
+    if len(queries) == 1:
+        queries *= len(documents)
+    if len(queries) != len(documents):
+        raise bad_request("Input lengths must be either 1:1, 1:N or N:N", "text_1")
+    prompts = [text_prompt(f"{query}\n{text}", lora) for query, text in zip(queries, documents, strict=True)]
+    usage = await _compute(call, prompts)
+    data = [{"index": index, "object": "score", "score": _similarity(prompt)} for index, prompt in enumerate(prompts)]
+    return await call.respond(_list_of(f"score-{call.request_id}", model, data, usage))
+
+
+async def rerank(call: Call) -> web.StreamResponse:
+    model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
+    query = fields.required_text(call.body, "query")
+    documents = _texts(call.body, "documents")
+    top_n = fields.integer(call.body, "top_n", minimum=0) or len(documents)
+    prompts = [text_prompt(f"{query}\n{text}", lora) for text in documents]
+    usage = await _compute(call, prompts)
+    results = [
+        {"index": index, "document": {"text": text}, "relevance_score": _similarity(prompts[index])}
+        for index, text in enumerate(documents)
+    ]
+    results.sort(key=lambda result: result["relevance_score"], reverse=True)  # type: ignore[arg-type,return-value]
+    return await call.respond(
+        {
+            "id": f"rerank-{call.request_id}",
+            "model": model,
+            "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.total_tokens},
+            "results": results[:top_n],
+        }
+    )
+
+
+async def tokenize(call: Call) -> web.StreamResponse:
+    _, lora = call.replica.resolve_model(fields.text(call.body, "model"))
+    if "messages" in call.body:
+        prompt = chat_prompt(call.replica, call.body, lora)
+    else:
+        prompt = text_prompt(fields.required_text(call.body, "prompt"), lora)
+    ids = token_ids(prompt.tokens)
+    strings = [token_text([each]) for each in ids] if fields.flag(call.body, "return_token_strs") else None
+    limit = call.replica.settings.max_model_len
+    return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+
+
+async def _compute(call: Call, prompts: Sequence[Prompt]) -> Usage:
+    if not prompts:
+        raise bad_request("At least one input is required")
+    generation = call.generate(prompts, [nothing()] * len(prompts))
+    await call.complete(generation)
+    return generation.usage()
+
+
+def _inputs(given: object) -> list[object]:
+    """An embedding request's inputs: text, token ids, or a list of either."""
+    return given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+
+
+def _texts(body: dict[str, Any], *names: str) -> list[str]:
+    """The texts under the first of `names` that is there: one, a list, or a list of {"text": …}."""
+    name = next((name for name in names if name in body), names[0])
+    given = body.get(name)
+    items = [given] if isinstance(given, str) else fields.sequence(body, name)
+    texts = [
+        item if isinstance(item, str) else fields.required_text(fields.as_mapping(item, name), "text") for item in items
+    ]
+    if not texts:
+        raise bad_request(f"{name}: Field required", name)
+    return texts
+
+
+def _vector(seed: bytes, dimensions: int) -> array[float]:
+    """Values in [-1, 1), drawn from the digest."""
+    return array("f", [byte / 128 - 1 for byte in blake3(seed).digest(length=dimensions)])
+
+
+def _as_base64(vector: array[float]) -> str:
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def _similarity(prompt: Prompt) -> float:
+    return int.from_bytes(prompt.seed[:4], "big") / 2**32
+
+
+def _list_of(answer_id: str, model: str, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    return {
+        "id": answer_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.total_tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        },
+    }

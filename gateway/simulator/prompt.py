@@ -1,0 +1,172 @@
+"""Prompts as an engine sees them: tokens, image placeholders, and the hashes of their blocks.
+
+A token is four bytes of rendered text. Where a text must end on a token (before an image, at the end of a
+message) it is padded with 0xFF, which no UTF-8 text contains. So a longer conversation's tokens start with
+those of the shorter one, and an answer made of four-byte words has the same tokens when it is sent back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from gateway.simulator.errors import bad_request
+from gateway.simulator.images import Image
+
+TOKEN_BYTES = 4
+_PAD = b"\xff"
+_IMAGE_TOKEN = b"\xff\xff\xff\xfe"
+_HASH_BYTES = 8
+_ROOT = blake3(b"the parent of every first block").digest(_HASH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """An image's placeholder tokens: `length` of them from `start` on."""
+
+    identity: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine computes. `seed` is the digest of all its content, whatever names images go by."""
+
+    tokens: bytes
+    images: tuple[ImageSpan, ...]
+    seed: bytes
+    lora: str | None = None
+    cache_salt: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def text(self) -> str:
+        """Its text; image placeholders and what is not text leave no trace."""
+        return self.tokens.replace(_IMAGE_TOKEN, b"").replace(_PAD, b"").decode(errors="ignore")
+
+
+class PromptBuilder:
+    """Collects text, images and token ids in order."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._num_bytes = 0
+        self._images: list[ImageSpan] = []
+        self._contents: list[str] = []
+
+    def text(self, text: str) -> None:
+        """Append text; it shares a token with the text before it unless `end_token` came between."""
+        self._append(text.encode())
+
+    def end_token(self) -> None:
+        """Let what follows begin on a token of its own."""
+        if missing := -self._num_bytes % TOKEN_BYTES:
+            self._append(_PAD * missing)
+
+    def image(self, image: Image) -> None:
+        self.end_token()
+        self._images.append(ImageSpan(image.identity, self._num_bytes // TOKEN_BYTES, image.tokens))
+        self._contents.append(image.content)
+        self._append(_IMAGE_TOKEN * image.tokens)
+
+    def token_ids(self, ids: list[int]) -> None:
+        """Raises a 400 unless every id fits 32 bits."""
+        try:
+            self._append(array("I", ids).tobytes())
+        except (OverflowError, TypeError) as error:
+            odd = next((each for each in ids if not isinstance(each, int) or not 0 <= each < 2**32), ids)
+            raise bad_request(f"Token id {odd} is out of vocabulary") from error
+
+    def build(self, lora: str | None = None, cache_salt: str | None = None) -> Prompt:
+        self.end_token()
+        tokens = b"".join(self._chunks)
+        content = blake3(tokens)
+        for part in (lora or "", *self._contents):
+            content.update(len(part).to_bytes(4, "big") + part.encode())
+        return Prompt(tokens, tuple(self._images), content.digest(), lora, cache_salt)
+
+    def _append(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._num_bytes += len(chunk)
+
+
+def token_of(piece: str) -> bytes:
+    """The token behind a generated piece; what does not fit one token is cut."""
+    return piece.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES, _PAD)
+
+
+def text_of(token: bytes) -> str:
+    """The text of one token: none for an image's; what is half a character is replaced."""
+    return "" if token == _IMAGE_TOKEN else token.rstrip(_PAD).decode(errors="replace")
+
+
+def tokens_of(tokens: bytes) -> list[bytes]:
+    """A sequence's tokens one by one."""
+    return [tokens[at : at + TOKEN_BYTES] for at in range(0, len(tokens), TOKEN_BYTES)]
+
+
+def token_ids(tokens: bytes) -> list[int]:
+    """The ids that /tokenize shows, and /v1/completions takes back."""
+    ids = array("I")
+    ids.frombytes(tokens)
+    return ids.tolist()
+
+
+def token_text(ids: list[int]) -> str:
+    """The text behind token ids; image placeholders and what is not text leave no trace."""
+    builder = PromptBuilder()
+    builder.token_ids(ids)
+    return builder.build().text
+
+
+def extra_keys(prompt: Prompt, block_size: int) -> dict[int, tuple[object, ...]]:
+    """What enters a block's hash beside its tokens, by block index, as vLLM has it: the LoRA name, then
+    (image identity, the image's offset from the block's start) for each image in the block, then the salt in
+    block 0. Blocks after the prompt's last image that hold nothing but text have only the LoRA name and are
+    left out where there is none."""
+    lora = (prompt.lora,) if prompt.lora else ()
+    keys: dict[int, tuple[object, ...]] = {}
+    for span in prompt.images:
+        last = (span.start + span.length - 1) // block_size
+        for block in range(span.start // block_size, last + 1):
+            keys[block] = (*keys.get(block, lora), (span.identity, span.start - block * block_size))
+    if prompt.cache_salt:
+        keys[0] = (*keys.get(0, lora), prompt.cache_salt)
+    return keys
+
+
+class BlockHasher:
+    """Chains the hashes of a sequence's full blocks, over the prompt and then over what is generated."""
+
+    __slots__ = ("_block_size", "_extra", "_lora", "_parent", "hashes")
+
+    def __init__(self, prompt: Prompt, block_size: int) -> None:
+        self.hashes: list[int] = []
+        """64-bit hashes, shallow to deep."""
+        self._block_size = block_size
+        self._lora: tuple[object, ...] | None = (prompt.lora,) if prompt.lora else None
+        self._extra = extra_keys(prompt, block_size)
+        self._parent = _ROOT
+
+    def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
+        """What entered the hash of each block from `first` up to `last` beside its tokens; None for nothing."""
+        if not self._extra:
+            return [self._lora] * (last - first)
+        return [self._extra.get(block, self._lora) for block in range(first, last)]
+
+    def extend(self, tokens: bytes | bytearray) -> None:
+        """Hash the blocks of the sequence's `tokens` (all of them so far) that have become full."""
+        width = self._block_size * TOKEN_BYTES
+        parent, extra, lora = self._parent, self._extra, self._lora
+        for block in range(len(self.hashes), len(tokens) // width):
+            content = bytes(tokens[block * width : (block + 1) * width])
+            keys = extra.get(block, lora)
+            parent = blake3(parent + content + (repr(keys).encode() if keys else b"")).digest(_HASH_BYTES)
+            self.hashes.append(int.from_bytes(parent, "big"))
+        self._parent = parent

@@ -1,0 +1,159 @@
+"""One engine's event publisher: vLLM's two ZeroMQ sockets, with vLLM's framing.
+
+Live batches leave a PUB socket as `(topic, seq, payload)`, `seq` being 8 bytes, big-endian, from 0 on in each process.
+A ROUTER socket answers `(b"", start_seq)` with `(b"", topic, seq, payload)` for each batch from there on that the ring
+still has, and ends with `(b"", b"", -1, b"")`. As in vLLM both drop silently what a peer is too slow to take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections import OrderedDict
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from gateway.simulator.events import Events, payload
+from gateway.simulator.faults import Faults
+from gateway.simulator.settings import SimSettings
+
+TOPIC = "kv"
+_SEQ_BYTES = 8
+_END = (-1).to_bytes(_SEQ_BYTES, "big", signed=True)
+_HWM = 100_000
+_REPLAY_BURST = 32
+"""Batches of a replay that are sent before the engine gets a turn."""
+_REPLAY_REQUEST_FRAMES = 3
+
+_Frames = tuple[bytes, bytes, bytes]
+
+
+class EventPublisher:
+    """The publisher of one data-parallel rank. With fixed ports, a rank's are the settings' plus its number."""
+
+    def __init__(self, settings: SimSettings, rank: int, faults: Faults) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._faults = faults
+        self._topic = TOPIC.encode()
+        self._ring: OrderedDict[int, bytes] = OrderedDict()
+        self._next_seq = 0
+        self._delayed: _Frames | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._live: zmq.Socket[bytes] | None = None
+        self._replay: zmq.asyncio.Socket | None = None
+
+    def __repr__(self) -> str:
+        return f"<EventPublisher rank={self._rank} next_seq={self._next_seq} ring={len(self._ring)}>"
+
+    def bind(self) -> None:
+        """Take the ports; on a running loop. Raises OSError where one is taken."""
+        self._context = zmq.Context()
+        try:
+            self._live = self._context.socket(zmq.PUB)
+            self._live.set_hwm(_HWM)
+            self._bind(self._live, self._settings.events_port)
+            if self._settings.replay_steps:
+                self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
+                self._bind(self._replay, self._settings.replay_port)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the ports back; what is not yet sent is lost."""
+        for each in (self._live, self._replay):
+            if each is not None:
+                each.close(linger=0)
+        if self._context is not None:
+            self._context.term()
+        self._live = self._replay = self._context = None
+
+    def config(self) -> dict[str, Any]:
+        """What GET /kv_event_sources says of this rank, with the endpoints as they were bound."""
+        assert self._live is not None
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": _endpoint(self._live),
+            "replay_endpoint": _endpoint(self._replay) if self._replay is not None else None,
+            "buffer_steps": self._settings.replay_steps,
+            "hwm": _HWM,
+            "max_queue_size": _HWM,
+            "topic": TOPIC,
+        }
+
+    def publish(self, events: Events) -> None:
+        """Number a batch, keep it for replays and send it; or what a fault makes of that."""
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        frames = (self._topic, seq.to_bytes(_SEQ_BYTES, "big"), payload(events, self._rank))
+        delayed, self._delayed = self._delayed, None
+        # The successor of a delayed batch goes out as it is, or the two would never change places.
+        fault = self._faults.take_event_fault() if delayed is None else None
+        if fault != "lose_events":
+            self._remember(seq, frames[-1])
+        if fault == "delay_events":
+            self._delayed = frames
+        elif fault not in ("drop_events", "lose_events"):
+            self._send(frames)
+        if fault == "duplicate_events":
+            self._send(frames)
+        if delayed is not None:
+            self._send(delayed)
+
+    async def serve_replays(self) -> None:
+        """Answer replay requests for ever, one after another; returns at once where there is no ring."""
+        while (replay := self._replay) is not None:
+            frames = await replay.recv_multipart()
+            if len(frames) == _REPLAY_REQUEST_FRAMES:
+                client, _, start = frames
+                await self._send_replay(replay, client, int.from_bytes(start, "big"))
+
+    async def _send_replay(self, replay: zmq.asyncio.Socket, client: bytes, start: int) -> None:
+        # The ring moves on while the engine takes its turns, so nothing of it is held across them.
+        seq = start
+        while self._ring and seq < self._next_seq:
+            seq = max(seq, next(iter(self._ring)))
+            for each in range(seq, min(seq + _REPLAY_BURST, self._next_seq)):
+                if (kept := self._ring.get(each)) is not None:
+                    await replay.send_multipart((client, b"", self._topic, each.to_bytes(_SEQ_BYTES, "big"), kept))
+            seq += _REPLAY_BURST
+            await asyncio.sleep(0)
+        await replay.send_multipart((client, b"", b"", _END, b""))
+
+    def _remember(self, seq: int, kept: bytes) -> None:
+        if self._settings.replay_steps:
+            self._ring[seq] = kept
+            if len(self._ring) > self._settings.replay_steps:
+                self._ring.popitem(last=False)
+
+    def _send(self, frames: _Frames) -> None:
+        if self._live is not None:
+            self._live.send_multipart(frames, zmq.NOBLOCK)
+
+    def _bind(self, bound: zmq.Socket[Any], first_port: int) -> None:
+        host = _numeric(self._settings.host)
+        if ":" in host:
+            bound.setsockopt(zmq.IPV6, 1)
+            host = f"[{host}]"
+        endpoint = f"tcp://{host}:{first_port + self._rank if first_port else 0}"
+        try:
+            bound.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"KV events on {endpoint}: {os.strerror(error.errno or 0)}") from error
+
+
+def _endpoint(bound: zmq.Socket[Any]) -> str:
+    """Where a socket listens; a wildcard is spelled as in vLLM's configuration."""
+    address, _, port = bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")
+    host = address.removeprefix("tcp://").strip("[]")
+    return f"tcp://*:{port}" if ipaddress.ip_address(host).is_unspecified else f"{address}:{port}"
+
+
+def _numeric(host: str) -> str:
+    """The first address of a host: ZeroMQ binds no names."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

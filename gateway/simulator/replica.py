@@ -1,0 +1,211 @@
+"""Everything one simulated replica owns: its engines, what it remembers, and what it is told to break."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.simulator.answers import Answer
+from gateway.simulator.engine import Engine
+from gateway.simulator.errors import Refused, bad_request, bad_value
+from gateway.simulator.faults import Faults
+from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.images import ImageReader
+from gateway.simulator.lmcache import Lmcache
+from gateway.simulator.metrics import Metrics
+from gateway.simulator.prompt import Prompt
+from gateway.simulator.publisher import EventPublisher
+from gateway.simulator.sampling import TokenLimit, token_limit
+from gateway.simulator.settings import SimSettings
+from gateway.tasks import Tasks
+
+_RECENT = 64
+_STORED_RESPONSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """What /sim/state tells of a request that reached the engine."""
+
+    request_id: str
+    path: str
+    session_id: str | None
+    headers: dict[str, str]
+    body_keys: list[str]
+    vllm_xargs: dict[str, Any]
+    generation: Generation
+
+    def as_dict(self) -> dict[str, Any]:
+        usage = self.generation.usage()
+        sequences = self.generation.sequences
+        return {
+            "request_id": self.request_id,
+            "path": self.path,
+            "session_id": self.session_id,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "image_ids": [span.identity for sequence in sequences for span in sequence.prompt.images],
+            "headers": self.headers,
+            "body_keys": self.body_keys,
+            "vllm_xargs": self.vllm_xargs,
+        }
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """A /v1/responses object, and the conversation that it ends."""
+
+    response: dict[str, Any]
+    messages: list[Any]
+    generation: Generation
+
+
+class Replica:
+    def __init__(self, settings: SimSettings) -> None:
+        self.settings = settings
+        self.images = ImageReader()
+        self.faults = Faults(self._forget_idle, self._stall)
+        self.metrics = Metrics(settings, self.images)
+        ranks = range(settings.data_parallel)
+        self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
+        told = settings.lmcache
+        self.lmcache = None if told is None else Lmcache(told, settings.model_root, settings.speed)
+        self.engines = [
+            Engine(
+                settings,
+                *self.metrics.observers(rank),
+                publish=self.publishers[rank].publish if settings.events else None,
+                lmcache=self.lmcache,
+            )
+            for rank in ranks
+        ]
+        self.metrics.watch(self.engines)
+        self.tasks = Tasks()
+        self.adapters = list(settings.adapters)
+        self.recent: deque[RecentRequest] = deque(maxlen=_RECENT)
+        self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.num_requests = 0
+        self.num_lora_calls = 0
+
+    def start(self) -> None:
+        """Raises OSError where a port for KV events is taken."""
+        try:
+            for publisher in self.publishers:
+                publisher.bind()
+        except OSError:
+            self._unbind()
+            raise
+        for rank, publisher in enumerate(self.publishers):
+            self.tasks.spawn(publisher.serve_replays(), f"replays of rank {rank}")
+        for rank, engine in enumerate(self.engines):
+            self.tasks.spawn(engine.run(), f"engine {rank}")
+
+    async def close(self) -> None:
+        await self.tasks.close()
+        if self.lmcache is not None:
+            await self.lmcache.close()
+        self._unbind()
+
+    def resolve_model(self, name: str | None) -> tuple[str, str | None]:
+        """The name to answer under and the LoRA adapter behind it; no name means the base model."""
+        if not name:
+            return self.settings.served_names[0], None
+        if name in self.settings.served_names:
+            return name, None
+        if name in self.adapters:
+            return name, name
+        raise Refused(404, f"The model `{name}` does not exist.", "model")
+
+    def generation(
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Answer],
+        headers: Mapping[str, str],
+        each_token: bool,
+        tag: EventTag,
+    ) -> Generation:
+        """Not started yet. Raises a 400 where a prompt is empty or too long; its answers are within `token_limit`."""
+        for prompt in prompts:
+            self._check_length(prompt, room=0)
+        return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
+
+    def token_limit(self, prompt: Prompt, max_tokens: int | None, name: str) -> TokenLimit:
+        """How many tokens an answer to a prompt may have, where the request's field `name` says `max_tokens`."""
+        limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
+        self._check_length(prompt, room=1)
+        return limit
+
+    def remember_response(self, stored: StoredResponse) -> None:
+        self.responses[stored.response["id"]] = stored
+        if len(self.responses) > _STORED_RESPONSES:
+            self.responses.popitem(last=False)
+
+    def clear_caches(self, cpu_tier: bool = False) -> bool:
+        """False where an engine had blocks in use; the others are cleared all the same."""
+        cleared = [engine.clear_cache() for engine in self.engines]
+        if cpu_tier:
+            for engine in self.engines:
+                engine.cpu_tier.clear()
+            if self.lmcache is not None:
+                self.lmcache.clear_cpu()
+        return all(cleared)
+
+    def state(self) -> dict[str, Any]:
+        """The answer of GET /sim/state; sums over all engines."""
+        stats = [engine.stats for engine in self.engines]
+        return {
+            "id": self.settings.id,
+            "running": sum(len(engine.running) for engine in self.engines),
+            "waiting": sum(len(engine.waiting) for engine in self.engines),
+            "requests": self.num_requests,
+            "aborted": sum(each.requests["abort"] for each in stats),
+            "preempted": sum(each.preemptions for each in stats),
+            "blocks_used": sum(engine.cache.num_held for engine in self.engines),
+            "blocks_cached": sum(engine.cache.num_cached for engine in self.engines),
+            "block_hashes": len(set().union(*(engine.cache.hashes() for engine in self.engines))),
+            "cpu_blocks": sum(len(engine.cpu_tier) for engine in self.engines),
+            "blocks_stored": sum(each.blocks_stored for each in stats),
+            "blocks_evicted": sum(each.blocks_evicted for each in stats),
+            "prompt_tokens": sum(each.prefix_queries_tokens for each in stats),
+            "cached_tokens": sum(each.prefix_hits_tokens + each.external_hits_tokens for each in stats),
+            "lmcache": None if self.lmcache is None else self.lmcache.state(),
+            "lora_calls": self.num_lora_calls,
+            "failing": self.faults.active(),
+            "recent": [request.as_dict() for request in self.recent],
+        }
+
+    def _forget_idle(self) -> None:
+        for engine in self.engines:
+            engine.forget_idle()
+
+    def _stall(self, stalls: bool) -> None:
+        for engine in self.engines:
+            (engine.goes_on.clear if stalls else engine.goes_on.set)()
+
+    def _unbind(self) -> None:
+        for publisher in self.publishers:
+            publisher.close()
+
+    def _check_length(self, prompt: Prompt, room: int) -> None:
+        """Raise a 400 unless a prompt leaves so many tokens of the model's length."""
+        if prompt.num_tokens == 0:
+            raise bad_request("The decoder prompt cannot be empty")
+        limit = self.settings.max_model_len
+        if prompt.num_tokens + room > limit:
+            message = (
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
+                f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+                "the length of the input prompt."
+            )
+            raise bad_value(message, "input_tokens", limit + 1)
+
+    def _engine_for(self, headers: Mapping[str, str]) -> Engine:
+        """The rank that the header names (one that is no number is ignored, as in vLLM), else the idlest."""
+        rank = headers.get("X-data-parallel-rank", "")
+        if rank.isascii() and rank.isdigit():
+            if int(rank) >= len(self.engines):
+                raise bad_request(f"data_parallel_rank {rank} is out of range [0, {len(self.engines)}).")
+            return self.engines[int(rank)]
+        return min(self.engines, key=lambda engine: 4 * len(engine.waiting) + len(engine.running))

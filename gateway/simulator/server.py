@@ -1,0 +1,119 @@
+"""The replica's HTTP server: `build_app` for tests in a process of their own making, `run` for a whole process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvloop
+from aiohttp import web
+
+from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
+from gateway.simulator.call import control, inference
+from gateway.simulator.errors import Refused
+from gateway.simulator.replica import Replica
+from gateway.simulator.settings import SimSettings
+from gateway.simulator.validation import parser, unread
+
+_MAX_BODY_BYTES = 512 * 2**20
+_DRAIN_S = 3.0
+_REPLICA = web.AppKey("replica", Replica)
+
+_INFERENCE = {
+    "/v1/chat/completions": (openai_api.chat_completions, parser(protocol.ChatRequest)),
+    "/v1/completions": (openai_api.completions, parser(protocol.CompletionRequest)),
+    "/v1/responses": (responses_api.create_response, parser(protocol.ResponsesRequest)),
+    "/v1/embeddings": (pooling_api.embeddings, unread),
+    "/v1/score": (pooling_api.score, unread),
+    "/score": (pooling_api.score, unread),
+    "/v1/rerank": (pooling_api.rerank, unread),
+    "/rerank": (pooling_api.rerank, unread),
+    "/tokenize": (pooling_api.tokenize, unread),
+}
+_INFERENCE_ANTHROPIC = {
+    "/v1/messages": (messages_api.messages, parser(protocol.MessagesRequest)),
+    "/v1/messages/count_tokens": (messages_api.count_tokens, parser(protocol.CountTokensRequest)),
+}
+_CONTROL = (
+    ("GET", "/v1/responses/{response_id}", responses_api.get_response),
+    ("POST", "/v1/responses/{response_id}/cancel", responses_api.cancel_response),
+    ("GET", "/v1/models", control_api.models),
+    ("GET", "/health", control_api.health),
+    ("GET", "/ping", control_api.ping),
+    ("POST", "/ping", control_api.ping),
+    ("GET", "/version", control_api.version),
+    ("GET", "/kv_event_sources", control_api.kv_event_sources),
+    ("GET", "/metrics", control_api.metrics),
+    ("GET", "/lmcache/status", lmcache_api.status),
+    ("GET", "/lmcache/config", lmcache_api.config),
+    ("GET", "/lmcache/metrics", lmcache_api.metrics),
+    ("POST", "/v1/load_lora_adapter", control_api.load_lora_adapter),
+    ("POST", "/v1/unload_lora_adapter", control_api.unload_lora_adapter),
+    ("POST", "/detokenize", control_api.detokenize),
+    ("POST", "/reset_prefix_cache", control_api.reset_prefix_cache),
+    ("POST", "/sim/reset_cache", control_api.reset_prefix_cache),
+    ("POST", "/sim/fail", control_api.fail),
+    ("GET", "/sim/state", control_api.state),
+    ("GET", "/sim/load", control_api.load),
+    ("POST", "/sim/outlook", control_api.outlook),
+    ("*", "/{path:.*}", control_api.not_found),
+)
+
+
+def build_app(settings: SimSettings) -> web.Application:
+    """One replica as an application. Serve it with `serving`, or with an AppRunner that has
+    handler_cancellation=True: without it, a client that goes away does not abort its request."""
+    replica = Replica(settings)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app[_REPLICA] = replica
+    for path, (handler, parse) in _INFERENCE.items():
+        app.router.add_post(path, inference(replica, handler, parse))
+    for path, (handler, parse) in _INFERENCE_ANTHROPIC.items():
+        app.router.add_post(path, inference(replica, handler, parse, Refused.anthropic_body))
+    for method, path, control_handler in _CONTROL:
+        app.router.add_route(method, path, control(replica, control_handler))
+    app.cleanup_ctx.append(_engines)
+    return app
+
+
+@asynccontextmanager
+async def serving(settings: SimSettings) -> AsyncIterator[int]:
+    """Serve one replica on the running loop; gives its port. On leaving, running requests get 3 s to finish."""
+    runner = web.AppRunner(
+        build_app(settings),
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=settings.keep_alive_s,
+        shutdown_timeout=_DRAIN_S,
+    )
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, settings.host, settings.port).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def run(settings: SimSettings, ready: Callable[[int], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; `ready` is called with the port once connections are accepted."""
+    uvloop.run(_serve_until_told(settings, ready))
+
+
+async def _serve_until_told(settings: SimSettings, ready: Callable[[int], None] | None) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    async with serving(settings) as port:
+        if ready is not None:
+            ready(port)
+        await told.wait()
+
+
+async def _engines(app: web.Application) -> AsyncIterator[None]:
+    replica = app[_REPLICA]
+    replica.start()
+    yield
+    await replica.close()

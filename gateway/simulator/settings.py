@@ -1,0 +1,150 @@
+"""What one simulated replica is; built once by its caller and never changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class LmcacheSettings:
+    """LMCache's server (0.5.6) beside a replica. Its rates are those that others published:
+
+    - between GPU and CPU memory, 12.7 and 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
+    - from Redis, 0.278 GB/s: redis-py, of which LMCache's redis:// is made ("Throughput-optimizing Redis for L2 KV
+      Cache Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0
+    - to Redis, 1.53 GB/s: memtier_benchmark with values of 4 MB (README of LMCache/lmcache_redis)
+    """
+
+    cpu_gb: float = 0.0
+    """CPU memory for chunks, in 10^9 bytes; 0: it keeps none there."""
+    redis_url: str | None = None
+    """The Redis that chunks go to."""
+    chunk_tokens: int = 256
+    key_prefix: str = "kvchunk"
+    ttl_s: int = 86_400
+    value_bytes: int = 64
+    """What is really written for a chunk: how large its KV is, is only reckoned with."""
+    kv_bytes_per_token: int = 57_344
+    """2 x 28 layers x 4 KV heads x 128 x 2 bytes: of Qwen2-7B, and of LLaVA-OneVision-7B on top of it."""
+
+    load_bytes_per_s: float = 22.1 * _GIB
+    store_bytes_per_s: float = 12.7 * _GIB
+    redis_read_bytes_per_s: float = 0.278e9
+    redis_write_bytes_per_s: float = 1.53e9
+    redis_chunk_s: float = 0.0002
+    """What each chunk of a fetch takes besides: of a round trip on one host, measured here; nobody published it."""
+
+    def __post_init__(self) -> None:
+        if not (self.cpu_gb > 0 or self.redis_url):
+            raise ValueError("lmcache needs CPU memory or a Redis to keep chunks in")
+        for name in ("chunk_tokens", "ttl_s", "value_bytes", "kv_bytes_per_token", "load_bytes_per_s",
+                     "store_bytes_per_s", "redis_read_bytes_per_s", "redis_write_bytes_per_s"):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ValueError(f"lmcache.{name} must be positive, got {getattr(self, name)}")
+
+    @property
+    def chunk_kv_bytes(self) -> int:
+        return self.chunk_tokens * self.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """One replica. The rates are rough figures for a 7-8B vision-language model on an A40-like card."""
+
+    id: str = "r0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free port; `ready` is told which."""
+
+    model: str = "kvgate/sim-vlm"
+    root: str | None = None
+    """/v1/models `root` of the base model; None means `model`."""
+    served_names: tuple[str, ...] = ("sim",)
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters: served under their own names, with the first served name as `parent`."""
+
+    block_size: int = 16
+    num_gpu_blocks: int = 8192
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 8192
+    data_parallel: int = 1
+    """Engines in this replica, each with a cache of its own; X-data-parallel-rank picks one."""
+
+    prefill_tokens_per_s: float = 10_000.0
+    decode_s_per_token: float = 0.02
+    """The time of one decode step, whatever the batch."""
+    speed: float = 1.0
+    """Every simulated time is divided by it; 0 means no delays at all."""
+
+    vllm_version: str = "0.32.0"
+    """The version it says it is; decides what KV events look like (gateway/simulator/events.py)."""
+    events: bool = True
+    """Publish KV events."""
+    events_port: int = 0
+    """Of the first rank's publisher, the others' follow; 0 takes a free one for each."""
+    replay_port: int = 0
+    """Likewise, of the replay sockets."""
+    replay_steps: int = 10_000
+    """Batches kept for replays (vLLM's buffer_steps); 0 means no replay socket."""
+    cpu_blocks: int = 0
+    """Blocks of each engine's CPU tier (vLLM's own); 0 means no offloading."""
+    lmcache: LmcacheSettings | None = None
+    """Instead of that, LMCache."""
+
+    keep_alive_s: float = 5.0
+    """Idle connections are closed after it, as by vLLM's uvicorn."""
+    prompt_tokens_details: bool = True
+    """Report `usage.prompt_tokens_details.cached_tokens` where not 0
+    (vLLM's --enable-prompt-tokens-details)."""
+
+    def __post_init__(self) -> None:
+        positive = {
+            "block_size": self.block_size,
+            "num_gpu_blocks": self.num_gpu_blocks,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "data_parallel": self.data_parallel,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "keep_alive_s": self.keep_alive_s,
+        }
+        for name, value in positive.items():
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name, value in {"replay_steps": self.replay_steps, "cpu_blocks": self.cpu_blocks}.items():
+            if value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if _VERSION.match(self.vllm_version) is None:
+            raise ValueError(f"vllm_version must begin with two numbers, like 0.32.0, got {self.vllm_version!r}")
+        if self.lmcache is not None and self.cpu_blocks:
+            raise ValueError("cpu_blocks and lmcache are two answers to one question; leave one out")
+        if self.lmcache is not None and self.lmcache.chunk_tokens % self.block_size:
+            raise ValueError(
+                f"lmcache.chunk_tokens must be a multiple of block_size ({self.block_size}), "
+                f"got {self.lmcache.chunk_tokens}"
+            )
+        if self.speed < 0 or self.decode_s_per_token < 0:
+            raise ValueError("speed and decode_s_per_token must not be negative")
+        if not self.served_names:
+            raise ValueError("served_names must name the model at least once")
+
+    @property
+    def model_root(self) -> str:
+        return self.root or self.model
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Major and minor of `vllm_version`."""
+        found = _VERSION.match(self.vllm_version)
+        assert found is not None
+        return int(found[1]), int(found[2])
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt plus answer, in tokens: what one engine's cache can hold."""
+        return self.num_gpu_blocks * self.block_size

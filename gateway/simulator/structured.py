@@ -1,0 +1,135 @@
+"""What a request constrains its answer to: `response_format`, and vLLM's own `structured_outputs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import orjson
+
+from gateway.simulator.chat_template import text_of_content
+from gateway.simulator.errors import bad_request, bad_value
+from gateway.simulator.json_scalars import NoValue
+from gateway.simulator.json_schema import json_text
+from gateway.simulator.pattern import NoText, text_for
+
+Constraint = Callable[[bytes], str]
+"""Gives the text of an answer; the same for the same seed. Raises a 400 where there is none."""
+
+_ANY_OBJECT = {"type": "object", "additionalProperties": {"type": "string"}}
+_DECODER = json.JSONDecoder()
+_MOST_BRACES = 64
+"""Of a text, after which no schema is looked for any more."""
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_HOW_MANY = "You must use one kind of structured outputs constraint"
+_HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
+
+
+def constraint(body: dict[str, Any]) -> Constraint | None:
+    """What a chat or completions body asks for, or None; raises a 400."""
+    response_format, outputs = body.get("response_format"), body.get("structured_outputs")
+    kind = "text" if response_format is None else response_format["type"]
+    if kind == "text" and outputs is None:
+        return None
+    wanted = {} if outputs is None else {kind: outputs[kind] for kind in _KINDS if outputs.get(kind) is not None}
+    if len(wanted.keys() & {"json", "regex", "choice"}) > 1:
+        message = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+        raise bad_request(message)
+    match kind:
+        case "json_object" | "structural_tag":
+            wanted[kind] = True
+        case "json_schema":
+            wanted |= _schema_of(response_format or {})
+    if not wanted:
+        raise bad_request(f"{_HOW_MANY} but none are specified: {outputs or response_format}")
+    if len(wanted) > 1:
+        raise bad_request(f"{_HOW_MANY_AT_MOST} but multiple are specified: {wanted}")
+    ((kind, given),) = wanted.items()
+    return _json_object(given, body.get("messages", ())) if kind == "json_object" else _constraint(kind, given)
+
+
+def schema_constraint(schema: object) -> Constraint:
+    """To JSON that a schema accepts."""
+
+    def text(seed: bytes) -> str:
+        try:
+            return json_text(schema, seed)
+        except NoValue as error:
+            raise bad_request(f"Grammar error: {error}") from error
+
+    return text
+
+
+def _schema_of(response_format: dict[str, Any]) -> dict[str, Any]:
+    told = response_format.get("json_schema")
+    if told is None:
+        message = "When response_format type is 'json_schema', the 'json_schema' field must be provided."
+        raise bad_value(message, "response_format")
+    schema = told.get("schema")
+    return {} if schema is None else {"json": schema}
+
+
+def _constraint(kind: str, given: Any) -> Constraint:
+    match kind:
+        case "json":
+            return schema_constraint(_parsed(given) if isinstance(given, str) else given)
+        case "choice":
+            if not given:
+                raise bad_request(f"Choice '{given}' cannot be an empty list")
+            return lambda seed: str(Random(seed).choice(given))
+        case "regex":
+            return _regex(given)
+    raise bad_request(f"The simulated replica knows no {kind}; it has json, json_object, regex and choice.")
+
+
+def _json_object(given: object, messages: Sequence[dict[str, Any]]) -> Constraint:
+    """To an object; to one that a message asks for, where one quotes its schema. Clients do, and a model reads it."""
+    if given is not True:
+        message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
+        raise bad_request(f"{message} structured outputs")
+    schema = next(filter(None, map(_quoted_schema, messages)), _ANY_OBJECT)
+
+    def text(seed: bytes) -> str:
+        try:
+            return json_text(schema, seed)
+        except NoValue:
+            return json_text(_ANY_OBJECT, seed)
+
+    return text
+
+
+def _quoted_schema(message: dict[str, Any]) -> dict[str, Any] | None:
+    """The first JSON schema of an object in a message's text."""
+    text = text_of_content(message.get("content"))
+    end = 0
+    for _ in range(_MOST_BRACES):
+        start = text.find("{", end)
+        if start < 0:
+            break
+        try:
+            found, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            if isinstance(found.get("properties"), dict):
+                return dict(found)
+    return None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_request("Invalid JSON grammar specification.") from error
+
+
+def _regex(pattern: str) -> Constraint:
+    def text(seed: bytes) -> str:
+        try:
+            return text_for(pattern, Random(seed))
+        except NoText as error:
+            raise bad_request(f"Grammar error: {error}") from error
+
+    return text

@@ -1,0 +1,66 @@
+"""Bodies held against the types of protocol.py: in pydantic's lax mode, as by vLLM (`"4"` is a number, `"yes"` is
+true), and refused in the words of vLLM's handler of pydantic's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.simulator.errors import UNREADABLE, Refused
+
+_MAX_REPORTED = 10
+_MAX_INPUT_CHARS = 200
+_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none"})
+"""What pydantic names the branches of a union in the path of an error; vLLM leaves them out."""
+
+Parse = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def parser(request_type: Any) -> Parse:
+    """What checks a body against a type above: gives it back with each field as its type, or raises a 400."""
+    adapter = TypeAdapter(request_type)
+
+    def parse(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {**body, **adapter.validate_python(body)}  # in the order that the body has
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False)) from error
+
+    return parse
+
+
+def unread(body: dict[str, Any]) -> dict[str, Any]:
+    """For endpoints that read their few fields themselves (gateway/simulator/fields.py)."""
+    return body
+
+
+def unreadable(kind: str, loc: tuple[int | str, ...], message: str, value: object) -> Refused:
+    """The 400 for a body that is not even an object, in the same words."""
+    return _refusal([ErrorDetails(type=kind, loc=loc, msg=message, input=value)])
+
+
+def _refusal(errors: Sequence[ErrorDetails]) -> Refused:
+    """The 400 for a body that does not fit, in the words of vLLM's handler of pydantic's errors."""
+    param = _path(errors[0]["loc"])
+    lines = [str({**error, "loc": _path(error["loc"]), "input": _shown(error["input"])}) for error in errors]
+    word = "error" if len(errors) == 1 else "errors"
+    message = f"{len(errors)} validation {word}:\n" + "\n".join(f"  {line}" for line in lines[:_MAX_REPORTED])
+    if len(errors) > _MAX_REPORTED:
+        message += f"\n  ...and {len(errors) - _MAX_REPORTED} more {word}"
+    return Refused(400, message, param, UNREADABLE)
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    parts = (str(part) for part in loc)
+    return ".".join(["body", *(part for part in parts if "[" not in part and part not in _BRANCHES)])
+
+
+def _shown(value: object) -> str:
+    """What an error quotes of a value; of a list or an object only how long it is."""
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    text = str(value)
+    return text if len(text) <= _MAX_INPUT_CHARS else text[:_MAX_INPUT_CHARS] + "...[truncated]"

@@ -1,0 +1,96 @@
+"""One life of an engine, followed on real sockets and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.agent import event_intake as hearing
+from coordinator.agent.engine_session import Life
+from coordinator.agent.engine_snapshot import Sight
+from coordinator.agent.registration import Registration
+from coordinator.keys import PoolKeys
+from coordinator.registry import AgentRecord
+from tests.coordinator.agent.publisher import Publisher
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+KEYS = PoolKeys("m")
+
+
+class QuietEngine:
+    """It lives one life, and has nothing to say over HTTP."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    async def look(self) -> Sight:
+        return Sight(
+            pool="m",
+            url="http://r0.test:8000",
+            started="18bcfe56800",
+            capacity_tokens=1600,
+            block_size=16,
+            version=(0, 32),
+            events=self._publisher.events_endpoint,
+            replay=self._publisher.replay_endpoint,
+        )
+
+    async def detokenize(self, tokens: Sequence[int]) -> str | None:
+        return None
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with running_redis() as running:
+        yield running
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[redis.Redis]:
+    async with redis.Redis.from_url(server.url, decode_responses=True, protocol=2) as client:
+        yield client
+
+
+async def mode_of(store: redis.Redis) -> str:
+    record = await store.hget(KEYS.agents, "r0")
+    return AgentRecord.parse(record).mode if record else ""
+
+
+async def is_mode(store: redis.Redis, mode: str) -> bool:
+    return await mode_of(store) == mode
+
+
+async def floors(store: redis.Redis) -> int:
+    """How often everything was said again."""
+    entries = await store.xrange(KEYS.events("r0"))
+    return sum(fields["transitions"] == "reset" for _, fields in entries)
+
+
+async def has_restated(store: redis.Redis, times: int) -> bool:
+    return await floors(store) >= times
+
+
+async def test_an_engine_that_is_heard_again_has_everything_said_again(
+    engine: Publisher, server: RedisServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing was heard its replica was no longer exact, and its keys were trimmed."""
+    monkeypatch.setattr(hearing, "_SILENCE_S", 1.5)
+    seen = QuietEngine(engine)
+    life = asyncio.ensure_future(Life(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen).run())
+    try:
+        await eventually(lambda: is_mode(store, "session"))
+        await eventually(lambda: has_restated(store, 1))
+        before = await floors(store)
+        engine.is_mute = True
+        await eventually(lambda: is_mode(store, "none"))
+        assert await floors(store) == before
+        engine.is_mute = False
+        await eventually(lambda: is_mode(store, "session"))
+        await eventually(lambda: has_restated(store, before + 1))
+    finally:
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)

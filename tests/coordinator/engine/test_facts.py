@@ -1,0 +1,102 @@
+"""What a replica says of itself, and what is made of servers that say it differently."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.engine.facts import EngineFacts, base_card, cache_settings, parse_metrics, parse_models
+
+METRICS = """\
+# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2048"} 1.0
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+process_start_time_seconds 1.79524843804e+09
+"""
+
+
+def test_capacity_and_start_time_come_from_vllms_metrics() -> None:
+    facts = parse_metrics(METRICS, None)
+    assert facts == EngineFacts(2048 * 16, f"{1795248438040:x}", block_size=16, engines=1, figures={"running": 0.0})
+
+
+def test_two_engines_behind_one_address_are_seen() -> None:
+    second = METRICS.replace('engine="0"', 'engine="1"').replace("2048", "1024")
+    assert parse_metrics(METRICS + second, None).engines == 2
+    assert parse_metrics(METRICS + second, 1).capacity_tokens == 1024 * 16
+
+
+def test_an_engines_figures_are_those_of_its_rank() -> None:
+    text = """\
+vllm:num_requests_running{engine="0"} 2
+vllm:num_requests_running{engine="1"} 3
+vllm:num_requests_waiting{engine="1"} 4
+vllm:kv_cache_usage_perc{engine="1"} 0.25
+vllm:prefix_cache_queries_total{engine="1"} 1e3
+vllm:prefix_cache_hits_total{engine="1"} 500
+vllm:generation_tokens_total{engine="1"} 7
+"""
+    queue = {"running": 3, "waiting": 4, "kv_usage": 0.25}
+    tokens = {"prefix_queries_tokens": 1000, "prefix_hits_tokens": 500, "generated_tokens": 7}
+    assert parse_metrics(text, 1).figures == queue | tokens
+    assert parse_metrics(text, None).figures == {"running": 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>not found</html>",
+        "{}",
+        "process_start_time_seconds soon",
+        "vllm:cache_config_info 1",
+        'vllm:x{block_size="²"} 1',
+    ],
+)
+def test_anything_else_tells_nothing(text: str) -> None:
+    assert parse_metrics(text, None) == EngineFacts()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["vllm:num_requests_running{\n", "vllm:num_requests_running\n", "vllm:num_requests_running{" + "a" * 8000 + "}\n"],
+    ids=["braces that nothing closes", "names without values", "one long label"],
+)
+def test_lines_that_almost_match_do_not_hold_the_gateway_up(line: str) -> None:
+    """Read with patterns that look beyond a line, or twice at a letter, these take minutes."""
+    text = line * (2 * 2**20 // len(line))
+    assert parse_metrics(text, None) == EngineFacts()
+    with pytest.raises(ValueError, match="cache_config_info"):
+        cache_settings(text)
+
+
+def test_only_so_many_samples_and_cards_are_looked_at() -> None:
+    ranks = "".join(f'vllm:num_requests_running{{engine="{rank}"}} 1\n' for rank in range(10_000))
+    assert parse_metrics(ranks, None).engines == 8192
+    assert len(parse_models({"data": [{"id": "m"}] * 10_000})) == 4096
+
+
+def test_adapters_and_aliases_share_the_base_model() -> None:
+    cards = parse_models(
+        {
+            "data": [
+                {"id": "lora", "root": "/adapters/x", "parent": "served"},
+                {"id": "served", "root": "org/model", "parent": None},
+                {"id": "alias", "root": "org/model", "parent": None},
+            ]
+        }
+    )
+    base = base_card(cards)
+    assert base is not None
+    assert base.root == "org/model"
+    assert [card.parent for card in cards] == ["served", None, None]
+
+
+def test_a_server_without_roots_is_its_own_base() -> None:
+    (card,) = parse_models({"object": "list", "data": [{"id": "llama"}]})
+    assert (card.root, card.parent) == ("llama", None)
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"data": {}}, {"data": [1, {"id": 2}, {}]}, "x"])
+def test_what_lists_no_model_gives_none(document: object) -> None:
+    assert parse_models(document) == []
+    assert base_card([]) is None

@@ -1,0 +1,74 @@
+"""Which chunk is looked at when: at once, in the middle of its life, and ever more often towards its end."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from coordinator.watch import chunk_schedule as rota
+from coordinator.watch.chunk_schedule import Rota
+
+DAY_S = 86_400.0
+
+
+def looks(life_s: float) -> list[float]:
+    """How far on in its life an unread chunk is whenever it is looked at."""
+    found, known, now_s = [], Rota(), 0.0
+    known.meet("chunk", 0.0)
+    while now_s < life_s:
+        if known.take(now_s, 1):
+            found.append(now_s / life_s)
+            known.seen("chunk", life_s - now_s, 1, life_s, now_s)
+        now_s += 1.0
+    return found
+
+
+def test_a_chunk_is_looked_at_a_dozen_times_in_a_life_of_a_day() -> None:
+    found = looks(DAY_S)
+    assert found[:4] == [0.0, 0.5, 0.75, 0.875]
+    assert len(found) < 20
+
+
+def test_none_ends_unseen_for_longer_than_lately_reaches() -> None:
+    """Reads of the last quarter of a life count, and looks are at most that far apart: none is missed."""
+    for life_s in (8.0, 60.0, 3600.0, DAY_S):
+        found = [*looks(life_s)[1:], 1.0]
+        assert found[0] <= 0.5
+        assert max(later - earlier for earlier, later in itertools.pairwise(found)) <= 0.25
+
+
+def test_a_chunk_that_was_given_a_longer_life_than_usual_waits_for_its_second_half() -> None:
+    known = Rota()
+    known.meet("chunk", 0.0)
+    known.seen("chunk", 1000.0, 1, 100.0, 0.0)
+    assert known.take(949.0, 1) == []
+    assert known.take(950.0, 1) == ["chunk"]
+
+
+def test_what_is_written_again_is_looked_at_at_once_and_what_is_gone_never() -> None:
+    known = Rota()
+    for key in ("again", "gone"):
+        known.meet(key, 0.0)
+    known.seen("again", 100.0, 5, 100.0, 0.0)
+    known.seen("gone", 100.0, 7, 100.0, 0.0)
+    known.meet("again", 10.0)
+    known.forget("gone")
+    known.seen("gone", 100.0, 7, 100.0, 0.0)
+    assert known.take(100.0, 10) == ["again"]
+    assert (len(known), known.bytes) == (1, 5)
+
+
+def test_it_remembers_no_more_than_it_has_room_for_however_often_chunks_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rota, "MOST_CHUNKS", 10)
+    known = Rota()
+    for number in range(5000):
+        known.forget(str(number - 10))
+        assert known.meet(str(number), 0.0)
+        known.seen(str(number), DAY_S, 3, DAY_S, 0.0)
+    assert not known.meet("one too many", 0.0)
+    known.seen("one too many", DAY_S, 3, DAY_S, 0.0)
+    assert (len(known), known.bytes) == (10, 30)
+    assert len(known._heap) < 2000

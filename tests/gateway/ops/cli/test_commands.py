@@ -1,0 +1,311 @@
+"""The commands that need no cluster, and how mistakes on the command line end."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import typer
+
+from gateway.ops.cli import app
+from tests.gateway.ops.cli.conftest import Kvgate
+
+ROOT = Path(__file__).resolve().parents[4]
+COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "coordinator", "replica-sim", "check-config"]
+COMMANDS += ["hash-key", "version", "replica-command", "doctor"]
+
+
+def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
+    """The error of a command that the user got wrong: one line on stderr, nothing else, exit code 1."""
+    assert result.returncode == 1, result
+    assert result.stderr.startswith("kvgate: "), result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr.strip()
+
+
+def test_help_lists_every_command(kvgate: Kvgate) -> None:
+    result = kvgate.call("--help")
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_examples(kvgate: Kvgate, command: str) -> None:
+    text = kvgate.call(command, "--help").stdout
+    assert f"kvgate {command}" in text.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_whole_on_a_terminal_of_80_columns(kvgate: Kvgate, command: str) -> None:
+    text = kvgate.call(command, "--help", env={"COLUMNS": "80"}).stdout
+    parameters = typer.main.get_group(app).commands[command].params  # type: ignore[attr-defined]
+    options = {name for each in parameters for name in each.opts if name.startswith("--")}
+    assert options <= set(re.findall(r"(?<![\w-])--[a-z-]+", text.partition("Options:")[2]))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "<bool>" not in text
+
+
+def test_the_list_of_commands_says_of_each_what_it_does_in_full(kvgate: Kvgate) -> None:
+    listed = " ".join(kvgate.call("--help", env={"COLUMNS": "80"}).stdout.split())
+    assert "up Start a cluster on this machine: Redis, replicas and gateways behind one shared address. down" in listed
+    assert "..." not in listed.partition("Commands:")[2]
+
+
+def test_help_loads_nothing_that_is_slow_to_import() -> None:
+    code = (
+        "import sys, gateway.ops.cli\n"
+        "slow = {'pydantic', 'yaml', 'httpx', 'aiohttp', 'redis', 'fastapi', 'uvicorn', 'PIL', 'prometheus_client'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_version_is_the_same_as_a_command_and_as_an_option(kvgate: Kvgate) -> None:
+    assert kvgate.run("version").stdout == kvgate.call("--version").stdout == "0.1.0\n"
+
+
+def test_check_config_accepts_the_annotated_file(kvgate: Kvgate) -> None:
+    result = kvgate.call("check-config", str(ROOT / "configs" / "gateway.yaml"), env={"KVGATE_ID": "gw7"})
+    assert result.returncode == 0
+    said = "OK, but no replicas and no discovery: every request will be answered 503"
+    assert result.stdout.endswith(f"gateway.yaml: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "replicas"),
+    [
+        ("replicas: [{id: r0, url: 'http://h:1'}]", "1 replica"),
+        ("replicas: [{id: r0, url: 'http://h:1'}, {id: r1, url: 'http://h:2'}]", "2 replicas"),
+        ("discovery: {dns: {names: [vllm]}, kubernetes: {service: vllm}}", "0 replicas, more by dns and kubernetes"),
+    ],
+)
+def test_check_config_says_what_replicas_there_will_be(
+    kvgate: Kvgate, tmp_path: Path, text: str, replicas: str
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    result = kvgate.call("check-config", str(file), env={"KVGATE_ID": "gw7"})
+    assert result.stdout == f"{file}: OK (gateway gw7, {replicas}, policy prefix_kv_aware)\n"
+
+
+def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("port: 0\nprot: 1\n")
+    result = kvgate.call("check-config", str(path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"kvgate: {path}: 2 problems",
+        "  port: is 0; must be at least 1",
+        "  prot: is not a known key; did you mean port?",
+    ]
+
+
+def test_a_replicas_file_is_told_from_a_gateways(kvgate: Kvgate) -> None:
+    file = ROOT / "configs" / "replica-lmcache-redis.yaml"
+    lines = kvgate.call("check-config", str(file)).stderr.splitlines()
+    assert lines[-1] == f"this looks like a replica's file: kvgate replica-command --config {file} checks it"
+
+
+def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("prot: 1\n")
+    result = kvgate.call("gateway", "--config", str(path))
+    assert result.returncode == 1
+    assert "prot: is not a known key; did you mean port?" in result.stderr
+
+
+@pytest.mark.parametrize("stdin", ["my-key", "my-key\n"])
+def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: str) -> None:
+    digest = hashlib.sha256(b"my-key").hexdigest()
+    assert kvgate.call("hash-key", stdin=stdin).stdout == f'sha256: "{digest}"\n'
+
+
+def test_hash_key_warns_of_a_key_that_can_be_guessed(kvgate: Kvgate) -> None:
+    assert "a key of 15 characters can be guessed" in kvgate.call("hash-key", stdin="k" * 15).stderr
+    assert kvgate.call("hash-key", stdin="k" * 16).stderr == ""
+
+
+@pytest.mark.parametrize("stdin", ["", "\n", "two keys"])
+def test_hash_key_refuses_what_is_no_key(kvgate: Kvgate, stdin: str) -> None:
+    one_line_error(kvgate.call("hash-key", stdin=stdin))
+
+
+def test_owners_needs_one_prompt(kvgate: Kvgate) -> None:
+    assert "give the prompt once" in one_line_error(kvgate.call("owners", "--model", "sim"))
+    assert "give the prompt once" in one_line_error(kvgate.call("owners", "-", "--text", "Hello"))
+
+
+def test_owners_needs_a_model_for_a_text(kvgate: Kvgate) -> None:
+    result = kvgate.call("owners", "--text", "Hello", "--gateway", "http://127.0.0.1:9")
+    assert "--model is needed" in one_line_error(result)
+
+
+def test_owners_without_a_cluster_says_how_to_start_one(kvgate: Kvgate) -> None:
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim")
+    assert "start one with `kvgate up" in one_line_error(result)
+
+
+def test_owners_names_a_gateway_that_does_not_answer(kvgate: Kvgate) -> None:
+    url = f"http://127.0.0.1:{kvgate.port}"
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url)
+    assert f"no answer from {url}" in one_line_error(result)
+
+
+def test_owners_says_how_a_gateways_url_is_written(kvgate: Kvgate) -> None:
+    result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", "localhost:8396")
+    assert "--gateway: is 'localhost:8396'; must be a URL, like http://" in one_line_error(result)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A gateway that asks for a key: 401 without one, 403 with any."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"error": {"message": "Not you."}}'
+        self.send_response(403 if "authorization" in self.headers else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 401), (("--api-key", "a-key"), 403)])
+def test_owners_that_may_not_ask_names_where_a_key_is_given(
+    kvgate: Kvgate, options: tuple[str, ...], status: int
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
+        server.shutdown()
+        thread.join()
+    said = f"the gateway refused ({status}): Not you. Give an admin key by --api-key or KVGATE_API_KEY."
+    assert one_line_error(result) == f"kvgate: {said}"
+
+
+def test_status_without_a_cluster_fails(kvgate: Kvgate) -> None:
+    assert "no cluster is up" in one_line_error(kvgate.call("status", "--state-dir", str(kvgate.state_dir)))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--state-dir", "none"), "no cluster is up in none: start one with"),
+        (("--gateway", "http://gw0:8080"), "with --gateway, give --redis-url or --config, too"),
+        (("--redis-url", "http://redis:6379"), "--redis-url: must start with redis://"),
+        (("--redis-url", "redis://127.0.0.1", "--gateway", "gw0:8080"), "--gateway: is 'gw0:8080'; must be a URL"),
+        (("--redis-url", "redis://127.0.0.1", "--lmcache", "r0:5580"), "--lmcache: is 'r0:5580'; must be a URL"),
+        (("--config", "none.yaml"), "none.yaml: 1 problem"),
+        (("--timeout", "0"), "Invalid value for '--timeout'"),
+    ],
+)
+def test_a_doctor_that_cannot_look_says_why_and_exits_with_2(
+    kvgate: Kvgate, options: tuple[str, ...], problem: str
+) -> None:
+    result = kvgate.call("doctor", *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert problem in result.stderr
+
+
+def test_the_doctor_prints_what_it_found_with_reason_and_fix_and_what_it_could_not_check(kvgate: Kvgate) -> None:
+    result = kvgate.call("doctor", "--redis-url", f"redis://:secret@127.0.0.1:{kvgate.port}")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "Redis"
+    assert lines[1].startswith("  error redis-unreachable: cannot connect to Redis")
+    assert lines[2].startswith("    why: without it ")
+    assert lines[3].startswith("    fix: start it, or correct --redis-url")
+    assert lines[4] == "not checked"
+    assert lines[-1] == "1 error, 0 warnings: nothing answers"
+    assert "secret" not in result.stdout + result.stderr
+
+
+def test_down_without_a_cluster_does_nothing(kvgate: Kvgate) -> None:
+    result = kvgate.call("down", "--state-dir", str(kvgate.state_dir))
+    assert (result.returncode, result.stdout) == (0, f"nothing runs in {kvgate.state_dir}\n")
+
+
+def test_a_simulated_replica_serves_until_it_is_told_to_stop(kvgate: Kvgate) -> None:
+    import httpx
+
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "gateway.ops.cli",
+        "replica-sim",
+        "--id",
+        "r7",
+        "--port",
+        "0",
+        "--speed",
+        "0",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as replica:
+        assert replica.stdout is not None
+        name, _, url = replica.stdout.readline().strip().partition(" on ")
+        assert name == "replica r7"
+        models = httpx.get(f"{url}/v1/models", trust_env=False).json()
+        assert json.dumps("sim") in json.dumps(models)
+        replica.terminate()
+        assert replica.wait(20) == 0
+
+
+def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", kvgate.port))
+        other.listen()
+        error = one_line_error(kvgate.call("replica-sim", "--port", str(kvgate.port)))
+    assert f"cannot listen on 127.0.0.1:{kvgate.port}" in error
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ("chunks=64", "chunks is none of cpu_gb, redis_url, chunk_tokens"),
+        ("cpu_gb=much", "could not convert string to float: 'much'"),
+        ("chunk_tokens=64", "lmcache needs CPU memory or a Redis"),
+    ],
+)
+def test_an_lmcache_that_a_simulated_replica_cannot_have_is_refused(kvgate: Kvgate, told: str, answer: str) -> None:
+    assert answer in one_line_error(kvgate.call("replica-sim", "--lmcache", told))
+
+
+def test_replica_command_prints_a_paragraph_for_each_process(kvgate: Kvgate) -> None:
+    result = kvgate.call("replica-command", "--config", str(ROOT / "configs" / "replica-lmcache-cpu-redis.yaml"))
+    assert result.returncode == 0
+    heads = [paragraph.split(":")[0] for paragraph in result.stdout.split("\n\n")]
+    assert heads == ["# lmcache", "# agent", "# vllm"]
+
+
+def test_replica_command_prints_json_for_programs(kvgate: Kvgate) -> None:
+    config = str(ROOT / "configs" / "replica-vllm.yaml")
+    result = kvgate.call("replica-command", "--config", config, "--json", env={"KVGATE_REPLICA_ID": "r7"})
+    agent, engine = json.loads(result.stdout)
+    assert (engine["name"], engine["argv"][:2], engine["env"]) == ("vllm", ["vllm", "serve"], {"PYTHONHASHSEED": "0"})
+    assert "r7" in agent["argv"]
+
+
+def test_replica_command_lists_every_problem(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "bad.yaml"
+    path.write_text("vllm: {model: m, max_model_len: 0}\nlmcash: {}\n")
+    result = kvgate.call("replica-command", "--config", str(path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"kvgate: {path}: 2 problems",
+        "  vllm.max_model_len: is 0; must be at least 1",
+        "  lmcash: is not a known key; did you mean lmcache?",
+    ]

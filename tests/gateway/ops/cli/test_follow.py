@@ -1,0 +1,284 @@
+"""`kvgate agent` and `kvgate coordinator`: what they teach, what they refuse, what they do, and how they end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import yaml
+
+from bench.cluster import SimReplica
+from coordinator.keys import PoolKeys, pool_slug
+from gateway.ops.local.ports import free_ports
+from gateway.replicas.discovery.source import replica_at
+from tests.gateway.ops.cli.conftest import COMMAND, Kvgate
+from tests.gateway.ops.cli.test_commands import one_line_error
+from tests.polling import wait_until
+from tests.redis_server import running_redis
+
+KEYS = PoolKeys(pool_slug("kvgate/sim-vlm"))
+AGENT = ("agent", "--replica", "r0", "--url", "http://127.0.0.1:9")
+
+
+# -- what they teach, and what they refuse -----------------------------------------------------------------------------
+
+
+def test_the_agents_help_says_what_the_engine_needs(kvgate: Kvgate) -> None:
+    text = kvgate.call("agent", "--help").stdout
+    for taught in ("--kv-events-config", "replay_endpoint", "KVGATE_REPLICA_API_KEY", "KVGATE_REDIS_URL", "degraded"):
+        assert taught in text
+
+
+def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
+    text = kvgate.call("coordinator", "--help").stdout
+    for taught in ("coordinator.apply_events", "--metrics-port", "KVGATE_REDIS_URL"):
+        assert taught in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ((*AGENT, "--redis-url", "localhost:6379"), "--redis-url: must start with redis://"),
+        (("agent", "--replica", "R 0", "--url", "http://h:1"), "--replica: is 'R 0'; must be 1 to 48 of"),
+        (("agent", "--replica", "r0", "--url", "h:8000"), "--url: must be the server's base"),
+        (("agent", "--replica", "r0", "--url", "http://h:1/v1"), "--url: leave /v1 out"),
+        (
+            (*AGENT, "--events", "http://h:1"),
+            "--events: is 'http://h:1'; must be tcp://host:port, or ipc:///path of a socket",
+        ),
+        (
+            (*AGENT, "--events", "tcp://h:1", "--replay", "tcp://h"),
+            "--replay: is 'tcp://h'; must be tcp://host:port, or",
+        ),
+        (
+            (*AGENT, "--events", "ipc://h"),
+            "--events: is 'ipc://h'; must be tcp://host:port, or ipc:///path of a socket",
+        ),
+        ((*AGENT, "--replay", "tcp://h:1"), "--replay: needs --events"),
+        (("coordinator", "--redis-url", "http://h:6379"), "--redis-url: must start with redis://"),
+        ((*AGENT, "--redis-namespace", "{m}"), "--redis-namespace: is '{m}'; must be at most 48 of a-z"),
+    ],
+)
+def test_a_bad_argument_gives_one_line_that_names_it(kvgate: Kvgate, arguments: tuple[str, ...], wrong: str) -> None:
+    assert one_line_error(kvgate.call(*arguments)).startswith(f"kvgate: {wrong}")
+
+
+def test_a_redis_password_is_not_quoted_back(kvgate: Kvgate) -> None:
+    error = one_line_error(kvgate.call(*AGENT, "--redis-url", "redis://:a-secret@h:6379?socket_timout=1"))
+    assert "--redis-url: " in error
+    assert "a-secret" not in error
+
+
+def test_a_metrics_port_that_is_taken_is_named(kvgate: Kvgate) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", kvgate.port))
+        other.listen()
+        error = one_line_error(kvgate.call("coordinator", "--metrics-port", str(kvgate.port)))
+    assert f"--metrics-port {kvgate.port}: " in error
+
+
+# -- what they do ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Follower:
+    """Processes of a test's own around one Redis; all that still run are killed in the end."""
+
+    folder: Path
+    redis_url: str
+    store: redis.Redis
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{arguments[0]}.log").open("ab") as log:
+            process = subprocess.Popen([*COMMAND, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        return process
+
+    def agent(self, sim: SimReplica) -> subprocess.Popen[bytes]:
+        return self.start("agent", "--replica", sim.id, "--url", sim.url, "--redis-url", self.redis_url)
+
+    def coordinator(self, metrics_port: int) -> subprocess.Popen[bytes]:
+        return self.start("coordinator", "--redis-url", self.redis_url, "--metrics-port", str(metrics_port))
+
+    def replica(self) -> SimReplica:
+        sim = SimReplica("r0", free_ports(1)[0], ("--speed", "0"), self.folder / "r0.log")
+        sim.start()
+        self.stack.callback(sim.kill)
+        return sim
+
+    def gateway(self, sim: SimReplica) -> str:
+        """A gateway that leaves the events to others; its URL, once it serves."""
+        port = free_ports(1)[0]
+        config = {
+            "id": "gw0",
+            "host": "127.0.0.1",
+            "port": port,
+            "redis": {"url": self.redis_url, "budget_ms": 500},
+            "replicas": [{"id": sim.id, "url": sim.url}],
+            "coordinator": {"apply_events": False},
+        }
+        file = self.folder / "gw0.yaml"
+        file.write_text(yaml.safe_dump(config))
+        self.start("gateway", "--config", str(file))
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: get(f"{url}/ready"))
+        return url
+
+    def agent_holds_until_ms(self) -> int:
+        return int(str(self.store.hget(KEYS.agents, "r0")).split(" ")[2])
+
+    def agent_lease_ms(self) -> int | None:
+        """For how long the replica's agent holds it (0: it let go); None while none has."""
+        record: Any = self.store.hget(KEYS.agents, "r0")
+        now: Any = self.store.time()
+        return max(0, int(record.split(" ")[2]) - now[0] * 1000 - now[1] // 1000) if record else None
+
+    def appliers(self) -> dict[str, Any]:
+        """Who holds the lease on the replica's stream, and who asks for one."""
+        leases: Any = self.store.hgetall(KEYS.leases)
+        mine = ((name, held) for name, held in leases.items() if name.startswith(("applier:", "events:")))
+        return {name: held for name, held in mine if not held.startswith("- ")}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Follower]:
+    with running_redis() as server, redis.Redis.from_url(server.url, decode_responses=True) as store:
+        follower = Follower(tmp_path, server.url, store)
+        with follower.stack:
+            yield follower
+
+
+def get(url: str) -> httpx.Response | None:
+    """The answer, if it is a good one."""
+    try:
+        answer = httpx.get(url, trust_env=False, timeout=5)
+    except httpx.TransportError:
+        return None
+    return answer if answer.is_success else None
+
+
+def ends_cleanly(process: subprocess.Popen[bytes]) -> bool:
+    """Whether SIGTERM ends it, with 0."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(60) == 0
+
+
+def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Follower) -> None:
+    agent = running.agent(running.replica())
+    wait_until(running.agent_lease_ms)
+    held_until_ms = running.agent_holds_until_ms()
+    assert ends_cleanly(agent)
+    assert running.agent_holds_until_ms() < held_until_ms  # it took its lease back: those that end later only grow
+    assert running.agent_lease_ms() == 0
+    assert "Traceback" not in (running.folder / "agent.log").read_text()
+
+
+def test_an_agent_of_a_pod_with_a_long_name_holds_the_replica_that_gateways_find_there(running: Follower) -> None:
+    sim, pod = running.replica(), "vllm-deepseek-r1-distill-llama-70b-instruct-7d9f8b6c5d-x2x4z"
+    found = replica_at("http", "127.0.0.1", sim.port, pod)
+    agent = running.start("agent", "--replica", pod, "--url", sim.url, "--redis-url", running.redis_url)
+    wait_until(lambda: running.store.hkeys(KEYS.agents) == [found.id])
+    assert ends_cleanly(agent)
+
+
+def test_the_next_agent_takes_over_at_once(running: Follower) -> None:
+    sim = running.replica()
+    first = running.agent(sim)
+    wait_until(running.agent_lease_ms)
+    name = str(running.store.hget(KEYS.agents, "r0")).split(" ")[0]
+    second = running.agent(sim)
+    assert ends_cleanly(first)
+    wait_until(lambda: str(running.store.hget(KEYS.agents, "r0")).split(" ")[0] != name)
+    assert ends_cleanly(second)
+
+
+def test_an_agent_waits_for_its_engine_and_ends_while_it_does(running: Follower) -> None:
+    sim = running.replica()
+    sim.kill()
+    agent = running.agent(sim)
+    log = running.folder / "agent.log"
+    wait_until(lambda: log.exists() and "waiting for the engine" in log.read_text())
+    assert running.agent_lease_ms() is None
+    sim.start()
+    wait_until(running.agent_lease_ms)
+    sim.kill()
+    assert ends_cleanly(agent)
+
+
+def test_an_agent_without_redis_waits_for_it_and_ends_while_it_does(running: Follower) -> None:
+    sim, port = running.replica(), free_ports(1)[0]
+    agent = running.start("agent", "--replica", "r0", "--url", sim.url, "--redis-url", f"redis://127.0.0.1:{port}")
+    log = running.folder / "agent.log"
+    wait_until(lambda: log.exists() and "store away" in log.read_text())
+    assert ends_cleanly(agent)
+
+
+def test_a_coordinator_applies_what_gateways_leave_to_it_and_shows_metrics(running: Follower) -> None:
+    sim = running.replica()
+    agent = running.agent(sim)
+    url = running.gateway(sim)
+    wait_until(running.agent_lease_ms)
+
+    def exact() -> list[str]:
+        return list(httpx.get(f"{url}/ready", trust_env=False).json()["exact"])
+
+    body = {"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "A prompt to be held. " * 40}]}
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False).status_code == 200
+
+    def kinds() -> set[str]:
+        explained = httpx.post(f"{url}/v1/route/explain", json=body, trust_env=False).json()
+        return {owner["kind"] for link in explained["chain"] for owner in link["owners"]}
+
+    wait_until(lambda: running.store.xlen(KEYS.events("r0")))
+    assert running.appliers() == {}
+    assert "resident" not in kinds()
+    assert exact() == []  # what nobody applies is not known
+
+    port = free_ports(1)[0]
+    coordinator = running.coordinator(port)
+    wait_until(lambda: kinds() == {"resident"})
+    wait_until(lambda: exact() == ["r0"])
+    metrics = wait_until(lambda: get(f"http://127.0.0.1:{port}/metrics"))
+    assert 'kvgate_event_lag_seconds_count{replica="r0"}' in metrics.text
+    assert 'kvgate_event_stream_gaps_total{replica="r0"} 0.0' in metrics.text
+    assert "kvgate_store_up" not in metrics.text  # it places nothing: a 0 would be a gateway without its store
+    assert len(running.appliers()) == 2
+
+    assert ends_cleanly(coordinator)
+    assert running.appliers() == {}
+    assert ends_cleanly(agent)
+
+
+def test_two_coordinators_share_the_work_and_the_one_that_stays_takes_over(running: Follower) -> None:
+    agent = running.agent(running.replica())
+    wait_until(running.agent_lease_ms)
+    ports = free_ports(2)
+    first = running.coordinator(ports[0])
+    wait_until(lambda: "events:r0" in running.appliers())
+    holder = running.appliers()["events:r0"].split(" ")[0]
+    second = running.coordinator(ports[1])
+    wait_until(lambda: len(running.appliers()) == 3)
+    assert ends_cleanly(first)
+    wait_until(lambda: running.appliers().get("events:r0", holder).split(" ")[0] != holder)
+    assert ends_cleanly(second)
+    assert ends_cleanly(agent)
+
+
+def test_a_coordinator_without_redis_waits_for_it_and_ends_while_it_does(running: Follower) -> None:
+    url = f"redis://127.0.0.1:{free_ports(1)[0]}"
+    coordinator = running.start("coordinator", "--redis-url", url)
+    log = running.folder / "coordinator.log"
+    wait_until(lambda: log.exists() and "coordinator started" in log.read_text())
+    wait_until(lambda: "store down" in log.read_text())
+    assert ends_cleanly(coordinator)

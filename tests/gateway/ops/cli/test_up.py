@@ -1,0 +1,297 @@
+"""Local clusters of real processes, as `kvgate up` makes them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.cluster import SimReplica
+from gateway.ops.local.ports import free_ports
+from gateway.ops.local.processes import wait_until
+from gateway.ops.local.state import read_processes
+from tests.gateway.ops.cli.conftest import Kvgate
+from tests.redis_server import RedisServer, running_redis
+
+MEMBERS = ["redis", "r0", "r1", "agent-r0", "agent-r1", "gw0", "gw1"]
+
+
+def ask(url: str, content: str = "Hello") -> httpx.Response:
+    body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_kvgate: Kvgate) -> dict[str, Any]:
+    """A detached cluster of 2 gateways and 2 replicas, left as it is by the tests that use it."""
+    result = shared_kvgate.up("--detach")
+    assert result.returncode == 0, result.stderr
+    return shared_kvgate.cluster()
+
+
+def test_cluster_json_says_where_everything_is(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    assert cluster.keys() == {"url", "redis_url", "redis_namespace", "gateways", "replicas"}
+    assert cluster["url"] == f"http://127.0.0.1:{shared_kvgate.port}"
+    assert cluster["redis_url"].startswith("redis://127.0.0.1:")
+    assert [gateway["id"] for gateway in cluster["gateways"]] == ["gw0", "gw1"]
+    assert [replica["id"] for replica in cluster["replicas"]] == ["r0", "r1"]
+    assert all(member.keys() == {"id", "url", "pid"} for member in cluster["gateways"] + cluster["replicas"])
+
+
+def test_each_pid_is_the_process_that_serves(cluster: dict[str, Any]) -> None:
+    for member in cluster["gateways"] + cluster["replicas"]:
+        open_files = {link.readlink().name for link in Path(f"/proc/{member['pid']}/fd").iterdir()}
+        assert listening_socket(member["url"]) in open_files
+
+
+def listening_socket(url: str) -> str:
+    """The socket that listens at `url`, as /proc/PID/fd names it."""
+    address = f":{httpx.URL(url).port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines():
+        _, local, _, state, *_, inode = line.split()[:10]
+        if local.endswith(address) and state == "0A":
+            return f"socket:[{inode}]"
+    raise AssertionError(f"nothing listens at {url}")
+
+
+def test_every_gateway_and_the_shared_address_answer(cluster: dict[str, Any]) -> None:
+    for url in [cluster["url"], *(gateway["url"] for gateway in cluster["gateways"])]:
+        response = ask(url)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-kvgate-replica"] in {"r0", "r1"}
+
+
+def test_files_that_may_hold_a_password_are_their_owners_alone(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    for name in ("cluster.json", "processes.json", "gw0.yaml", "gw1.yaml"):
+        assert stat.S_IMODE((shared_kvgate.state_dir / name).stat().st_mode) == 0o600
+
+
+def test_every_process_has_a_log_of_its_own(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    logs = {path.name for path in (shared_kvgate.state_dir / "logs").iterdir()}
+    assert logs == {f"{name}.log" for name in MEMBERS}
+
+
+def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    result = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir), "--json")
+    assert result.returncode == 0, result.stdout
+    members = json.loads(result.stdout)
+    assert [member["id"] for member in members] == MEMBERS
+    assert {member["state"] for member in members} == {"ready"}
+    agents = {member["id"]: member for member in members if member["kind"] == "agent"}
+    assert [agents[f"agent-{replica['id']}"]["url"] for replica in cluster["replicas"]] == [
+        replica["url"] for replica in cluster["replicas"]
+    ]
+    table = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir))
+    assert table.returncode == 0
+    assert cluster["gateways"][1]["url"] in table.stdout
+
+
+@pytest.mark.parametrize("state_dir", ["state", "other"])
+def test_a_second_cluster_is_refused_and_told_whose_port_it_is(
+    shared_kvgate: Kvgate, cluster: dict[str, Any], state_dir: str
+) -> None:
+    command = ["up", "--detach", "--port", str(shared_kvgate.port), "--state-dir", state_dir]
+    result = shared_kvgate.run(*command)
+    assert result.returncode == 1
+    assert f"port {shared_kvgate.port} belongs to the cluster of pid {cluster['gateways'][0]['pid']}" in result.stderr
+    assert f"kvgate down --state-dir {shared_kvgate.state_dir}" in result.stderr
+    assert len(shared_kvgate.alive()) == len(MEMBERS)
+
+
+def test_owners_shows_the_chain_of_a_prompt_and_who_owns_it(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    prompt = "A prompt that is asked about. " * 40
+    replica = ask(cluster["url"], prompt).headers["x-kvgate-replica"]
+    options = ["owners", "--state-dir", str(shared_kvgate.state_dir), "--model", "sim", "--text", prompt]
+    explanation = json.loads(shared_kvgate.run(*options, "--json").stdout)
+    assert replica in {owner["replica"] for owner in explanation["chain"][-1]["owners"]}
+    table = shared_kvgate.run(*options)
+    assert table.returncode == 0, table.stderr
+    assert explanation["chain"][-1]["key"] in table.stdout
+
+
+def test_owners_takes_a_request_body_with_an_image(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixel}"}}
+    body = {"model": "sim", "messages": [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]}
+    options = ["owners", "--state-dir", str(shared_kvgate.state_dir), "--json", "-"]
+    result = shared_kvgate.run(*options, stdin=json.dumps(body))
+    assert json.loads(result.stdout)["chain"][-1]["images"] == 1
+
+
+def test_owners_says_what_is_wrong_with_a_request(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    result = shared_kvgate.run("owners", "--state-dir", str(shared_kvgate.state_dir), "-", stdin="{}")
+    assert result.returncode == 1
+    assert result.stderr.startswith("kvgate: the gateway refused (4")
+
+
+def output_until(process: subprocess.Popen[str], wanted: str) -> str:
+    """What a foreground `up` printed up to the line that holds `wanted`."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if wanted in line:
+            return "".join(lines)
+    raise AssertionError(f"{wanted!r} was not printed:\n{''.join(lines)}")
+
+
+NUMBERS = " ".join(map(str, range(1, 501)))
+
+
+def body_sent_by(command: str) -> Any:
+    """What curl would send if this were pasted into a shell."""
+    script = 'curl() { for last; do :; done; printf %s "$last"; }\n' + command
+    return json.loads(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+
+
+def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground() as up:
+        shown = output_until(up, "Ctrl-C stops everything")
+        answers = [line for line in shown.splitlines() if " via gw" in line]
+        assert [line.split()[:3] for line in answers] == [
+            ["text", "via", "gw0"],
+            ["text", "via", "gw1"],
+            ["image", "via", "gw0"],
+            ["image", "via", "gw1"],
+        ]
+        for first, second in (answers[0:2], answers[2:4]):
+            assert first.split("→")[1].split(",")[0] == second.split("→")[1].split(",")[0]
+            assert ", 0 tokens matched" not in second
+        curl = re.search(r"curl (?:.*\\\n)?.*", shown)
+        assert curl is not None
+        assert body_sent_by(curl[0]) == {"model": "sim", "messages": [{"role": "user", "content": NUMBERS}]}
+        up.send_signal(signal.SIGINT)
+        stopped = output_until(up, "stopped").splitlines()[-1]
+        assert re.fullmatch(r"stopped 7 processes in ([0-4]\.\d|5\.0) s", stopped), stopped
+        assert up.wait(20) == 0
+    assert kvgate.alive() == []
+    assert not (kvgate.state_dir / "cluster.json").exists()
+
+
+async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
+        output_until(up, "Ctrl-C stops everything")
+        assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).stdout == "stopped 4 processes\n"
+        assert up.wait(20) == 0
+    assert kvgate.alive() == []
+
+
+async def test_nothing_outlives_a_foreground_that_is_killed(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
+        output_until(up, "Ctrl-C stops everything")
+        up.kill()
+        assert await wait_until(lambda: kvgate.alive() == [], 20)
+    assert kvgate.up("--detach", "--gateways", "1", "--replicas", "1").returncode == 0, "its locks are free again"
+
+
+async def test_what_dies_is_reported_and_not_restarted_and_the_others_serve(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo") as up:
+        output_until(up, "Ctrl-C stops everything")
+        first, second = kvgate.cluster()["gateways"]
+        os.kill(first["pid"], signal.SIGKILL)
+        reported = output_until(up, "gw0 exited")
+        assert "gw0 exited with code -9; it is not restarted" in reported
+        assert str(kvgate.state_dir / "logs" / "gw0.log") in reported
+        assert ask(second["url"]).status_code == 200
+        status = kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json")
+        assert status.returncode == 1
+        states = {member["id"]: member["state"] for member in json.loads(status.stdout)}
+        assert (states["gw0"], states["gw1"]) == ("dead", "ready")
+        up.send_signal(signal.SIGTERM)
+        output_until(up, "stopped 6 processes")
+
+
+async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo", "--gateways", "1", "--replicas", "1") as up:
+        output_until(up, "Ctrl-C stops everything")
+        url = kvgate.cluster()["url"]
+        assert ask(url).headers["x-kvgate-decision"].endswith("state=exact")
+        (agent,) = (process for process in read_processes(kvgate.state_dir) if process.kind == "agent")
+        agent.signal(signal.SIGKILL)
+        assert "agent-r0 exited with code -9; it is not restarted" in output_until(up, "agent-r0 exited")
+        ready = f"{url}/ready"
+        assert await wait_until(lambda: httpx.get(ready, trust_env=False).json()["exact"] == [], 20)
+        assert ask(url).headers["x-kvgate-decision"].endswith("state=degraded")
+        status = kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json")
+        states = {member["id"]: (member["state"], member["detail"]) for member in json.loads(status.stdout)}
+        assert states["agent-r0"] == ("dead", "no gateway hears it, or its replica is not ready")
+        assert states["gw0"][0] == "ready"
+
+
+class NotAnEngine(http.server.BaseHTTPRequestHandler):
+    """A server that is not vLLM: its /metrics is not Prometheus', and it knows neither /health nor KV events."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path in ("/metrics", "/v1/models") else 404)
+        body = b'{"object": "list", "data": [{"id": "other", "object": "model"}]}'
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NotAnEngine) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+def test_servers_and_a_redis_that_were_there_before_are_fronted(
+    kvgate: Kvgate, other_server: str, redis: RedisServer
+) -> None:
+    replica = f"id=mine,url={other_server}"
+    result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", replica)
+    assert result.returncode == 0, result.stderr
+    cluster = kvgate.cluster()
+    assert cluster["replicas"] == [{"id": "mine", "url": other_server, "pid": None}]
+    assert cluster["redis_url"] == redis.url
+    assert [process.id for process in read_processes(kvgate.state_dir)] == ["gw0"]
+    assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False).json()["data"][0]["id"] == "other"
+    assert kvgate.run("status", "--state-dir", str(kvgate.state_dir)).returncode == 0
+
+
+def test_a_replica_that_is_fronted_with_its_events_gets_an_agent(
+    kvgate: Kvgate, redis: RedisServer, tmp_path: Path
+) -> None:
+    """An engine from before 0.32: it does not tell where its events are."""
+    port, events, replay = free_ports(3)
+    arguments = ("--vllm-version", "0.31.0", "--events-port", str(events), "--replay-port", str(replay))
+    sim = SimReplica("mine", port, ("--speed", "0", *arguments), tmp_path / "sim.log")
+    sim.start()
+    try:
+        told = f"id=mine,url={sim.url},events=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"
+        for replica, ids in ((f"id=mine,url={sim.url}", ["gw0"]), (told, ["agent-mine", "gw0"])):
+            result = kvgate.up("--detach", "--gateways", "1", "--redis-url", redis.url, "--replica", replica)
+            assert result.returncode == 0, result.stderr
+            assert [process.id for process in read_processes(kvgate.state_dir)] == ids
+            assert kvgate.run("down", "--state-dir", str(kvgate.state_dir)).returncode == 0
+    finally:
+        sim.kill()
+
+
+def test_the_environments_gateway_id_and_redis_are_not_those_of_a_local_cluster(kvgate: Kvgate) -> None:
+    env = {"KVGATE_ID": "same", "KVGATE_REDIS_URL": "redis://127.0.0.1:9/0"}
+    assert kvgate.up("--detach", "--gateways", "2", "--replicas", "1", env=env).returncode == 0

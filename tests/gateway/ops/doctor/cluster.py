@@ -1,0 +1,155 @@
+"""The facts of a cluster in which nothing is wrong, and the same with one thing changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from coordinator.engine.facts import ModelCard
+from coordinator.registry import AgentRecord, Fleet, ReplicaRecord
+from coordinator.survey import ForeignKey, Look, Server, Unreadable
+from gateway.ops.doctor.evidence import Facts, Gateway, Lmcache, Pool, Replica
+
+NOW_MS = 1_800_000_000_000
+LIFE = "19a0"
+HASH = "ab" * 32
+UNREADABLE = Unreadable("active", 2, NOW_MS, "r1")
+IDS = ("r0", "r1")
+
+SERVER = Server(
+    info={
+        "redis_version": "7.2.4",
+        "role": "master",
+        "rdb_last_bgsave_status": "ok",
+        "maxmemory": str(2 * 2**30),
+        "maxmemory_policy": "volatile-lru",
+        "total_system_memory": str(8 * 2**30),
+        "used_memory": str(2**30),
+        "evicted_keys": "7",
+    },
+    hash_value_limit_bytes=128,
+    ping_ms=0.2,
+    clock_ahead_s=(-0.001, 0.001),
+    keys=3,
+    foreign=(
+        ForeignKey(f"kvchunk@org/m@01000100@0@{HASH}", True, 2**20),
+        ForeignKey("a-session-of-somebody", False, 9),
+    ),
+)
+
+
+def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> Server:
+    """The healthy Redis with this chunk as well."""
+    return replace(SERVER, foreign=(*SERVER.foreign, ForeignKey(name, has_ttl, size_bytes)))
+
+
+def told(**info: str) -> Facts:
+    """The healthy cluster, in whose Redis INFO says this."""
+    return replace(FACTS, redis=replace(SERVER, info=SERVER.info | info))
+
+
+def replica(name: str) -> Replica:
+    endpoint = "tcp://[::ffff:127.0.0.1]:5557"
+    return Replica(
+        id=name,
+        url=f"http://{name}:8000",
+        pool="m",
+        version="0.32.0",
+        cards=(ModelCard("sim", "org/m", None, {"id": "sim", "max_model_len": 4096}),),
+        cache={"enable_prefix_caching": "True", "prefix_caching_hash_algo": "sha256", "block_size": "16"},
+        started=LIFE,
+        endpoints=(endpoint,),
+        clock_ahead_s=(-0.5, 1.5),
+    )
+
+
+def look(at_s: float = 0.0) -> Look:
+    now_ms = NOW_MS + int(at_s * 1000)
+    return Look(
+        pool="m",
+        fleet=Fleet(
+            known=True,
+            expired_gateways=(),
+            replicas={
+                name: ReplicaRecord(name, LIFE, "ready", 100_000, NOW_MS - 3_600_000, f"http://{name}:8000")
+                for name in IDS
+            },
+            open_until_ms={},
+            worker="gw0.aaaaaa",
+            now_ms=now_ms,
+            active={},
+            agents={
+                name: AgentRecord(f"{name}.bbbbbb", LIFE, now_ms + 2500, "session", False, 0, 100 + int(at_s))
+                for name in IDS
+            },
+            applied_until_ms=dict.fromkeys(IDS, now_ms + 2500),
+            engines={name: {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 4000.0} for name in IDS},
+        ),
+        gateway_leases_ms={"gw0.aaaaaa": now_ms + 2500, "gw1.aaaaaa": now_ms + 2500, "coordinator.c": now_ms + 2500},
+        oldest_unapplied_ms={},
+    )
+
+
+def gateway(name: str) -> Gateway:
+    return Gateway(
+        url=f"http://{name}:8080",
+        id=f"{name}.aaaaaa",
+        version="0.1.0",
+        settings={"policy": "aa", "replicas": "bb"},
+        is_ready=True,
+        replicas=frozenset(IDS),
+        exact=frozenset(IDS),
+        pools=("m",),
+        keys=("k1", "k2"),
+    )
+
+
+POOL = Pool("m", tuple(map(replica, IDS)), tuple(map(look, range(5))))
+FACTS = Facts(
+    redis=SERVER,
+    pools=(POOL,),
+    gateways=(gateway("gw0"), gateway("gw1")),
+    lmcache=(Lmcache("http://r0:5580", "", "256", "blake3"), Lmcache("http://r1:5580", "", "256", "blake3")),
+)
+
+
+def with_replica(**changes: Any) -> Facts:
+    """The healthy cluster, whose r1 is otherwise."""
+    return replace(FACTS, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
+
+
+def with_gateway(**changes: Any) -> Facts:
+    """The healthy cluster, whose gw1 is otherwise."""
+    return replace(FACTS, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
+
+
+def with_fleet(**changes: Any) -> Facts:
+    """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
+
+    def changed(seen: Look) -> Look:
+        fields = {}
+        for field, change in changes.items():
+            entries = getattr(seen.fleet, field) | {}
+            if change is None:
+                del entries["r1"]
+            elif isinstance(change, dict) and field in ("replicas", "agents"):
+                entries["r1"] = replace(entries["r1"], **change)
+            else:
+                entries["r1"] = change
+            fields[field] = entries
+        return replace(seen, fleet=replace(seen.fleet, **fields))
+
+    return replace(FACTS, pools=(replace(POOL, looks=tuple(map(changed, POOL.looks))),))
+
+
+def with_looks(**changes: Any) -> Facts:
+    """The healthy cluster, with something otherwise at all looks."""
+    return replace(FACTS, pools=(replace(POOL, looks=tuple(replace(seen, **changes) for seen in POOL.looks)),))
+
+
+def with_server(**changes: Any) -> Facts:
+    return replace(FACTS, redis=replace(SERVER, **changes))
+
+
+def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> tuple[ModelCard, ...]:
+    return (ModelCard(name, root, None, {"max_model_len": max_model_len}),)

@@ -1,0 +1,297 @@
+"""Each thing that can be wrong, alone in a cluster that is otherwise healthy: it is found, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.ops.doctor.evidence import Facts, Lmcache, Unknown
+from gateway.ops.doctor.examine import examine, kinds
+from tests.gateway.ops.doctor.cluster import (
+    FACTS,
+    HASH,
+    NOW_MS,
+    POOL,
+    SERVER,
+    UNREADABLE,
+    card,
+    chunk,
+    replica,
+    told,
+    with_fleet,
+    with_gateway,
+    with_looks,
+    with_replica,
+    with_server,
+)
+
+GIB = 2**30
+
+
+def unfollowed(**changes: Any) -> Facts:
+    pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
+    return replace(FACTS, pools=(pool,))
+
+
+def counted(tokens: float) -> dict[str, float]:
+    return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0}
+
+
+def unheard_while_computing(*tokens_at_each_look: int) -> Facts:
+    looks = []
+    for seen, tokens in zip(POOL.looks, tokens_at_each_look, strict=True):
+        agents = seen.fleet.agents | {"r1": replace(seen.fleet.agents["r1"], seq=100)}
+        engines = seen.fleet.engines | {"r1": counted(tokens)}
+        looks.append(replace(seen, fleet=replace(seen.fleet, agents=agents, engines=engines)))
+    return replace(FACTS, pools=(replace(POOL, looks=tuple(looks)),))
+
+
+def another_pool() -> Facts:
+    other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
+    here = POOL.looks[0].fleet
+    fleet = replace(
+        here,
+        replicas={"r9": replace(here.replicas["r0"], replica="r9")},
+        agents={"r9": here.agents["r0"]},
+        applied_until_ms={"r9": NOW_MS + 1000},
+        engines={},
+    )
+    looks = tuple(replace(seen, pool="n", fleet=fleet) for seen in POOL.looks)
+    return replace(FACTS, pools=(POOL, replace(POOL, name="n", replicas=(other,), looks=looks)))
+
+
+def cached(**labels: str) -> Facts:
+    known = replica("r1").cache
+    return with_replica(cache={**known, **labels})
+
+
+def with_chunk(name: str, **of_it: Any) -> Facts:
+    return replace(FACTS, redis=chunk(name, **of_it))
+
+
+def with_lmcache(*servers: Lmcache) -> Facts:
+    return replace(FACTS, lmcache=servers)
+
+
+UNLIMITED = told(maxmemory="0", used_memory=str(5 * GIB), evicted_keys="0")
+AWAY = replace(POOL, looks=())
+
+# What is found, in which facts, and what follows from the same fault.
+CASES: list[tuple[str, Facts, set[str]]] = [
+    ("redis-unreachable", replace(FACTS, redis=Unknown("connection refused"), pools=(AWAY,)), set()),
+    ("redis-too-old", told(redis_version="6.0.16"), set()),
+    ("redis-before-7", told(redis_version="6.2.14"), set()),
+    ("redis-read-only", told(role="slave", master_host="redis-0", master_port="6379"), set()),
+    ("redis-cannot-save", told(rdb_last_bgsave_status="err"), set()),
+    ("redis-cannot-save", told(aof_last_write_status="err"), set()),
+    ("redis-without-limit", told(maxmemory="0"), set()),
+    ("redis-without-limit", replace(UNLIMITED, redis=replace(UNLIMITED.redis, foreign=())), set()),
+    ("redis-limit-near-machine", told(maxmemory=str(7 * GIB)), set()),
+    ("redis-evicts-all", told(maxmemory_policy="allkeys-lru"), set()),
+    ("redis-evicts-all", told(maxmemory_policy="allkeys-random"), set()),
+    ("redis-policy", told(maxmemory_policy="noeviction"), set()),
+    ("redis-policy", told(maxmemory_policy="volatile-lfu"), set()),
+    ("redis-evicts-own", with_server(foreign=()), set()),
+    ("redis-refused-writes", told(errorstat_OOM="count=12"), set()),
+    ("redis-loose-hashes", with_server(hash_value_limit_bytes=64), set()),
+    ("redis-slow", with_server(ping_ms=11.0), set()),
+    ("chunks-without-ttl", with_chunk(f"kvchunk@org/m@01000100@0@{HASH}@salt", has_ttl=False), set()),
+    ("chunks-without-ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False), set()),
+    ("chunks-without-ttl", with_chunk("/models/m2@v1@1@0@12ff@bfloat16", has_ttl=False), set()),
+    ("chunks-of-redis-adapter", with_chunk("m2@1@0@12ff@bfloat16kv_bytes"), set()),
+    ("chunks-of-redis-adapter", with_chunk("m2@1@0@12ff@bfloat16@tag%ametadata"), set()),
+    ("chunks-too-large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20), set()),
+    ("chunks-named-differently", with_chunk(f"kvchunk@/models/m@01000100@0@{HASH}"), set()),
+    ("chunks-named-differently", with_chunk(f"kvchunk@org/m@02000200@0@{HASH}"), set()),
+    ("chunks-named-differently", with_chunk(f"org/m@01000100@0@{HASH}"), set()),
+    ("chunks-named-differently", with_chunk("org/m@1@0@ff@bfloat16"), set()),
+    ("gateway-unreachable", with_gateway(problem="no answer", id=""), set()),
+    ("gateway-not-ready", with_gateway(is_ready=False, reasons=("this gateway is shutting down",)), set()),
+    ("gateway-without-redis", with_gateway(store_problem="connection refused"), set()),
+    ("gateway-in-other-redis", with_gateway(id="gw1.cccccc"), set()),
+    ("watch-warns", with_gateway(store_warnings={"coordination_large": "KVGate's keys take 1200 MiB"}), set()),
+    ("gateway-versions-differ", with_gateway(version="0.2.0"), set()),
+    ("gateway-settings-differ", with_gateway(settings={"policy": "aa", "replicas": "cc"}), set()),
+    ("gateway-keys-differ", with_gateway(keys=("k1", "k3")), set()),
+    ("gateway-views-differ", with_gateway(exact=frozenset({"r0"})), set()),
+    ("replica-unhealthy", with_replica(problem="/health answered 503"), set()),
+    ("replica-unhealthy", with_replica(problem="no answer within 2 s", answers=False), set()),
+    ("vllm-names-no-sessions", with_replica(version="0.29.1"), {"vllm-versions-differ"}),
+    ("vllm-versions-differ", with_replica(version="0.33.0"), set()),
+    ("prefix-caching-off", cached(enable_prefix_caching="False"), set()),
+    ("events-off", with_replica(endpoints=()), set()),
+    ("events-off", unfollowed(endpoints=()), set()),
+    ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
+    ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
+    ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
+    ("replica-hangs", with_fleet(replicas={"state": "hung"}), set()),
+    ("breaker-open", with_fleet(open_until_ms=NOW_MS + 60_000), set()),
+    ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
+    ("records-unreadable", with_looks(unreadable=(UNREADABLE,)), set()),
+    ("hash-settings-differ", cached(block_size="32"), set()),
+    ("hash-settings-differ", cached(prefix_caching_hash_algo="xxhash"), set()),
+    ("replicas-serve-differently", with_replica(cards=card("other")), set()),
+    ("replicas-serve-differently", with_replica(cards=card(max_model_len=8192)), set()),
+    ("name-in-two-pools", another_pool(), set()),
+    ("replica-not-registered", with_fleet(replicas=None, agents=None), set()),
+    ("agent-missing", with_fleet(agents=None), set()),
+    ("agent-missing", with_fleet(agents={"incarnation": "1800"}), set()),
+    ("agent-gone", with_fleet(agents={"lease_until_ms": NOW_MS - 60_000}), set()),
+    ("agent-deaf", with_fleet(agents={"mode": "none"}), set()),
+    ("events-missing", with_fleet(agents={"seq": -1}), set()),
+    ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),
+    ("agent-relearning", with_fleet(agents={"is_relearning": True}), set()),
+    ("events-not-applied", with_fleet(applied_until_ms=None), set()),
+    ("events-behind", with_looks(oldest_unapplied_ms={"r1": 4000}), set()),
+    ("clock-skew", with_replica(clock_ahead_s=(3.1, 5.0)), set()),
+    ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
+    ("clock-skew", with_server(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
+    ("redis-clock-stepped", with_looks(went_back=(NOW_MS - 60_000, 5000)), set()),
+    ("lmcache-unreachable", with_lmcache(Lmcache("http://r0:5580", "no answer")), set()),
+    (
+        "lmcache-differs",
+        with_lmcache(Lmcache("http://r0:5580", "", "256", "blake3"), Lmcache("http://r1:5580", "", "64", "blake3")),
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "facts", "follows"), CASES, ids=[case[0] for case in CASES])
+def test_what_is_wrong_is_found_and_nothing_else(code: str, facts: Facts, follows: set[str]) -> None:
+    found = {finding.code for finding in examine(facts).findings}
+    assert found - follows == {code} - follows
+    assert code in found
+
+
+def test_there_is_a_case_for_every_finding() -> None:
+    assert {case[0] for case in CASES} == {kind.code for kind in kinds()}
+
+
+def test_every_finding_is_one_of_its_own() -> None:
+    codes = [kind.code for kind in kinds()]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("facts", [case[1] for case in CASES], ids=[case[0] for case in CASES])
+def test_every_finding_says_what_is_so_and_fills_in_its_fix(facts: Facts) -> None:
+    for finding in examine(facts).findings:
+        assert finding.what
+        assert "{" not in finding.fix
+        assert "\n" not in finding.why + finding.what
+
+
+# -- what is healthy -------------------------------------------------------------------------------------------
+
+
+def test_of_a_healthy_cluster_nothing_is_said() -> None:
+    diagnosis = examine(FACTS)
+    assert (diagnosis.findings, diagnosis.unchecked) == ((), ())
+    assert diagnosis.looked_at == (
+        "Redis (1000 random picks of 3 keys), 2 gateways, 2 replicas, 2 agents, 2 LMCache servers"
+    )
+    assert diagnosis.checks >= 40
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        told(maxmemory_policy="volatile-ttl"),
+        replace(told(maxmemory="0", evicted_keys="0"), redis=replace(SERVER, info={"maxmemory": "0"}, foreign=())),
+        with_chunk(f"kvchunk@org/m@01000200@0@{HASH}"),
+        with_chunk(f"kvchunk@another/model@01000100@0@{HASH}"),
+        with_fleet(applied_until_ms=NOW_MS + 60_000),
+        with_looks(oldest_unapplied_ms={"r1": 400}),
+        with_replica(clock_ahead_s=(-0.5, 3.0)),
+        with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
+    ],
+    ids=[
+        "volatile-ttl",
+        "a small map without a limit",
+        "another rank of one world",
+        "another model's chunks",
+        "applied",
+        "a little behind",
+        "a clock that may be right",
+        "events on a socket",
+    ],
+)
+def test_what_is_harmless_is_not_found(facts: Facts) -> None:
+    assert examine(facts).findings == ()
+
+
+def also_told_by_the_watch(facts: Facts, condition: str) -> Facts:
+    first, second = facts.gateways
+    return replace(facts, gateways=(first, replace(second, store_warnings={condition: "the same"})))
+
+
+@pytest.mark.parametrize(
+    ("condition", "facts"),
+    [
+        ("maxmemory_unset", told(maxmemory="0")),
+        ("policy_unfit", told(maxmemory_policy="allkeys-lru")),
+        ("policy_unfit", told(maxmemory_policy="noeviction")),
+        ("redis_older_than_7", told(redis_version="6.2.14")),
+        ("writes_refused", told(errorstat_OOM="count=12")),
+        ("chunks_without_ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False)),
+        ("chunks_too_large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20)),
+        ("coordination_evicted", with_server(foreign=())),
+    ],
+)
+def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(condition: str, facts: Facts) -> None:
+    assert examine(also_told_by_the_watch(facts, condition)).findings == examine(facts).findings
+    alone = examine(also_told_by_the_watch(FACTS, condition)).findings
+    assert [finding.code for finding in alone] == ["watch-warns"]
+
+
+def test_a_server_that_is_not_vllm_is_not_asked_to_have_an_agent() -> None:
+    assert examine(unfollowed(cache=Unknown("/metrics is not what vLLM answers"))).findings == ()
+
+
+def test_a_lag_that_is_gone_at_the_last_look_is_not_found() -> None:
+    looks = [replace(seen, oldest_unapplied_ms={"r1": 4000}) for seen in POOL.looks[:4]]
+    assert examine(replace(FACTS, pools=(replace(POOL, looks=(*looks, POOL.looks[4])),))).findings == ()
+
+
+def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() -> None:
+    assert examine(unheard_while_computing(9000, 99_000, 99_000, 99_000, 99_000)).findings == ()
+    assert examine(unheard_while_computing(9000, 50_000, 99_000, 99_000, 99_000)).findings == ()
+    assert examine(unheard_while_computing(9000, 9000, 9000, 9000, 99_000)).findings == ()
+
+
+def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None:
+    facts = with_fleet(agents={"is_relearning": True}, replicas={"since_ms": NOW_MS - 60_000})
+    assert examine(facts).findings == ()
+
+
+# -- what could not be looked at --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "what"),
+    [
+        (with_server(info={}, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
+        (told(redis_mode="cluster"), "Redis", "the cluster's other nodes, and the chunks there"),
+        (with_server(hash_value_limit_bytes=None, refused={"CONFIG": "NOPERM"}), "Redis", "hash-max-listpack-value"),
+        (with_server(foreign=(), info={}, refused={"RANDOMKEY": "NOPERM"}), "LMCache's chunks", "TTLs, sizes, names"),
+        (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "clocks", "whether they agree"),
+        (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "pool m", "its gateways, agents and events"),
+        (replace(FACTS, gateways=()), "gateways", "whether they serve and agree"),
+        (replace(FACTS, gateways=FACTS.gateways[:1]), "gateway gw1.aaaaaa", "whether it agrees with the others"),
+        (with_gateway(keys=Unknown("an admin key")), "gateway gw1", "whether its keys are the others'"),
+        (with_replica(problem="x", answers=False), "replica r1", "its version, settings, events and clock"),
+        (with_replica(version=Unknown("404")), "replica r1", "vLLM's version"),
+        (with_replica(version="dev"), "replica r1", "vLLM's version"),
+        (with_replica(cache=Unknown("404")), "replica r1", "its cache's settings"),
+        (with_replica(cards=Unknown("401")), "replica r1", "what it serves"),
+        (with_replica(endpoints=Unknown("404")), "replica r1", "whether its KV events can be reached from here"),
+        (with_replica(open_endpoints=Unknown("?")), "replica r1", "whether its KV events can be reached from here"),
+        (with_replica(clock_ahead_s=None), "replica r1", "its clock"),
+    ],
+)
+def test_what_could_not_be_checked_is_said_with_its_reason(facts: Facts, subject: str, what: str) -> None:
+    unchecked = examine(facts).unchecked
+    assert (subject, what) in {(each.subject, each.what) for each in unchecked}
+    assert all(each.why for each in unchecked)
+    assert examine(facts).checks < examine(FACTS).checks

@@ -1,0 +1,101 @@
+"""What `kvgate up` was asked for, and the configuration its gateways get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.ops.local.errors import ClusterError
+from gateway.ops.local.plan import Fronted, Plan, agent_secrets, base_config, gateway_config, parse_fronted
+from gateway.settings.gateway_settings import build_settings
+
+REPLICAS = [Fronted("r0", "http://127.0.0.1:8000")]
+
+
+def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
+    text = gateway_config(plan, base or {}, "gw0", 9000, "redis://127.0.0.1:7000", REPLICAS, {})
+    return build_settings(yaml.safe_load(text), {})
+
+
+def test_a_replica_is_an_id_and_a_url() -> None:
+    assert parse_fronted("url=http://h:1,id=r0") == Fronted("r0", "http://h:1")
+
+
+def test_a_replica_may_say_where_its_events_are() -> None:
+    text = "id=r0,url=http://h:1/,events=tcp://h:5557,replay=tcp://h:5558"
+    assert parse_fronted(text) == Fronted("r0", "http://h:1", "tcp://h:5557", "tcp://h:5558")
+    assert parse_fronted("id=r0,url=http://h:1,events=tcp://h:5557").replay == ""
+
+
+def test_a_fronted_server_may_have_an_lmcache_server_beside_it() -> None:
+    text = "id=r0,url=http://h:1,lmcache=http://h:8080/"
+    assert parse_fronted(text) == Fronted("r0", "http://h:1", lmcache="http://h:8080")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("http://h:1", "'http://h:1' is not understood"),
+        ("id=r0", "url=… is missing"),
+        ("url=http://h:1", "id=… is missing"),
+        ("id=,url=http://h:1", "id=… is missing"),
+        ("id=r0,url=http://h:1,id=r1", "'id=r1' is not understood"),
+        ("id=r0,url=http://h:1,event=tcp://h:1", "'event=tcp://h:1' is not understood"),
+        ("id=r0,url=http://h:1,events=http://h:1", "events must be tcp://host:port"),
+        ("id=r0,url=http://h:1,events=ipc:///", "events must be tcp://host:port, or ipc:///path of a socket"),
+        ("id=r0,url=http://h:1,replay=tcp://h", "replay must be tcp://host:port"),
+        ("id=r0,url=http://h:1,replay=tcp://h:x", "replay must be tcp://host:port"),
+        ("id=r0,url=http://h:1,replay=tcp://h:5558", "replay=… needs events=…"),
+        ("id=r0,url=http://h:1,lmcache=h:8080", "lmcache must be the base of its HTTP server"),
+    ],
+)
+def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_fronted(text)
+    assert wrong in str(caught.value)
+
+
+def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
+    settings = settings_of(Plan(tmp_path, port=8080))
+    assert (settings.id, settings.host, settings.port, settings.shared_port) == ("gw0", "127.0.0.1", 9000, 8080)
+    assert settings.redis.url == "redis://127.0.0.1:7000"
+    assert [replica.id for replica in settings.replicas] == ["r0"]
+
+
+def test_the_base_is_kept_where_the_cluster_does_not_decide(tmp_path: Path) -> None:
+    base = {"host": "0.0.0.0", "redis": {"url": "redis://other", "budget_ms": 50}, "policy": {"load_factor": 2.0}}
+    settings = settings_of(Plan(tmp_path, policy="random"), base)
+    assert (settings.redis.budget_ms, settings.policy.load_factor, settings.policy.name) == (50, 2.0, "random")
+    assert (settings.host, settings.redis.url) == ("127.0.0.1", "redis://127.0.0.1:7000")
+
+
+def test_a_policy_that_is_none_is_named_by_its_option(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"^--policy: is 'fastest'; must be one of 'prefix_kv_aware'"):
+        settings_of(Plan(tmp_path, policy="fastest"))
+
+
+def test_a_bad_base_is_named_with_each_of_its_problems_on_a_line(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("port: 0\nprot: 1\n")
+    with pytest.raises(ClusterError) as caught:
+        base_config(Plan(tmp_path, base_config=base), {})
+    assert str(caught.value).splitlines() == [
+        f"{base}: 2 problems",
+        "  port: is 0; must be at least 1",
+        "  prot: is not a known key; did you mean port?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "key"), [({}, "of the file"), ({"KVGATE_REPLICA_API_KEY": "of the environment"}, "of the environment")]
+)
+def test_an_agent_gets_the_key_that_the_gateways_send_to_replicas(env: dict[str, str], key: str) -> None:
+    base = {"security": {"replica_api_key": "of the file"}}
+    secrets = agent_secrets(base, "redis://:password@h", env)
+    assert secrets == {"KVGATE_REDIS_URL": "redis://:password@h", "KVGATE_REPLICA_API_KEY": key}
+
+
+def test_without_a_key_an_agent_gets_none() -> None:
+    assert agent_secrets({}, "redis://h", {})["KVGATE_REPLICA_API_KEY"] == ""

@@ -1,0 +1,151 @@
+"""Child processes: told apart, stopped in order, and never outliving a foreground parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.ops.local.processes import Children, Process, stop, tail, wait_until
+
+SLEEP = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+DEAF = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()",
+]
+
+
+@pytest.fixture
+async def children() -> AsyncIterator[Children]:
+    started = Children(os.environ, die_with_parent=False)
+    yield started
+    for process in started.processes:
+        process.signal(signal.SIGKILL)
+    assert await wait_until(lambda: not any(process.is_alive() for process in started.processes), 20)
+    started.newly_exited()  # reaps them
+
+
+async def speaking(process: Process) -> Process:
+    """`process`, once it has written its first line: its signal handlers are then in place."""
+    assert await wait_until(lambda: process.log.read_text() == "up\n", 20)
+    return process
+
+
+async def test_a_process_is_told_apart_from_a_later_one_with_its_pid(children: Children, tmp_path: Path) -> None:
+    process = await speaking(children.start("replica", "r0", SLEEP, tmp_path / "log"))
+    namesake = replace(process, start_ticks=process.start_ticks - 1)
+    assert process.is_alive()
+    assert not namesake.is_alive()
+    assert (await stop([namesake])).running == 0
+    assert process.is_alive()
+
+
+async def test_stopping_asks_gateways_first_and_redis_last(children: Children, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    tell = (
+        "import signal, sys, os\n"
+        "def told(*_):\n open(sys.argv[1], 'a').write(sys.argv[2] + '\\n'); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, told); print('up', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    for kind in ("redis", "agent", "gateway", "replica"):
+        command = [sys.executable, "-c", tell, str(record), kind]
+        await speaking(children.start(kind, kind, command, tmp_path / kind))  # type: ignore[arg-type]
+    stopped = await stop(children.processes)
+    first, *others, last = record.read_text().split()
+    assert (first, set(others), last) == ("gateway", {"agent", "replica"}, "redis")
+    assert str(stopped) == "stopped 4 processes"
+
+
+async def test_processes_that_are_deaf_are_gone_within_5_s(children: Children, tmp_path: Path) -> None:
+    for kind in ("gateway", "agent", "replica", "redis"):
+        await speaking(children.start(kind, kind, DEAF, tmp_path / kind))  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        stopped = await stop(children.processes)
+    assert len(stopped.killed) == 4
+
+
+async def test_what_gateways_leave_of_the_time_is_for_agents_and_replicas(children: Children, tmp_path: Path) -> None:
+    slow = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5)); print('up', flush=True)"
+    await speaking(children.start("gateway", "gw0", SLEEP, tmp_path / "gw0"))
+    for kind in ("agent", "replica"):
+        command = [sys.executable, "-c", f"{slow}; signal.pause()"]
+        await speaking(children.start(kind, kind, command, tmp_path / kind))  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        assert str(await stop(children.processes)) == "stopped 3 processes"
+
+
+async def test_secrets_are_in_a_childs_environment_and_not_on_its_command_line(
+    children: Children, tmp_path: Path
+) -> None:
+    secrets = {"KVGATE_REDIS_URL": "redis://:password@h"}
+    child = children.start("agent", "agent-r0", SLEEP, tmp_path / "log", secrets)
+    await speaking(child)
+    proc = Path(f"/proc/{child.pid}")
+    assert b"KVGATE_REDIS_URL=redis://:password@h" in (proc / "environ").read_bytes().split(b"\0")
+    assert b"password" not in (proc / "cmdline").read_bytes()
+
+
+async def test_a_process_that_does_not_stop_is_killed(children: Children, tmp_path: Path) -> None:
+    deaf = await speaking(children.start("redis", "redis", DEAF, tmp_path / "log"))
+    stopped = await stop([deaf])
+    assert not deaf.is_alive()
+    assert str(stopped) == "stopped 1 process, had to kill redis"
+
+
+async def test_a_stopped_process_is_not_stopped_again(children: Children, tmp_path: Path) -> None:
+    process = await speaking(children.start("gateway", "gw0", SLEEP, tmp_path / "log"))
+    await stop([process])
+    assert (await stop([process])).running == 0
+
+
+async def test_an_exit_is_reported_once_with_its_code(children: Children, tmp_path: Path) -> None:
+    quits = children.start("gateway", "gw0", [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+    assert await wait_until(lambda: not quits.is_alive(), 20)
+    assert children.newly_exited() == [(quits, 3)]
+    assert children.newly_exited() == []
+
+
+@pytest.fixture
+def doomed_parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    """A process that has started a child bound to it, and that child."""
+    parent_code = f"""
+import os, pathlib, signal
+from gateway.ops.local.processes import Children
+children = Children(os.environ, die_with_parent=True)
+child = children.start("redis", "redis", {SLEEP!r}, pathlib.Path({str(tmp_path / "log")!r}))
+print(child.pid, child.start_ticks, flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, start_ticks = map(int, parent.stdout.readline().split())
+        child = Process("redis", "redis", pid, start_ticks, tmp_path / "log")
+        yield parent, child
+        parent.kill()
+        child.signal(signal.SIGKILL)
+
+
+async def test_children_die_with_a_parent_that_is_killed(
+    doomed_parent: tuple[subprocess.Popen[str], Process],
+) -> None:
+    parent, child = doomed_parent
+    await speaking(child)
+    assert child.is_alive()
+    parent.kill()
+    assert await wait_until(lambda: not child.is_alive(), 20)
+
+
+def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {n}\n" for n in range(100)))
+    assert tail(log, lines=2) == "line 98\nline 99"
+    assert "no log" in tail(tmp_path / "missing")

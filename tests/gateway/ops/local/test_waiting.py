@@ -1,0 +1,47 @@
+"""What is said while a cluster starts, and when it does not."""
+
+from __future__ import annotations
+
+from gateway.ops.local.plan import Fronted
+from gateway.ops.local.waiting import Waiting, why_not_ready
+
+SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answer on http://127.0.0.1:8080"}
+
+
+def told(*problems: tuple[float, dict[str, str]]) -> list[str]:
+    """What was said by then, of problems by the seconds waited."""
+    said: list[str] = []
+    waiting = Waiting(["gw0", "gw1"], said.append)
+    for waited_s, those in problems:
+        waiting.tell(those, waited_s)
+    return said
+
+
+def test_what_starts_in_no_time_is_not_spoken_of() -> None:
+    assert told((0.1, SLOW), (2.9, SLOW)) == []
+
+
+def test_at_first_it_is_only_said_what_is_starting_and_once() -> None:
+    assert told((3.0, SLOW), (8.0, SLOW), (14.9, SLOW)) == ["starting gw0, gw1 …"]
+
+
+def test_reasons_are_given_after_15_s_and_again_when_they_change() -> None:
+    reason = {"gw0": "has not reached Redis yet"}
+    assert told((3.0, SLOW), (15.0, reason), (20.0, reason), (25.0, {"gw1": "no answer"})) == [
+        "starting gw0, gw1 …",
+        "waiting for gw0: has not reached Redis yet",
+        "waiting for gw1: no answer",
+    ]
+
+
+def test_a_reason_that_several_have_is_given_once() -> None:
+    away = "replica r0: refused: cannot connect to 127.0.0.1:9 (connection refused)"
+    problems = {"gw0": away, "gw1": away, "the shared port": away, "gw2": "no answer"}
+    assert why_not_ready(problems, []) == (f"gw0, gw1, the shared port: {away}; gw2: no answer", False)
+
+
+def test_servers_that_should_have_been_there_are_named_with_how_to_look() -> None:
+    fronted = [Fronted("r0", "http://h:1"), Fronted("r1", "http://h:2")]
+    text, is_their_fault = why_not_ready({"gw0": "replica r1: refused"}, fronted)
+    assert text == "gw0: replica r1: refused; start your servers first, and check: curl http://h:2/health"
+    assert is_their_fault

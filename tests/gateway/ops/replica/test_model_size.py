@@ -1,0 +1,102 @@
+"""What one token's KV takes on one GPU, for the shapes that models come in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.ops.replica.model_size import UnknownSize, kv_bytes_of, kv_bytes_per_token
+
+QWEN_7B = {
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "hidden_size": 3584,
+    "torch_dtype": "bfloat16",
+}
+LLAMA_70B = {
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "hidden_size": 8192,
+    "dtype": "bfloat16",
+}
+DEEPSEEK = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def size(config: dict[str, Any], dtype: str = "auto", kv: str = "auto", gpus: int = 1) -> int:
+    return kv_bytes_of(config, dtype, kv, gpus)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "expected"),
+    [
+        (QWEN_7B, 1, 57_344),
+        (QWEN_7B, 2, 28_672),
+        (QWEN_7B, 8, 14_336),  # 4 heads for 8 GPUs: each has one
+        (LLAMA_70B, 1, 327_680),
+        (LLAMA_70B, 8, 40_960),
+        (DEEPSEEK, 1, 70_272),
+        (DEEPSEEK, 8, 70_272),  # the latent vector is whole on every GPU
+    ],
+)
+def test_the_size_of_a_known_model(config: dict[str, Any], gpus: int, expected: int) -> None:
+    assert size(config, gpus=gpus) == expected
+
+
+def test_numbers_of_one_byte_and_of_four() -> None:
+    assert size(QWEN_7B, kv="fp8") == 57_344 // 2
+    assert size(QWEN_7B, dtype="float32") == 57_344 * 2
+    assert size({**QWEN_7B, "torch_dtype": "float32"}) == 57_344  # which vLLM takes down to 16 bits
+
+
+def test_a_head_dimension_of_its_own_counts_and_heads_without_groups_are_kv_heads() -> None:
+    assert size({**QWEN_7B, "head_dim": 256}) == 57_344 * 2
+    assert size({**QWEN_7B, "num_key_value_heads": None}) == 57_344 * 7
+
+
+def test_sliding_windows_keep_kv_per_token_as_well() -> None:
+    assert size({**QWEN_7B, "layer_types": ["sliding_attention", "full_attention"]}) == 57_344
+
+
+def test_of_a_model_that_sees_its_text_model_counts() -> None:
+    assert size({"text_config": {**QWEN_7B, "torch_dtype": None}, "torch_dtype": "bfloat16"}) == 57_344
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({**QWEN_7B, "layer_types": ["linear_attention", "full_attention"]}, "more than KV per token"),
+        ({**QWEN_7B, "mamba_d_state": 128}, "more than KV per token"),
+        ({**QWEN_7B, "num_hidden_layers": None}, "no num_hidden_layers"),
+        ({**QWEN_7B, "torch_dtype": None}, "names no dtype"),
+        ({}, "no num_hidden_layers"),
+    ],
+)
+def test_what_cannot_be_told_is_not_guessed(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnknownSize, match=why):
+        size(config)
+
+
+@pytest.mark.parametrize("text", ["not json", "[]"])
+def test_a_folder_without_a_readable_config_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UnknownSize, match=r"config\.json cannot be read \(No such file"):
+        kv_bytes_per_token(tmp_path, "auto", "auto", 1)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UnknownSize, match=r"its config\.json"):
+        kv_bytes_per_token(tmp_path, "auto", "auto", 1)
+
+
+def test_a_folder_tells_its_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    assert kv_bytes_per_token(tmp_path, "auto", "auto", 1) == 57_344

@@ -1,0 +1,104 @@
+"""Chunk sizes and timeouts hold for whatever model and prompt length somebody has, or are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ops.replica.sharing import (
+    LARGEST_CHUNK_BYTES,
+    SMALLEST_CHUNK_BYTES,
+    DoesNotFit,
+    Pace,
+    chunk_tokens,
+    chunks_of,
+    pace,
+    problem_of_chunk,
+    usual_chunk_tokens,
+)
+
+TOKEN_BYTES = st.integers(min_value=256, max_value=2**20)
+BLOCK_TOKENS = st.sampled_from([1, 8, 16, 32, 48, 64, 128])
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "block", "tokens"),
+    [
+        (57_344, 16, 64),  # Qwen2.5-7B: 3.5 MiB
+        (131_072, 16, 32),  # Llama-3-8B: exactly 4 MiB
+        (40_960, 16, 96),  # Llama-3-70B on 8 GPUs
+        (12_288, 16, 256),  # Qwen2.5-0.5B: 3 MiB; more would fit, and share less
+        (2_048, 32, 512),  # the tests' model: 256 tokens would be half a MiB
+        (262_144, 16, 16),  # a block of 4 MiB is a chunk
+    ],
+)
+def test_the_chunk_of_a_known_model(token_bytes: int, block: int, tokens: int) -> None:
+    assert chunk_tokens(token_bytes, block) == tokens
+
+
+@given(TOKEN_BYTES, BLOCK_TOKENS)
+def test_a_chunk_is_whole_blocks_of_1_to_4_mib_or_refused_for_its_block(token_bytes: int, block: int) -> None:
+    try:
+        tokens = chunk_tokens(token_bytes, block)
+    except DoesNotFit:
+        assert token_bytes * block > LARGEST_CHUNK_BYTES
+        return
+    assert tokens % block == 0
+    assert SMALLEST_CHUNK_BYTES <= tokens * token_bytes <= LARGEST_CHUNK_BYTES
+    assert problem_of_chunk(tokens, token_bytes, block) is None
+
+
+@given(TOKEN_BYTES, BLOCK_TOKENS)
+def test_a_chunk_has_no_more_tokens_than_usual_unless_it_were_too_small(token_bytes: int, block: int) -> None:
+    if token_bytes * block <= LARGEST_CHUNK_BYTES:
+        tokens = chunk_tokens(token_bytes, block)
+        assert tokens <= usual_chunk_tokens(block) or (tokens - block) * token_bytes < SMALLEST_CHUNK_BYTES
+
+
+def test_without_redis_a_chunk_is_whole_blocks_too() -> None:
+    assert [usual_chunk_tokens(block) for block in (16, 48, 512)] == [256, 240, 512]
+
+
+@given(st.integers(1, 5000), st.floats(0.2, 60), st.none() | st.integers(1, 512))
+def test_a_redis_that_never_answers_holds_a_prompt_up_no_longer_than_allowed(
+    chunks: int, max_stall_s: float, workers: int | None
+) -> None:
+    try:
+        found = pace(chunks, max_stall_s, workers)
+    except DoesNotFit:
+        return
+    assert found.num_workers == (workers or found.num_workers)
+    # Its own lookups, behind as many stores of the request before it.
+    assert 2 * math.ceil(chunks / found.num_workers) * found.request_timeout_s <= max_stall_s
+    assert 0.05 <= found.request_timeout_s <= 0.3
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (1, Pace(8, 0.3)),
+        (24, Pace(8, 0.3)),
+        (80, Pace(8, 0.1)),
+        (81, Pace(16, 0.166)),
+        (512, Pace(64, 0.125)),
+        (1280, Pace(128, 0.1)),
+        (2560, Pace(128, 0.05)),
+    ],
+)
+def test_no_more_workers_than_a_comfortable_timeout_needs(chunks: int, expected: Pace) -> None:
+    assert pace(chunks, 2.0) == expected
+
+
+def test_a_prompt_of_too_many_chunks_is_refused_with_the_stall_that_it_would_mean() -> None:
+    with pytest.raises(DoesNotFit, match=r"hold it up for 3\.2 s: raise max_stall_s"):
+        pace(4096, 2.0)
+    assert pace(4096, 3.2) == Pace(128, 0.05)
+
+
+def test_every_gpu_has_chunks_of_its_own() -> None:
+    assert chunks_of(32_768, 64, 1) == 512
+    assert chunks_of(32_768, 64, 4) == 2048
+    assert chunks_of(100, 512, 1) == 1  # a prompt shorter than a chunk is looked up for nothing, at most

@@ -1,0 +1,188 @@
+"""What an agent learns of its engine over HTTP: where it publishes events, which life it lives, how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from coordinator.agent.engine_snapshot import EngineAway
+from coordinator.keys import pool_slug
+from gateway.ops.http_engine import HttpEngine, event_endpoints
+from gateway.settings.gateway_settings import TimeoutSettings
+from gateway.upstream import Upstream
+from tests.web_server import serving
+
+METRICS = """\
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1.0
+vllm:num_requests_waiting{engine="0"} 3.0
+vllm:num_requests_waiting{engine="1"} 4.0
+process_start_time_seconds 1000.5
+"""
+
+
+def source(port: int, host: str = "*", replays: bool = True) -> dict[str, Any]:
+    """What one rank of vLLM 0.32 says of its publisher."""
+    replay = f"tcp://{host}:{port + 100}" if replays else None
+    return {"publisher": "zmq", "endpoint": f"tcp://{host}:{port}", "replay_endpoint": replay, "topic": "kv"}
+
+
+@dataclass
+class Server:
+    """A server on this machine; `answers` maps its paths to what it says: JSON, a text, or a status without a body."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    answers: dict[str, Any] = field(
+        default_factory=lambda: {
+            "/metrics": METRICS,
+            "/v1/models": {"data": [{"id": "sim", "root": "org/model"}]},
+            "/version": {"version": "0.32.1.dev7+gabc"},
+            "/kv_event_sources": {"0": source(5557), "1": source(5558)},
+        }
+    )
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        said = self.answers.get(request.path, 404)
+        match said:
+            case int():
+                return web.Response(status=said)
+            case str():
+                return web.Response(text=said)
+            case _:
+                return web.json_response(said)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    app = web.Application()
+    app.router.add_get("/{path:.*}", server.answer)
+    async with serving(app) as server.url:
+        yield server
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    upstream = Upstream(TimeoutSettings(), None)
+    yield upstream
+    await upstream.close()
+
+
+async def test_what_it_is_and_where_its_events_are_is_asked_of_it(server: Server, upstream: Upstream) -> None:
+    sight = await HttpEngine(upstream, server.url).look()
+    assert (sight.pool, sight.url) == (pool_slug("org/model"), server.url)
+    assert (sight.capacity_tokens, sight.block_size) == (1600, 16)
+    assert sight.started == f"{1000500:x}"
+    assert sight.version == (0, 32)
+    assert (sight.events, sight.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657")
+    assert (sight.waiting, sight.counters) == (3, {"waiting": 3.0})
+
+
+async def test_a_rank_has_endpoints_and_figures_of_its_own(server: Server, upstream: Upstream) -> None:
+    sight = await HttpEngine(upstream, server.url, dp_rank=1).look()
+    assert (sight.events, sight.replay) == ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658")
+    assert (sight.capacity_tokens, sight.waiting) == (3200, 4)
+
+
+async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, upstream: Upstream) -> None:
+    assert (await HttpEngine(upstream, server.url, dp_rank=7).look()).events == ""
+
+
+async def test_an_endpoint_that_names_its_host_stays_as_it_is(server: Server, upstream: Upstream) -> None:
+    server.answers["/kv_event_sources"] = {"0": source(5557, host="10.1.2.3", replays=False)}
+    sight = await HttpEngine(upstream, server.url).look()
+    assert (sight.events, sight.replay) == ("tcp://10.1.2.3:5557", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [("http://gpu7:8000", "gpu7"), ("https://10.0.0.7", "10.0.0.7"), ("http://[fd00::7]:8000", "[fd00::7]")],
+)
+def test_a_wildcard_becomes_the_replicas_host(url: str, host: str) -> None:
+    assert event_endpoints({"0": source(5557)}, url, None) == (f"tcp://{host}:5557", f"tcp://{host}:5657")
+
+
+async def test_endpoints_that_are_given_win_and_nothing_is_asked(server: Server, upstream: Upstream) -> None:
+    engine = HttpEngine(upstream, server.url, events="tcp://h:1", replay="tcp://h:2")
+    sight = await engine.look()
+    assert (sight.events, sight.replay) == ("tcp://h:1", "tcp://h:2")
+    assert "/kv_event_sources" not in server.asked
+
+
+async def test_an_older_engine_that_knows_neither_path_is_an_engine(server: Server, upstream: Upstream) -> None:
+    del server.answers["/kv_event_sources"], server.answers["/version"]
+    sight = await HttpEngine(upstream, server.url).look()
+    assert (sight.events, sight.replay, sight.version) == ("", "", ())
+
+
+@pytest.mark.parametrize("sources", [{}, [], None, {"0": None}, {"0": {"publisher": "null"}}, "not JSON"])
+async def test_sources_that_name_no_endpoint_are_none(server: Server, upstream: Upstream, sources: Any) -> None:
+    server.answers["/kv_event_sources"] = sources
+    assert (await HttpEngine(upstream, server.url).look()).events == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ({"version": "0.29.0"}, (0, 29)),
+        ({"version": "1.2rc1"}, (1, 2)),
+        ({"version": "v0.30.0+cpu"}, (0, 30)),
+        ({"version": "dev"}, ()),
+        ({"version": 3}, ()),
+        ({}, ()),
+        ([], ()),
+    ],
+)
+async def test_a_version_is_its_first_two_numbers(
+    server: Server, upstream: Upstream, said: Any, version: tuple[int, ...]
+) -> None:
+    server.answers["/version"] = said
+    assert (await HttpEngine(upstream, server.url).look()).version == version
+
+
+async def test_what_holds_for_a_life_is_asked_once_in_it(server: Server, upstream: Upstream) -> None:
+    engine = HttpEngine(upstream, server.url)
+    await engine.look()
+    server.asked.clear()
+    await engine.look()
+    assert server.asked == ["/metrics"]
+
+    server.answers["/metrics"] = METRICS.replace("1000.5", "2000.5")
+    server.answers["/kv_event_sources"] = {"0": source(6000)}
+    assert (await engine.look()).events == "tcp://127.0.0.1:6000"
+
+
+async def test_a_server_without_a_start_time_is_asked_every_time(server: Server, upstream: Upstream) -> None:
+    server.answers["/metrics"] = 404
+    engine = HttpEngine(upstream, server.url)
+    assert (await engine.look()).started == ""
+    server.answers["/v1/models"] = {"data": [{"id": "other"}]}
+    sight = await engine.look()
+    assert (sight.pool, sight.capacity_tokens, sight.counters) == (pool_slug("other"), 0, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/metrics", 503),
+        ("/v1/models", 500),
+        ("/v1/models", {"data": []}),
+        ("/kv_event_sources", 500),  # not taken for an engine without events: it would be one for life
+        ("/version", 502),
+    ],
+)
+async def test_an_engine_that_fails_is_away(server: Server, upstream: Upstream, path: str, said: Any) -> None:
+    server.answers[path] = said
+    with pytest.raises(EngineAway, match=server.url):
+        await HttpEngine(upstream, server.url).look()
+
+
+async def test_an_engine_that_is_not_there_is_away(upstream: Upstream) -> None:
+    with pytest.raises(EngineAway, match="refused"):
+        await HttpEngine(upstream, "http://127.0.0.1:9").look()

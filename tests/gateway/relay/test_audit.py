@@ -1,0 +1,126 @@
+"""Usage in three dialects, when a shortfall means an eviction, and why a prediction was wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.scripts import Placement, PolicyKnobs
+from gateway.relay.audit import Usage, cause_of, is_eviction, known_cached_tokens, read_usage
+from gateway.routing.router import Ticket
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(9, 4)),
+        ({"prompt_tokens": 9, "prompt_tokens_details": None}, Usage(9, None)),
+        ({"prompt_tokens": 9}, Usage(9, None)),
+        ({"prompt_tokens": 9, "completion_tokens": 1}, Usage(9, None, omits_zero=True)),
+        ({"prompt_tokens": 9, "completion_tokens": 0}, Usage(9, None)),  # an embedding
+        ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}, Usage(9, 0)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 3}, Usage(9, 3)),
+        ({"prompt_tokens": "9"}, None),
+        (None, None),
+    ],
+)
+def test_usage_is_read_in_every_apis_form(usage: object, expected: Usage | None) -> None:
+    assert read_usage(usage) == expected
+
+
+@pytest.mark.parametrize(
+    ("usage", "replica_reports", "cached"),
+    [
+        (Usage(9, None, omits_zero=True), True, 0),
+        (Usage(9, None, omits_zero=True), False, None),
+        (Usage(9, None), True, None),  # /v1/messages, or an embedding
+        (Usage(9, 4, omits_zero=True), True, 4),
+        (Usage(9, 0), False, 0),
+    ],
+)
+def test_a_replica_that_reports_cached_tokens_means_none_by_leaving_them_out(
+    usage: Usage, replica_reports: bool, cached: int | None
+) -> None:
+    assert known_cached_tokens(usage, replica_reports) == cached
+
+
+@pytest.mark.parametrize(
+    ("predicted", "cached", "evicted"),
+    [(1000, 0, True), (1000, 499, True), (1000, 500, False), (60, 0, False), (0, 0, False), (100, 200, False)],
+)
+def test_only_a_large_shortfall_counts_as_an_eviction(predicted: int, cached: int, evicted: bool) -> None:
+    assert is_eviction(predicted, cached) is evicted
+
+
+NOW_MS = 1_000_000
+BLOCK_TOKENS = 16
+
+
+def ticket(matched: int = 2, kind: str = "resident", age_s: float = 60, mode: str = "session") -> Ticket:
+    """A prompt of 300 tokens whose keys end at 100, 200 and 300; `matched` of them were."""
+    request = PlaceRequest("one", ["k1", "k2", "k3"], [100, 200, 300], 300, PolicyKnobs(), seed=1)
+    placement = Placement(
+        replica="r0",
+        incarnation="life",
+        url="http://r0",
+        why="hit",
+        matched_keys=matched,
+        matched_tokens=100 * matched,
+        claimed_from=matched + 1 if matched < 3 else 0,
+        touch=True,
+        last_use_ms=NOW_MS - int(age_s * 1000),
+        backlog_tokens=0,
+        matched_kind=kind,
+        matched_entry="7" if kind == "resident" else "",
+        placed_ms=NOW_MS,
+        mode=mode,
+        report=False,
+    )
+    pool = Pool("m", "gw0", 1.0)
+    return Ticket(pool, request, "r0", "life", "http://r0", "hit", placement.matched_tokens, placement)
+
+
+@pytest.mark.parametrize(
+    ("of", "cached_tokens", "cause"),
+    [
+        (ticket(), 200, ""),
+        (ticket(), 200 - BLOCK_TOKENS, ""),  # rounded down to whole blocks
+        (ticket(), 300 + BLOCK_TOKENS, ""),  # up to the chain's next key nothing is known
+        (ticket(), 300 + BLOCK_TOKENS + 1, "untold"),
+        (ticket(matched=0), 100, ""),
+        (ticket(matched=0), 200, "untold"),
+        (ticket(matched=0), 0, ""),
+        (ticket(matched=3), 300, ""),
+        (ticket(), 200 - BLOCK_TOKENS - 1, "evicted"),
+        (ticket(), 0, "evicted"),
+        (ticket(kind="resident", age_s=0), 0, "evicted"),
+        (ticket(kind="claim", age_s=1), 0, "in_flight"),
+        (ticket(kind="claim", age_s=1, mode=""), 0, "in_flight"),
+        (ticket(kind="claim", age_s=60), 0, "never_computed"),
+        (ticket(kind="claim", age_s=60, mode=""), 0, "evicted"),  # nothing could have told
+    ],
+)
+def test_a_wrong_prediction_has_one_cause(of: Ticket, cached_tokens: int, cause: str) -> None:
+    assert cause_of(of, cached_tokens, BLOCK_TOKENS, is_current_life=True) == cause
+
+
+@pytest.mark.parametrize("kind", ["resident", "claim"])
+def test_an_answer_of_a_life_that_is_over_says_nothing_of_this_one(kind: str) -> None:
+    assert cause_of(ticket(kind=kind, age_s=1), 0, BLOCK_TOKENS, is_current_life=False) == "restarted"
+
+
+def test_without_the_store_nothing_was_predicted() -> None:
+    fallen_back = ticket()
+    fallen_back.placement = None
+    assert cause_of(fallen_back, 10_000, BLOCK_TOKENS, is_current_life=True) == ""
+    assert fallen_back.state == "fallback"
+
+
+@pytest.mark.parametrize(("mode", "state"), [("session", "exact"), ("token_ids", "exact"), ("", "degraded")])
+def test_a_placement_is_exact_where_an_agent_tells(mode: str, state: str) -> None:
+    assert ticket(mode=mode).state == state
+
+
+@pytest.mark.parametrize(("matched", "boundary_tokens"), [(0, 100), (1, 200), (2, 300), (3, 300)])
+def test_no_more_than_the_next_key_can_be_cached_unknown(matched: int, boundary_tokens: int) -> None:
+    assert ticket(matched=matched).boundary_tokens == boundary_tokens

@@ -1,0 +1,56 @@
+"""Retries are bounded by what clients ask for, at any time."""
+
+from __future__ import annotations
+
+from gateway.relay.retry_budget import WINDOW_S, RetryBudget
+from gateway.routing.recent import Recent
+from gateway.settings.limit_settings import RetrySettings
+
+START_S = 5000.0
+
+
+def granted(budget: RetryBudget, asked: int, now_s: float) -> int:
+    return sum(budget.take(now_s) for _ in range(asked))
+
+
+def test_a_few_retries_are_allowed_however_few_requests_there_are() -> None:
+    budget = RetryBudget(RetrySettings())
+    budget.note_request(START_S)
+    assert granted(budget, 50, START_S) == 10
+    assert granted(budget, 50, START_S + WINDOW_S - 0.01) == 0
+    assert granted(budget, 50, START_S + 1.2 * WINDOW_S) == 10
+
+
+def test_beyond_that_they_are_a_tenth_of_the_requests() -> None:
+    budget = RetryBudget(RetrySettings())
+    for n in range(1000):
+        budget.note_request(START_S + n / 200)
+    assert granted(budget, 500, START_S + 5) == 100
+    assert granted(budget, 500, START_S + 9) == 0
+    assert granted(budget, 500, START_S + 3 * WINDOW_S) == 10, "the requests are too long ago"
+
+
+def test_none_are_allowed_where_none_are_wanted() -> None:
+    budget = RetryBudget(RetrySettings(budget_percent=0, budget_min_retries=0))
+    for _ in range(100):
+        budget.note_request(START_S)
+    assert granted(budget, 1, START_S) == 0
+
+
+def test_within_no_ten_seconds_more_than_the_least_number_are_granted() -> None:
+    budget = RetryBudget(RetrySettings(budget_percent=0))
+    times = [START_S + n * 0.05 for n in range(2000) if budget.take(START_S + n * 0.05)]
+    assert len(times) > 50
+    for now_s in times:
+        assert sum(now_s - WINDOW_S < each <= now_s for each in times) <= 10
+
+
+def test_a_count_covers_its_window_and_little_more() -> None:
+    count = Recent(10.0)
+    count.add(START_S)
+    count.add(START_S + 4.0, by=3)
+    assert count.total(START_S + 9.99) == 4
+    assert count.total(START_S + 11.0) == 3
+    assert count.total(START_S + 15.0) == 0
+    count.add(START_S + 9000.0)
+    assert count.total(START_S + 9000.0) == 1

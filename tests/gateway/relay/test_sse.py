@@ -1,0 +1,287 @@
+"""A stream's bytes go by; what is looked at, held back and taken out is tested here at every possible split."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.relay import sse
+from gateway.relay.sse import EventRelay, event_data, next_sequence_number, take_token_ids
+
+DONE = b"data: [DONE]\n\n"
+END = (b"data: [DONE]",)
+
+
+def chunk(content: str) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"delta": {"content": content}}]}) + b"\n\n"
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+STREAM = chunk("a") + chunk('say "usage" twice') + chunk("b") + USAGE + DONE
+
+
+def relay_in_pieces(pieces: list[bytes], strip_usage: bool = True) -> tuple[bytes, EventRelay]:
+    relay = EventRelay(strip_usage, END)
+    return b"".join(relay.feed(piece) for piece in pieces), relay
+
+
+@pytest.mark.parametrize("at", range(1, len(STREAM)))
+def test_wherever_the_bytes_are_split_the_client_gets_the_same_events(at: int) -> None:
+    relayed, relay = relay_in_pieces([STREAM[:at], STREAM[at:]])
+    assert relayed == chunk("a") + chunk('say "usage" twice') + chunk("b") + DONE
+    assert (relay.usage or {})["prompt_tokens"] == 7
+    assert relay.saw_end
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_byte_by_byte_nothing_is_lost(line_end: bytes) -> None:
+    stream = STREAM.replace(b"\n", line_end)
+    relayed, relay = relay_in_pieces([bytes([byte]) for byte in stream], strip_usage=False)
+    assert relayed == stream
+    assert relay.saw_end
+
+
+def test_a_usage_chunk_that_the_client_asked_for_stays() -> None:
+    assert relay_in_pieces([STREAM], strip_usage=False)[0] == STREAM
+
+
+def test_usage_beside_content_is_read_and_not_taken_out() -> None:
+    event = b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":3}}\n\n'
+    relayed, relay = relay_in_pieces([event])
+    assert relayed == event
+    assert relay.usage == {"prompt_tokens": 3}
+
+
+def test_the_unfinished_end_of_an_event_is_held_back() -> None:
+    relay = EventRelay(False, END)
+    assert relay.feed(chunk("a") + b'data: {"cho') == chunk("a")
+    assert relay.feed(b'ices":[]}\n\n') == b'data: {"choices":[]}\n\n'
+
+
+def test_a_stream_that_stops_without_its_end_mark_is_not_complete() -> None:
+    _, relay = relay_in_pieces([chunk("a")])
+    assert not relay.saw_end
+
+
+def test_a_last_event_without_its_blank_line_is_kept() -> None:
+    relay = EventRelay(True, END)
+    assert relay.feed(chunk("a") + DONE.rstrip()) == chunk("a")
+    assert relay.finish() == DONE.rstrip()
+    assert relay.saw_end
+
+
+def test_an_end_mark_quoted_in_content_ends_nothing() -> None:
+    _, relay = relay_in_pieces([chunk("the last line is\ndata: [DONE]\n"), chunk("data: [DONE]")])
+    assert not relay.saw_end
+    quoted = EventRelay(False, (b"event: response.completed",))
+    quoted.feed(b'event: response.created\ndata: {"instructions":"say event: response.completed"}\n\n')
+    assert not quoted.saw_end
+    quoted.feed(b"event: response.completed\ndata: {}\n\n")
+    assert quoted.saw_end
+
+
+def test_where_no_end_is_defined_every_end_will_do() -> None:
+    assert EventRelay(False, ()).saw_end
+
+
+def test_crlf_separated_events_are_events() -> None:
+    stream = STREAM.replace(b"\n\n", b"\r\n\r\n")
+    relayed, relay = relay_in_pieces([stream[:50], stream[50:]])
+    assert b"prompt_tokens" not in relayed
+    assert relay.saw_end
+
+
+@pytest.mark.parametrize("at", range(1, len(STREAM) + 10))
+def test_wherever_the_ends_of_crlf_separated_events_are_split_they_are_found(at: int) -> None:
+    stream = STREAM.replace(b"\n", b"\r\n")
+    relay = EventRelay(False, END)
+    assert relay.feed(stream[:at]) + relay.feed(stream[at:]) == stream
+    assert relay.held_bytes == 0
+
+
+def test_an_event_that_comes_in_half_a_million_pieces_is_gathered_once() -> None:
+    """Each piece joined to all before it would be two terabytes to copy."""
+    piece = b"sixteen bytes..."
+    relay = EventRelay(False, END)
+    assert relay.feed(b"data: ") == b""
+    for _ in range(2**19):
+        assert relay.feed(piece) == b""
+    assert relay.held_bytes == 6 + 2**23
+    assert relay.feed(b"\n\n" + DONE) == b"data: " + piece * 2**19 + b"\n\n" + DONE
+    assert (relay.saw_end, relay.held_bytes) == (True, 0)
+
+
+class Parsed:
+    """Counts what is parsed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        monkeypatch.setattr(sse, "orjson", SimpleNamespace(**{**vars(orjson), "loads": self._loads}))
+
+    def _loads(self, data: bytes) -> object:
+        self.sizes.append(len(data))
+        return orjson.loads(data)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
+    return Parsed(monkeypatch)
+
+
+LARGE_COMPLETED = (
+    b'event: response.completed\ndata: {"response":{"output":[' + b"{}," * 10**5 + b'{"text":"\\"usage\\": {}"}],'
+    b'"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":4}},"user":"usage"},"sequence_number":9}\n\n'
+)
+
+
+@pytest.mark.parametrize("at", [1, 20, 2**17, 2**18 + 1, len(LARGE_COMPLETED) - 1, len(LARGE_COMPLETED)])
+def test_a_large_event_is_passed_on_and_its_usage_read_without_parsing_it(at: int, parsed: Parsed) -> None:
+    relay = EventRelay(True, (b"event: response.completed",))
+    assert relay.feed(LARGE_COMPLETED[:at]) + relay.feed(LARGE_COMPLETED[at:] + USAGE) == LARGE_COMPLETED
+    assert relay.saw_end
+    assert len(parsed.sizes) == 1, "the usage chunk behind it"
+    relay.feed(LARGE_COMPLETED)
+    assert relay.usage == {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}}
+
+
+def test_an_end_mark_within_a_large_event_ends_nothing() -> None:
+    relay = EventRelay(False, (b"event: response.completed",))
+    relay.feed(b"event: response.created\ndata: " + b"x" * 2**19 + b"event: response.completed\n\n")
+    assert not relay.saw_end
+
+
+def test_of_many_events_with_usage_in_one_read_the_last_is_parsed(parsed: Parsed) -> None:
+    def event(tokens: int) -> bytes:
+        return b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":%d}}\n\n' % tokens
+
+    events = b"".join(event(tokens) for tokens in range(1000))
+    relay = EventRelay(True, END)
+    assert relay.feed(events) == events
+    assert (relay.usage, len(parsed.sizes)) == ({"prompt_tokens": 999}, 1)
+    without = b'data: {"choices":[{"delta":{}}],"usage":null}\n\n' * 1000
+    assert relay.feed(without) == without
+    assert len(parsed.sizes) == 1
+
+
+def test_every_usage_chunk_in_one_read_is_taken_out() -> None:
+    relay = EventRelay(True, END)
+    assert relay.feed(USAGE + chunk("a") + USAGE.replace(b":7", b":8") + chunk("b")) == chunk("a") + chunk("b")
+    assert (relay.usage or {})["prompt_tokens"] == 8
+
+
+def test_token_ids_of_long_prompts_are_taken_out_up_to_a_megabyte(parsed: Parsed) -> None:
+    relay = EventRelay(False, END, reads_token_ids=True, strip_token_ids=True)
+    long, longer = ([100_000] * count for count in (100_000, 200_000))
+    assert relay.feed(told({"choices": [], "prompt_token_ids": long})) == told({"choices": []})
+    assert relay.prompt_token_ids == long
+    event = told({"choices": [], "prompt_token_ids": longer})
+    assert relay.feed(event) == event
+    intricate = told({"choices": [{"token_ids": [{}] * 50_000}]})
+    assert relay.feed(intricate) == intricate
+    assert len(parsed.sizes) == 1
+
+
+def test_usage_nested_in_a_response_or_a_message_is_found() -> None:
+    completed = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5}}}\n\n'
+    started = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":6}}}\n\n'
+    assert (event_data(completed) or {})["usage"] == {"input_tokens": 5}
+    assert (event_data(started) or {})["usage"] == {"input_tokens": 6}
+
+
+@pytest.mark.parametrize("event", [b"data: [DONE]\n\n", b": comment\n\n", b"data: 3\n\n", b"event: x\n\n"])
+def test_events_without_a_json_object_carry_nothing(event: bytes) -> None:
+    assert event_data(event) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "number"),
+    [
+        (b'data: {"sequence_number":3}\n\ndata: {"delta":"\\"sequence_number\\":9","sequence_number" : 4}\n\n', 5),
+        (b'data: {"sequence_number":"7"}\n\n', 0),
+        (b": ping\n\n", 0),
+        (b"", 0),
+    ],
+)
+def test_the_next_event_of_a_response_goes_on_counting(events: bytes, number: int) -> None:
+    assert next_sequence_number(events) == number
+
+
+def told(document: dict[str, object]) -> bytes:
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+CHAT_WITH_IDS = [
+    {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6, 7]},
+    {"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [8]}]},
+    {"choices": [{"index": 0, "delta": {"content": 'of "token_ids"'}, "token_ids": [9, 10]}]},
+]
+TEXT_WITH_IDS = [
+    {"choices": [{"index": 0, "text": "a", "prompt_token_ids": [5, 6, 7], "token_ids": [8]}]},
+    {"choices": [{"index": 0, "text": "b", "prompt_token_ids": None, "token_ids": [9]}]},
+]
+
+
+def without_ids(document: dict[str, Any]) -> dict[str, Any]:
+    choices = [
+        {name: value for name, value in choice.items() if not name.endswith("token_ids")}
+        for choice in document["choices"]
+    ]
+    return {"choices": choices}
+
+
+@pytest.mark.parametrize("chunks", [CHAT_WITH_IDS, TEXT_WITH_IDS], ids=["chat", "text"])
+def test_wherever_the_bytes_are_split_the_client_gets_no_token_ids(chunks: list[dict[str, Any]]) -> None:
+    stream = b"".join(told(chunk) for chunk in chunks) + USAGE + DONE
+    wanted = b"".join(told(without_ids(chunk)) for chunk in chunks) + DONE
+    for at in range(1, len(stream)):
+        relay = EventRelay(True, END, reads_token_ids=True, strip_token_ids=True)
+        assert relay.feed(stream[:at]) + relay.feed(stream[at:]) == wanted
+        assert relay.prompt_token_ids == [5, 6, 7]
+        assert (relay.usage or {})["prompt_tokens"] == 7
+        assert relay.saw_end
+
+
+@pytest.mark.parametrize("chunks", [CHAT_WITH_IDS, TEXT_WITH_IDS], ids=["chat", "text"])
+def test_a_client_that_wants_token_ids_gets_them_as_they_came(chunks: list[dict[str, Any]]) -> None:
+    stream = b"".join(told(chunk) for chunk in chunks) + DONE
+    relay = EventRelay(False, END, reads_token_ids=True)
+    assert relay.feed(stream) == stream
+    assert relay.prompt_token_ids == [5, 6, 7]
+
+
+def test_where_nobody_reads_token_ids_they_are_the_clients_own() -> None:
+    stream = b"".join(told(chunk) for chunk in CHAT_WITH_IDS) + DONE
+    relay = EventRelay(False, END, strip_token_ids=True)
+    assert relay.feed(stream) == stream
+    assert relay.prompt_token_ids == []
+
+
+def test_what_stands_above_an_events_data_stays() -> None:
+    relay = EventRelay(False, END, reads_token_ids=True, strip_token_ids=True)
+    event = b": token_ids\r\nevent: chunk\r\n" + told(CHAT_WITH_IDS[0])
+    assert relay.feed(event) == b": token_ids\r\nevent: chunk\r\n" + told(without_ids(CHAT_WITH_IDS[0]))
+    assert relay.feed(b": token_ids\n\n") == b": token_ids\n\n"
+
+
+def test_a_last_event_without_its_blank_line_has_no_token_ids_either() -> None:
+    relay = EventRelay(False, (), reads_token_ids=True, strip_token_ids=True)
+    assert relay.feed(told(CHAT_WITH_IDS[1]).rstrip()) == b""
+    assert b"token_ids" not in relay.finish()
+
+
+@pytest.mark.parametrize(
+    ("document", "ids"),
+    [
+        ({"prompt_token_ids": [1], "choices": [{"token_ids": [2]}]}, [1]),
+        ({"choices": [{"prompt_token_ids": [1]}, {"prompt_token_ids": [3]}]}, [1]),
+        ({"choices": [{"token_ids": None}], "prompt_token_ids": None}, []),
+        ({"choices": None, "prompt_token_ids": "5"}, []),
+        ({"choices": ["token_ids"]}, []),
+    ],
+)
+def test_token_ids_are_taken_out_of_a_whole_answer(document: dict[str, Any], ids: list[int]) -> None:
+    assert take_token_ids(document) == ids
+    assert b'token_ids":' not in orjson.dumps(document)

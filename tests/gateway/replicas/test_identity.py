@@ -1,0 +1,98 @@
+"""Whether the registry means this gateway's engine by an id: the decision, with the clock passed in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.registry import ReplicaRecord
+from gateway.replicas.identity import Facts, Identity
+
+PATIENCE_S = 6.0
+HERE, THERE = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
+OURS, OTHER, LATER = "100", "200", "300"
+
+
+def record(started: str, url: str) -> ReplicaRecord:
+    return ReplicaRecord("r0", started, "ready", 0, 0, url)
+
+
+def seen(known: ReplicaRecord | None, **facts: Any) -> Facts:
+    """By a gateway whose replica lives, while another gateway does the chores."""
+    return replace(Facts(OURS, HERE, is_alive=True, known=known, is_opposed=True), **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        (seen(None), "ours"),
+        (seen(record(OURS, HERE)), "ours"),
+        # By another name of its host, or through a forwarded port.
+        (seen(record(OURS, "http://localhost:8000"), is_followed=True), "ours"),
+        # It has restarted; its agent has not seen that yet.
+        (seen(record(OTHER, HERE), is_followed=True), "take"),
+        # It has moved: nothing is left of the old one but its record, or who checks replicas finds it dead.
+        (seen(record(OTHER, THERE), is_opposed=False), "take"),
+        (seen(replace(record(OTHER, THERE), state="dead")), "take"),
+        # Another engine, which an agent follows, or another gateway finds alive.
+        (seen(record(OTHER, THERE), is_followed=True, is_opposed=False), "leave"),
+        (seen(record(OTHER, THERE)), "leave"),
+        # Others were first to see that it restarted.
+        (seen(record(OTHER, THERE), is_alive=False), "ours"),
+        # Engines that do not tell when they started.
+        (seen(record("life-1", THERE), is_followed=True), "ours"),
+        (seen(record(OTHER, THERE), started="", is_followed=True), "ours"),
+    ],
+)
+def test_one_look_at_a_record(facts: Facts, verdict: str) -> None:
+    assert Identity().judge(facts, 0.0, PATIENCE_S) == verdict
+
+
+def test_an_engine_that_was_registered_over_and_is_back_is_left_alone() -> None:
+    identity = Identity()
+    for now_s in (0.0, 2.0):
+        assert identity.judge(seen(record(OURS, HERE)), now_s, PATIENCE_S) == "ours"
+    assert identity.judge(seen(record(OTHER, HERE)), 3.0, PATIENCE_S) == "take"
+    assert identity.judge(seen(record(OURS, HERE)), 4.0, PATIENCE_S) == "ours"
+    for now_s in (5.0, 60.0, 3600.0):
+        assert identity.judge(seen(record(OTHER, HERE)), now_s, PATIENCE_S) == "leave"
+    assert identity.judge(seen(record(LATER, HERE)), 3601.0, PATIENCE_S) == "leave"  # it has restarted
+
+
+def test_of_two_clusters_that_undo_each_other_one_gives_way_and_then_nothing_changes_hands() -> None:
+    """At one address, of two hosts, neither can tell the other's from its own before a restart."""
+    sides, known, changes = {OURS: Identity(), OTHER: Identity()}, record(OURS, HERE), 0
+    for now_s in range(20):
+        for started in (OTHER, OURS):
+            if sides[started].judge(seen(known, started=started), float(now_s), PATIENCE_S) == "take":
+                known = record(started, HERE)
+                changes += 1
+    assert changes == 2
+    assert known == record(OURS, HERE)
+    assert [identity.is_left for identity in sides.values()] == [False, True]
+
+
+def test_the_id_is_taken_back_when_no_gateway_of_the_other_engines_is_left() -> None:
+    identity = Identity()
+    theirs = seen(record(OTHER, THERE), is_followed=True)
+    assert identity.judge(theirs, 0.0, PATIENCE_S) == "leave"
+    gone = replace(theirs, is_followed=False, is_opposed=False)
+    assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "leave"  # its agent alone has gone
+    assert identity.judge(gone, 2.0, PATIENCE_S) == "leave"
+    assert identity.judge(replace(gone, is_opposed=True), 7.0, PATIENCE_S) == "leave"  # the chores had changed hands
+    assert identity.judge(gone, 8.0, PATIENCE_S) == "leave"
+    assert identity.judge(gone, 14.0, PATIENCE_S) == "take"
+    assert identity.judge(seen(record(OURS, HERE)), 15.0, PATIENCE_S) == "ours"
+
+
+def test_a_finding_names_both_addresses_and_only_what_lasts_is_one() -> None:
+    identity = Identity()
+    theirs = seen(record(OTHER, THERE), is_followed=True)
+    identity.judge(theirs, 0.0, PATIENCE_S)
+    assert identity.finding(5.9, PATIENCE_S) == ""
+    found = identity.finding(6.0, PATIENCE_S)
+    assert all(part in found for part in (HERE, THERE, "redis.namespace"))
+    identity.judge(seen(record(OURS, HERE)), 7.0, PATIENCE_S)
+    assert identity.finding(7.0, PATIENCE_S) == ""

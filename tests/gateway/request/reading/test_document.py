@@ -1,0 +1,111 @@
+"""Bodies for replicas: as they came, with fields appended, or serialised again; and never with what vLLM trusts."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.errors import ApiError
+from gateway.request.reading.document import parse_document, upstream_body, usage_request
+
+REMOVED = ("session_id", "priority")
+NO_OBJECT = {
+    "empty": b"",
+    "a number": b"3",
+    "blank": b"  \n",
+    "not JSON": b"hello",
+    "cut off": b'{"model":"sim","messages":[',
+    "an array": b"[]",
+    "a string": b'"sim"',
+    "null": b"null",
+    "NaN": b'{"model":"sim","temperature":NaN,"messages":[]}',
+    "infinity": b'{"model":"sim","temperature":1e999,"messages":[]}',
+    "invalid UTF-8": b'{"model":"sim","messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "a lone surrogate": b'{"model":"sim","messages":[{"role":"user","content":"\\ud800"}]}',
+    "UTF-16": '{"model":"sim"}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"model":"sim"}',
+    "deep arrays": b"[" * 100_000,
+    "deep objects": b'{"a":' * 100_000,
+    "deep and closed": b'{"model":"sim","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "something behind it": b'{"model":"sim"} x',
+    "single quotes": b"{'model':'sim'}",
+    "a comment": b'{"model":"sim"/**/}',
+    "compressed": zlib.compress(b'{"model":"sim"}'),
+}
+
+
+def sent(body: bytes, added: dict[str, Any] | None = None, changed: bool = False) -> tuple[bytes, dict[str, Any]]:
+    out = upstream_body(body, orjson.loads(body), REMOVED, added or {}, changed)
+    out = body if out is None else out
+    return out, orjson.loads(out)
+
+
+def test_a_body_that_needs_no_change_travels_as_it_came() -> None:
+    body = b'{ "model" : "m",  "x": 1.50 }\n'
+    assert sent(body)[0] is body
+
+
+def test_added_fields_win_over_the_clients_own() -> None:
+    body = b'{"cache_salt": "mine", "model": "m"} \r\n'
+    out, document = sent(body, {"cache_salt": "ours"})
+    assert out.startswith(b'{"cache_salt": "mine", "model": "m"')
+    assert document["cache_salt"] == "ours"
+
+
+def test_fields_are_added_to_an_empty_object_as_well() -> None:
+    assert sent(b"{ }", {"a": 1})[1] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"session_id":"x","model":"m"}',
+        b'{"\\u0073ession_id":"x","model":"m"}',
+        b'{"model":"m","priority":1,"priority":2}',
+    ],
+)
+def test_trusted_fields_are_removed_however_they_are_spelled(body: bytes) -> None:
+    assert sent(body, {"a": 1})[1] == {"model": "m", "a": 1}
+
+
+def test_an_edited_body_is_serialised_again() -> None:
+    assert upstream_body(b"old", {"model": "new"}, REMOVED, {}, True) == b'{"model":"new"}'
+
+
+@pytest.mark.parametrize("body", NO_OBJECT.values(), ids=NO_OBJECT)
+def test_a_body_that_is_no_json_object_is_a_400_that_says_so(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_document(body)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "invalid_json", "body")
+
+
+def test_of_duplicate_keys_the_last_wins() -> None:
+    assert parse_document(b'{"model":"a","model":"b"}') == {"model": "b"}
+
+
+@pytest.mark.parametrize(
+    ("document", "added", "strip"),
+    [
+        ({"stream": True}, {"stream_options": {"include_usage": True}}, True),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {}, False),
+        (
+            {"stream": True, "stream_options": {"x": 1, "include_usage": False}},
+            {"stream_options": {"x": 1, "include_usage": True}},
+            True,
+        ),
+        ({"stream": True, "stream_options": 3}, {}, False),
+        ({"stream": False}, {}, False),
+        ({"stream": "true"}, {}, False),
+    ],
+)
+def test_usage_is_asked_for_in_streams_and_hidden_from_who_did_not_ask(
+    document: dict[str, Any], added: dict[str, Any], strip: bool
+) -> None:
+    assert usage_request("/v1/chat/completions", document) == (added, strip)
+
+
+def test_usage_is_not_asked_for_where_the_api_has_no_such_field() -> None:
+    assert usage_request("/v1/responses", {"stream": True}) == ({}, False)

@@ -1,0 +1,153 @@
+"""Bodies read in another process: the same as here, and no ending of a process is a client's fault or a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.errors import ApiError
+from gateway.prompt import Engine, PromptLimits, Steps
+from gateway.prompt.steps import UNBOUNDED
+from gateway.request.reading import Ask, Reading, Rules, read_body
+from gateway.request.reading import workers as processes
+from gateway.request.reading.workers import Workers
+from tests.gateway.prompt.test_prompt_images import PNG, data_url
+from tests.polling import eventually
+
+RULES = Rules(("session_id",), ("session_id",), PromptLimits(max_messages=50))
+CHAT = Ask("/v1/chat/completions", "application/json")
+
+
+def resolve(path: str, model: str | None, cache_salt: str | None) -> Engine:
+    if model == "nonesuch":
+        raise ApiError(404, "model_not_found", "no such model", "model", {"x-more": "1"})
+    return Engine(f"{path} {model}", None, cache_salt)
+
+
+def chat(*content: Any, **fields: Any) -> bytes:
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": list(content)}], **fields})
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    workers = Workers(RULES)
+    yield workers
+    await workers.close()
+
+
+async def read(workers: Workers, body: bytes, ask: Ask = CHAT) -> Reading:
+    async with workers.turns.of("somebody"):
+        return await workers.read(ask, body, resolve)
+
+
+def children() -> set[int]:
+    """The processes that this one started and that still run."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return {pid for pid in found if b"gateway.request.reading.process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG)}}
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="session_id"\r\n\r\nforged\r\n--x--\r\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (CHAT, chat({"type": "text", "text": "x" * 3_000_000})),
+        (CHAT, chat(IMAGE, session_id="forged", cache_salt="s", stream=True)),
+        (Ask("/v1/audio/transcriptions", "multipart/form-data; boundary=x"), FORM),
+        (Ask("/v1/nonesuch", "application/json"), b'{"a":1}'),
+        (Ask("", "application/json"), orjson.dumps({"model": "m", "input": [1, 2, 3]})),
+    ],
+)
+async def test_a_body_is_read_as_it_is_here(workers: Workers, ask: Ask, body: bytes) -> None:
+    assert await read(workers, body, ask) == read_body(ask, body, RULES, resolve, Steps(UNBOUNDED))
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{", "invalid_json", "body"),
+        (chat({"type": "text"}), "invalid_value", "messages[0].content[0].text"),
+        (orjson.dumps({"model": "nonesuch", "messages": []}), "model_not_found", "model"),
+        (orjson.dumps({"model": "m", "messages": [{}] * 51}), "limit_exceeded", "messages"),
+    ],
+)
+async def test_a_bad_body_is_refused_as_it_is_here_and_the_process_goes_on(
+    workers: Workers, body: bytes, code: str, param: str
+) -> None:
+    with pytest.raises(ApiError) as here:
+        read_body(CHAT, body, RULES, resolve, Steps(UNBOUNDED))
+    with pytest.raises(ApiError) as there:
+        await read(workers, body)
+    assert (there.value.code, there.value.param) == (code, param)
+    assert there.value == here.value
+    before = children()
+    assert (await read(workers, chat())).model == "m"
+    assert children() == before
+
+
+async def test_a_process_that_dies_costs_the_request_that_it_read_and_no_other(workers: Workers) -> None:
+    await read(workers, chat())
+    (pid,) = children()
+    os.kill(pid, signal.SIGSTOP)
+    reading = asyncio.ensure_future(read(workers, chat()))
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ApiError) as failed:
+        await reading
+    assert (failed.value.status, failed.value.code) == (500, "internal_error")
+    assert (await read(workers, chat())).model == "m"
+
+
+async def test_a_process_that_hangs_is_replaced(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    await read(workers, chat())
+    (pid,) = children()
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("gateway.request.reading.workers.LIMIT_S", 0.1)
+    with pytest.raises(ApiError):
+        await read(workers, chat())
+    monkeypatch.undo()
+    assert (await read(workers, chat())).model == "m"
+    await eventually(lambda: pid not in children())
+
+
+async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(workers: Workers) -> None:
+    await asyncio.gather(read(workers, chat()), read(workers, chat()))
+    stopped = children()
+    assert len(stopped) == 2
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)  # both are at work for ever
+    gone = [asyncio.ensure_future(read(workers, chat())) for _ in range(2)]
+    other = asyncio.ensure_future(read(workers, chat()))
+    await asyncio.sleep(0)
+    for reading in gone:
+        reading.cancel()
+    assert (await other).model == "m"
+
+
+async def test_a_process_that_nobody_needs_any_more_ends(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "IDLE_S", 0.05)
+    before = children()
+    await asyncio.gather(*(read(workers, chat()) for _ in range(3)))
+    await eventually(lambda: children() == before)
+    assert (await read(workers, chat())).model == "m", "another one is started"
+
+
+async def test_processes_end_with_their_gateway(workers: Workers) -> None:
+    await read(workers, chat())
+    assert children()
+    await workers.close()
+    assert not children()

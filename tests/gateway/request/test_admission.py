@@ -1,0 +1,83 @@
+"""Room: uploads, requests, bytes; what one request takes comes back at every ending."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.request.admission import Admission, holder_of
+from gateway.request.keyring import Caller
+from gateway.settings.limit_settings import LimitSettings
+
+EMPTY = "<Admission 0 uploads, 0 in flight, 0 bytes held>"
+
+
+def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
+    admission = Admission(LimitSettings(max_in_flight=1))
+    first, second = admission.place("a"), admission.place("b")
+    first.begin()
+    with pytest.raises(ApiError) as refused:
+        second.begin()
+    assert (refused.value.status, refused.value.headers) == (429, {"retry-after": "1"})
+    first.release()
+    second.begin()
+    second.release()
+    assert repr(admission) == EMPTY
+
+
+def test_bodies_that_are_still_coming_take_no_request_its_place() -> None:
+    admission = Admission(LimitSettings(max_in_flight=1, max_uploads=2))
+    slow = [admission.place("slow") for _ in range(2)]
+    for place in slow:
+        place.upload()
+    with pytest.raises(ApiError) as refused:
+        admission.place("slow").upload()
+    assert refused.value.headers["connection"] == "close"
+    admission.place("other").begin()
+    for place in slow:
+        place.release()
+        place.release()
+    assert repr(admission) == "<Admission 0 uploads, 1 in flight, 0 bytes held>"
+
+
+def test_bytes_are_limited_for_one_body_and_for_all() -> None:
+    admission = Admission(LimitSettings(max_body_bytes=2048, max_buffered_bytes=3000))
+    place = admission.place("a")
+    place.hold(2000)
+    with pytest.raises(ApiError) as too_large:
+        place.refuse_larger(2100)
+    with pytest.raises(ApiError) as too_many:
+        admission.place("b").hold(2000)
+    assert (too_large.value.status, too_many.value.status) == (413, 429)
+    with place.holding(500):
+        assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2500 bytes held>"
+    place.hold_only(500)
+    assert not admission.try_hold(2501)
+    assert admission.try_hold(2500)
+    place.release()
+    admission.let_go(2500)
+    assert repr(admission) == EMPTY
+
+
+def test_what_is_refused_for_a_while_is_not_held() -> None:
+    admission = Admission(LimitSettings(max_buffered_bytes=1024))
+    place = admission.place("a")
+    with pytest.raises(ApiError), place.holding(2000):
+        pass
+    place.release()
+    assert repr(admission) == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("peer", "holder"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", str(0x2001_0DB8_0001_0002)),
+        ("fe80::1%eth0", str(0xFE80 << 48)),
+        ("", ""),
+    ],
+)
+def test_without_a_key_a_share_is_an_addresss_and_of_ipv6_a_networks(peer: str, holder: str) -> None:
+    assert holder_of(Caller(None, True), peer) == holder
+    assert holder_of(Caller("tenant", False, "team-a"), peer) == "key team-a"

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import openai
+import pytest
+from hypothesis import given, settings
+
+from tests.gateway.simulator.conftest import RunningReplica, StartReplica
+
+_TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "unit": {"enum": ["C", "F"]},
+                    "days": {"type": "integer"},
+                },
+            },
+        },
+    }
+]
+_QUESTION: list[Any] = [{"role": "user", "content": "What is the weather like?"}]
+
+
+async def test_equal_prompts_get_equal_answers_on_every_replica(start_replica: StartReplica) -> None:
+    one, other = await start_replica(id="r1"), await start_replica(id="r2")
+    answers = [
+        await replica.openai.chat.completions.create(model="sim", messages=_QUESTION) for replica in (one, one, other)
+    ]
+    contents = {answer.choices[0].message.content for answer in answers}
+    assert len(contents) == 1
+    assert answers[0].choices[0].finish_reason == "stop"
+    assert answers[0].model == "sim"
+    assert answers[0].usage is not None
+    assert answers[0].usage.completion_tokens == 16
+
+
+async def test_a_stream_carries_the_plain_answer_and_usage_only_if_asked(replica: RunningReplica) -> None:
+    plain = await replica.openai.chat.completions.create(model="sim", messages=_QUESTION, max_tokens=5)
+    for asked in (False, True):
+        stream = await replica.openai.chat.completions.create(
+            model="sim",
+            messages=_QUESTION,
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": asked},
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == plain.choices[0].message.content
+        reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+        assert reasons == [None] * 5 + ["length"]
+        assert [not chunk.choices for chunk in chunks].count(True) == asked
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "finish_reason"),
+    [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")],
+)
+async def test_a_forced_tool_is_called_with_arguments_that_fit_its_schema(
+    replica: RunningReplica, tool_choice: Any, finish_reason: str
+) -> None:
+    create = replica.openai.chat.completions.create
+    answer = await create(model="sim", messages=_QUESTION, tools=_TOOLS, tool_choice=tool_choice)
+    assert answer.choices[0].finish_reason == finish_reason
+    assert answer.choices[0].message.tool_calls is not None
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.type == "function"
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name == "weather"
+    assert isinstance(arguments["city"], str)
+    assert arguments["unit"] in ("C", "F")
+    assert isinstance(arguments["days"], int)
+
+    stream = await create(model="sim", messages=_QUESTION, tools=_TOOLS, tool_choice=tool_choice, stream=True)
+    streamed = ""
+    async for chunk in stream:
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            assert delta.function is not None
+            streamed += delta.function.arguments or ""
+    assert streamed == call.function.arguments
+
+
+async def test_tools_are_rendered_into_the_prompt(replica: RunningReplica) -> None:
+    without = await replica.chat("hello")
+    with_tools = await replica.chat("hello", tools=_TOOLS)
+    assert with_tools["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"]
+
+
+async def test_a_repeated_prompt_is_served_from_the_cache(replica: RunningReplica) -> None:
+    first = await replica.chat("some words " * 100)
+    second = await replica.chat("some words " * 100)
+    prompt_tokens = first["usage"]["prompt_tokens"]
+    assert first["usage"]["prompt_tokens_details"] is None  # vLLM leaves a zero out
+    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": (prompt_tokens - 1) // 16 * 16}
+
+
+async def test_a_streams_usage_has_cached_tokens_only_when_there_are_some(replica: RunningReplica) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "some words " * 100}], "max_tokens": 2}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    streams = []
+    for _ in range(2):
+        async with replica.http.post("/v1/chat/completions", json=body) as response:
+            streams.append(await response.text())
+    assert ['"prompt_tokens_details":{"cached_tokens":' in stream for stream in streams] == [False, True]
+    assert "prompt_tokens_details" not in streams[0]
+
+
+async def test_the_next_turn_hits_the_whole_previous_turn_and_its_answer(replica: RunningReplica) -> None:
+    messages: list[Any] = [{"role": "user", "content": "some words " * 50}]
+    body = {"model": "sim", "messages": messages, "max_tokens": 64}
+    _, first = await replica.post("/v1/chat/completions", body)
+    messages.append(first["choices"][0]["message"])
+    messages.append({"role": "user", "content": "go on"})
+    _, second = await replica.post("/v1/chat/completions", body)
+    known_tokens = first["usage"]["total_tokens"] - 1
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == known_tokens // 16 * 16
+
+
+async def test_tenants_with_different_salts_share_nothing(replica: RunningReplica) -> None:
+    text = "some words " * 50
+    assert await replica.cached_tokens(text, cache_salt="a") == 0
+    assert await replica.cached_tokens(text, cache_salt="b") == 0
+    assert await replica.cached_tokens(text, cache_salt="a") > 0
+
+
+async def test_an_adapter_has_a_cache_of_its_own(start_replica: StartReplica) -> None:
+    replica = await start_replica(adapters=("french",))
+    text = "some words " * 50
+    assert await replica.cached_tokens(text) == 0
+    assert await replica.cached_tokens(text, model="french") == 0
+    assert (await replica.chat(text, model="french"))["model"] == "french"
+
+
+async def test_a_small_cache_forgets_the_least_recently_used_prompt(start_replica: StartReplica) -> None:
+    replica = await start_replica(num_gpu_blocks=64)
+    texts = [letter * 1600 for letter in "abc"]  # about 26 blocks each: two fit, three do not
+    for text in texts:
+        assert await replica.cached_tokens(text) == 0
+    assert await replica.cached_tokens(texts[2]) > 0
+    assert await replica.cached_tokens(texts[0]) < 400
+    assert (await replica.state())["blocks_cached"] <= 64
+
+
+async def test_a_prompt_longer_than_the_cache_is_refused(start_replica: StartReplica) -> None:
+    replica = await start_replica(num_gpu_blocks=8)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):
+        await replica.openai.chat.completions.create(model="sim", messages=[{"role": "user", "content": "x" * 600}])
+
+
+async def test_an_unknown_model_is_not_found_in_vllms_words(replica: RunningReplica) -> None:
+    status, answer = await replica.post("/v1/chat/completions", {"model": "x", "messages": _QUESTION})
+    assert status == 404
+    assert answer == {
+        "error": {
+            "message": "The model `x` does not exist.",
+            "type": "NotFoundError",
+            "param": "model",
+            "code": 404,
+        }
+    }
+
+
+async def test_several_choices_differ_and_the_first_is_the_only_answer(replica: RunningReplica) -> None:
+    single = await replica.openai.chat.completions.create(model="sim", messages=_QUESTION)
+    several = await replica.openai.chat.completions.create(model="sim", messages=_QUESTION, n=3)
+    contents = [choice.message.content for choice in several.choices]
+    assert contents[0] == single.choices[0].message.content
+    assert len(set(contents)) == 3
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+
+
+async def test_the_request_id_names_the_answer(replica: RunningReplica) -> None:
+    body = {"model": "sim", "messages": _QUESTION}
+    _, answer = await replica.post("/v1/chat/completions", body, **{"X-Request-Id": "abc"})
+    assert answer["id"] == "chatcmpl-abc"
+
+
+_json = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 99), st.floats(allow_nan=False), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "image_url", "url", "function", "name"]), inner
+        ),
+    ),
+    max_leaves=8,
+)
+_FIELDS = [
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "tool_choice",
+    "max_tokens",
+    "n",
+    "stream",
+    "stream_options",
+    "stop",
+    "stop_sequences",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "text",
+    "response_format",
+    "structured_outputs",
+    "cache_salt",
+    "session_id",
+    "vllm_xargs",
+    "chat_template_kwargs",
+    "instructions",
+    "previous_response_id",
+    "system",
+    "text_1",
+    "text_2",
+    "query",
+    "documents",
+]
+_PATHS = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/sim/fail",
+]
+
+
+@settings(max_examples=150)
+@given(path=st.sampled_from(_PATHS), body=st.dictionaries(st.sampled_from(_FIELDS), _json))
+async def test_whatever_the_body_holds_the_answer_is_never_a_500(
+    replica: RunningReplica, path: str, body: dict[str, Any]
+) -> None:
+    usual = {"messages": _QUESTION, "prompt": "x", "input": "x", "max_tokens": 2}
+    async with replica.http.post(path, json={**usual, **body}) as response:
+        assert response.status in (200, 400, 404), await response.text()
+        await response.read()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'"\\ud800"', b""])
+async def test_what_is_not_a_json_object_is_a_bad_request(replica: RunningReplica, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with replica.http.post("/v1/chat/completions", data=body, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "Bad Request"
+
+
+async def test_token_ids_are_returned_where_they_are_asked_for(replica: RunningReplica) -> None:
+    answer = await replica.chat("hello", max_tokens=3, return_token_ids=True)
+    messages = [{"role": "user", "content": "hello"}]
+    _, tokenized = await replica.post("/tokenize", {"model": "sim", "messages": messages})
+    assert answer["prompt_token_ids"] == tokenized["tokens"]
+    assert len(answer["choices"][0]["token_ids"]) == 3
+    plain = await replica.chat("hello", max_tokens=3)
+    assert (plain["prompt_token_ids"], plain["choices"][0]["token_ids"]) == (None, None)
+
+
+async def test_a_stream_has_the_prompts_token_ids_in_its_first_chunk_only(replica: RunningReplica) -> None:
+    plain = await replica.chat("hello", max_tokens=3, return_token_ids=True)
+    messages = [{"role": "user", "content": "hello"}]
+    request = {"model": "sim", "messages": messages, "max_tokens": 3, "return_token_ids": True}
+    first, *others = await replica.chunks("/v1/chat/completions", request)
+    assert first["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert "token_ids" not in first["choices"][0]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
+    streamed = [token for chunk in others for token in chunk["choices"][0]["token_ids"]]
+    assert streamed == plain["choices"][0]["token_ids"]

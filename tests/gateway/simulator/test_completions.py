@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.simulator.conftest import RunningReplica, StartReplica
+
+
+async def test_a_list_of_prompts_gets_a_choice_each_as_they_would_alone(replica: RunningReplica) -> None:
+    alone = [await replica.openai.completions.create(model="sim", prompt=prompt, max_tokens=4) for prompt in ("a", "b")]
+    both = await replica.openai.completions.create(model="sim", prompt=["a", "b"], max_tokens=4)
+    assert [choice.text for choice in both.choices] == [answer.choices[0].text for answer in alone]
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert both.usage is not None
+    assert (both.usage.prompt_tokens, both.usage.completion_tokens) == (2, 8)
+
+
+async def test_text_and_its_token_ids_are_one_prompt(replica: RunningReplica) -> None:
+    text = "some words " * 20
+    _, tokenized = await replica.post("/tokenize", {"model": "sim", "prompt": text})
+    _, detokenized = await replica.post("/detokenize", {"model": "sim", "tokens": tokenized["tokens"]})
+    assert detokenized == {"prompt": text}
+    ids: list[int] = tokenized["tokens"]
+    answers = [
+        (await replica.openai.completions.create(model="sim", prompt=prompt)).choices[0].text
+        for prompt in (text, ids, [ids])
+    ]
+    assert len(set(answers)) == 1
+
+
+async def test_a_stream_of_several_prompts_interleaves_their_choices(replica: RunningReplica) -> None:
+    plain = await replica.openai.completions.create(model="sim", prompt=["a", "b"], max_tokens=3)
+    stream = await replica.openai.completions.create(
+        model="sim",
+        prompt=["a", "b"],
+        max_tokens=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts = ["", ""]
+    usage = None
+    async for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in plain.choices]
+    assert usage is not None
+    assert usage.completion_tokens == 6
+
+
+@pytest.mark.parametrize("prompt", [None, [], "", [-1], [2**32], ["a", 1], {"a": 1}])
+async def test_a_prompt_that_is_none_is_a_bad_request(replica: RunningReplica, prompt: Any) -> None:
+    status, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": prompt})
+    assert status == 400
+    assert answer["error"]["type"] in ("BadRequestError", "Bad Request")
+
+
+async def test_details_of_prompt_tokens_are_left_out_where_they_are_switched_off(
+    start_replica: StartReplica,
+) -> None:
+    replica = await start_replica(prompt_tokens_details=False)
+    _, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": "x"})
+    assert answer["usage"]["prompt_tokens_details"] is None
+
+
+async def test_token_ids_are_returned_with_each_choice_where_they_are_asked_for(replica: RunningReplica) -> None:
+    request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 3}
+    _, answer = await replica.post("/v1/completions", {**request, "return_token_ids": True})
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[1, 2], [3]]
+    for choice in answer["choices"]:
+        _, text = await replica.post("/detokenize", {"model": "sim", "tokens": choice["token_ids"]})
+        assert text["prompt"] == choice["text"]
+    _, plain = await replica.post("/v1/completions", request)
+    assert {(choice["token_ids"], choice["prompt_token_ids"]) for choice in plain["choices"]} == {(None, None)}
+
+
+async def test_a_stream_has_the_prompts_token_ids_in_the_first_chunk_of_each_choice(replica: RunningReplica) -> None:
+    request = {"model": "sim", "prompt": [[1, 2], [3]], "max_tokens": 2, "return_token_ids": True}
+    _, answer = await replica.post("/v1/completions", request)
+    choices = [chunk["choices"][0] for chunk in await replica.chunks("/v1/completions", request)]
+    for index, plain in enumerate(answer["choices"]):
+        mine = [choice for choice in choices if choice["index"] == index]
+        assert [choice["prompt_token_ids"] for choice in mine] == [plain["prompt_token_ids"], None]
+        assert [choice["token_ids"] for choice in mine] == [[each] for each in plain["token_ids"]]

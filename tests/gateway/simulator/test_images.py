@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.simulator.images import image_tokens
+from tests.gateway.simulator.conftest import RunningReplica
+from tests.gateway.simulator.pictures import data_url, image_part
+
+_QUESTION = {"type": "text", "text": "what is this?"}
+
+
+def test_an_image_costs_tokens_by_its_size() -> None:
+    assert image_tokens(1024, 1024) == 6513
+    assert image_tokens(8, 8) == 64
+
+
+async def test_images_add_their_tokens_to_the_prompt(replica: RunningReplica) -> None:
+    small = await replica.chat([image_part(1), _QUESTION])
+    large = await replica.chat([image_part(1, size=(512, 512)), image_part(2), _QUESTION])
+    difference = large["usage"]["prompt_tokens"] - small["usage"]["prompt_tokens"]
+    assert difference == image_tokens(512, 512)
+
+
+async def test_the_same_image_is_a_hit_and_another_is_not(replica: RunningReplica) -> None:
+    assert await replica.cached_tokens([image_part(1), _QUESTION]) == 0
+    assert await replica.cached_tokens([image_part(1), _QUESTION]) > 0
+    assert await replica.cached_tokens([image_part(2), _QUESTION]) == 0
+
+
+async def test_a_uuid_is_trusted_blindly_whatever_image_it_names(replica: RunningReplica) -> None:
+    assert await replica.cached_tokens([image_part(1, "u-1"), _QUESTION]) == 0
+    assert await replica.cached_tokens([image_part(2, "u-1"), _QUESTION]) > 0
+    assert await replica.cached_tokens([image_part(1, "u-2"), _QUESTION]) == 0
+    assert [request["image_ids"] for request in (await replica.state())["recent"]] == [
+        ["u-1"],
+        ["u-1"],
+        ["u-2"],
+    ]
+
+
+async def test_a_uuid_changes_the_cache_key_but_not_the_answer(replica: RunningReplica) -> None:
+    plain = await replica.chat([image_part(1), _QUESTION])
+    named = await replica.chat([image_part(1, "u-1"), _QUESTION])
+    other = await replica.chat([image_part(2, "u-1"), _QUESTION])
+    contents = [answer["choices"][0]["message"]["content"] for answer in (plain, named, other)]
+    assert contents[0] == contents[1] != contents[2]
+
+
+async def test_a_uuid_without_data_stands_for_the_image_sent_under_it_before(replica: RunningReplica) -> None:
+    first = await replica.chat([image_part(1, "u-1"), _QUESTION])
+    bare = {"type": "image_url", "image_url": None, "uuid": "u-1"}
+    assert (await replica.chat([bare, _QUESTION]))["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
+    status, _ = await _post(replica, {**bare, "uuid": "u-2"})
+    assert status == 400
+
+
+async def test_an_http_image_is_known_by_its_url_and_never_fetched(replica: RunningReplica) -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
+    assert await replica.cached_tokens([part, _QUESTION]) == 0
+    assert await replica.cached_tokens([part, _QUESTION]) > 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://x",
+        "data:image/png;base64,AAAA",
+        "data:image/png;base64,A",
+        "data:,x",
+        "data:",
+        "",
+        data_url(1)[:60],
+    ],
+)
+async def test_an_unreadable_image_is_a_bad_request(replica: RunningReplica, url: str) -> None:
+    status, answer = await _post(replica, {"type": "image_url", "image_url": {"url": url}})
+    assert (status, answer["error"]["type"]) == (400, "BadRequestError")
+
+
+async def _post(replica: RunningReplica, part: Any) -> tuple[int, dict[str, Any]]:
+    body = {"model": "sim", "messages": [{"role": "user", "content": [part, _QUESTION]}]}
+    return await replica.post("/v1/chat/completions", body)

@@ -1,0 +1,259 @@
+"""Chunks of KV in CPU memory and in a real Redis, under LMCache's names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bench.routing.whatif import VirtualTimeLoop
+from coordinator.lmcache_chunks import START, ChunkNames
+from gateway.simulator.answers import text_answer
+from gateway.simulator.chunk_redis import Lane
+from gateway.simulator.engine import Engine
+from gateway.simulator.generation import Generation
+from gateway.simulator.lmcache import Lmcache
+from gateway.simulator.prompt import PromptBuilder
+from gateway.simulator.settings import LmcacheSettings, SimSettings
+from tests.gateway.simulator.conftest import RunningReplica, StartReplica, cached_tokens_of
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+CHUNK = 8
+_SMALL = {"block_size": 4, "num_gpu_blocks": 16, "model": "a/model"}
+KV_BYTES = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
+
+
+def in_redis(server: RedisServer, **more: Any) -> LmcacheSettings:
+    return LmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, **more)
+
+
+def in_cpu(chunks: int) -> LmcacheSettings:
+    return LmcacheSettings(cpu_gb=chunks * KV_BYTES / 1e9, chunk_tokens=CHUNK)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with running_redis() as started:
+        yield started
+
+
+async def complete(replica: RunningReplica, prompt: list[int], **body: Any) -> int:
+    """How many of its tokens were cached."""
+    status, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": prompt, "max_tokens": 1, **body})
+    assert status == 200, answer
+    return cached_tokens_of(answer)
+
+
+async def forget_gpu(replica: RunningReplica, query: str = "") -> None:
+    assert (await replica.post(f"/reset_prefix_cache{query}", {}))[1]["reset"]
+
+
+async def stored(server: RedisServer, count: int) -> list[str]:
+    """The keys in Redis, once there are so many."""
+    with redis.Redis(port=server.port) as client:
+
+        def found() -> list[str]:
+            return sorted(key.decode() for key in client.scan_iter())
+
+        await eventually(lambda: len(found()) >= count)
+        return found()
+
+
+async def test_what_is_in_redis_has_the_names_that_its_tokens_give_and_a_ttl(
+    start_replica: StartReplica, server: RedisServer
+) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_redis(server, value_bytes=100, ttl_s=60))
+    prompt = list(range(1, 3 * CHUNK))
+    await complete(replica, prompt, max_tokens=12)
+    await complete(replica, prompt, cache_salt="tenant")
+    names = ChunkNames("kvchunk", "a/model", CHUNK)
+    _, hashes = names.advance(START, prompt)
+    keys = [key for salt in ("", "tenant") for each in hashes for key in names.keys(each, salt)]
+    assert await stored(server, 4) == sorted(keys)
+    with redis.Redis(port=server.port) as client:
+        assert {client.strlen(key) for key in keys} == {100}
+        assert all(0 < client.ttl(key) <= 60 for key in keys)
+
+
+async def test_another_replica_loads_what_one_has_computed_up_to_the_first_gap(
+    start_replica: StartReplica, server: RedisServer
+) -> None:
+    first, second = [await start_replica(**_SMALL, lmcache=in_redis(server)) for _ in range(2)]
+    prompt = list(range(1, 3 * CHUNK + 2))
+    assert await complete(first, prompt) == 0
+    await stored(server, 3)
+    assert await complete(second, prompt) == 3 * CHUNK
+    assert (await second.state())["lmcache"]["fetched_bytes"] == 3 * KV_BYTES
+    names = ChunkNames("kvchunk", "a/model", CHUNK)
+    _, hashes = names.advance(START, prompt)
+    with redis.Redis(port=server.port) as client:
+        client.delete(*names.keys(hashes[1]))
+    await forget_gpu(second)
+    assert await complete(second, prompt) == CHUNK
+    assert await stored(server, 3)
+
+
+async def test_a_chunk_that_is_evicted_while_it_is_fetched_is_a_gap(
+    start_replica: StartReplica, server: RedisServer
+) -> None:
+    slowly = in_redis(server, redis_read_bytes_per_s=3 * KV_BYTES / 0.5)  # half a second for the prompt
+    first, second = (
+        await start_replica(**_SMALL, lmcache=slowly),
+        await start_replica(**_SMALL, lmcache=slowly, speed=1),
+    )
+    prompt = list(range(1, 3 * CHUNK + 2))
+    await complete(first, prompt)
+    *_, last = await stored(server, 3)
+    with redis.Redis(port=server.port) as client:
+        client.config_resetstat()
+        answer = asyncio.ensure_future(complete(second, prompt))
+        await eventually(lambda: "cmdstat_exists" in client.info("commandstats"))
+        client.delete(last)
+    names = ChunkNames("kvchunk", "a/model", CHUNK)
+    keys = [key for each in names.advance(START, prompt)[1] for key in names.keys(each)]
+    assert await answer == keys.index(last) * CHUNK
+
+
+async def test_without_cpu_memory_what_the_gpu_has_is_fetched_all_the_same(
+    start_replica: StartReplica, server: RedisServer
+) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_redis(server))
+    prompt = list(range(1, 3 * CHUNK + 2))
+    await complete(replica, prompt)
+    await stored(server, 3)
+    assert await complete(replica, prompt) == 3 * CHUNK
+    told = (await replica.state())["lmcache"]
+    assert (told["fetched_bytes"], told["sent_bytes"]) == (3 * KV_BYTES, 3 * KV_BYTES)
+
+
+async def test_what_cpu_memory_keeps_is_fetched_and_sent_once(start_replica: StartReplica, server: RedisServer) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_redis(server, cpu_gb=1))
+    prompt = list(range(1, 3 * CHUNK + 2))
+    await complete(replica, prompt)
+    await stored(server, 3)
+    await forget_gpu(replica, "?reset_external=true")
+    for _ in range(2):
+        assert await complete(replica, prompt) == 3 * CHUNK
+    told = (await replica.state())["lmcache"]
+    assert (told["fetched_bytes"], told["sent_bytes"], told["held_bytes"]) == (3 * KV_BYTES,) * 3
+
+
+async def test_a_redis_that_is_gone_costs_no_answer_and_is_used_when_it_is_back(
+    start_replica: StartReplica, server: RedisServer
+) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_redis(server))
+    await complete(replica, list(range(1, CHUNK + 2)))
+    await stored(server, 1)
+    server.kill()
+    await forget_gpu(replica)
+    assert await complete(replica, list(range(1, CHUNK + 2))) == 0
+    server.start()
+    await complete(replica, list(range(100, 100 + CHUNK)))
+    await stored(server, 1)
+
+
+async def test_a_replica_without_a_redis_never_asks_for_one(start_replica: StartReplica) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_cpu(8))
+    prompt = list(range(1, 3 * CHUNK + 2))
+    await complete(replica, prompt)
+    await forget_gpu(replica)
+    assert await complete(replica, prompt) == 3 * CHUNK
+    told = (await replica.state())["lmcache"]
+    assert told == {"fetched_bytes": 0, "kept_bytes": 3 * KV_BYTES, "held_bytes": 3 * KV_BYTES, "sent_bytes": 0}
+    await forget_gpu(replica, "?reset_external=true")
+    assert await complete(replica, prompt) == 0
+
+
+async def test_cpu_memory_drops_what_was_used_least_recently_deepest_first(start_replica: StartReplica) -> None:
+    replica = await start_replica(**_SMALL, lmcache=in_cpu(3))
+    old, new = list(range(1, 2 * CHUNK + 2)), list(range(100, 100 + 2 * CHUNK))
+    await complete(replica, old)
+    await complete(replica, new)
+    await forget_gpu(replica)
+    assert await complete(replica, old) == CHUNK
+    assert (await replica.state())["lmcache"]["held_bytes"] == 3 * KV_BYTES
+
+
+async def test_a_prompt_whose_chunks_are_being_fetched_does_not_hold_up_those_behind_it(server: RedisServer) -> None:
+    settings = SimSettings(block_size=4, num_gpu_blocks=64, speed=0, lmcache=in_redis(server))
+    assert settings.lmcache is not None
+    lmcache = Lmcache(settings.lmcache, "m", 0)
+    engine = Engine(settings, lambda _: None, lambda _: None, lmcache=lmcache)
+    first, second = submit(engine, "a", CHUNK), submit(engine, "b", 2)  # which has no full chunk
+    assert engine.schedule()[1] == 2
+    assert list(engine.waiting) == first.sequences
+    assert engine.running == second.sequences
+    await eventually(lambda: engine.schedule() and first.sequences[0] in engine.running)
+    await lmcache.close()
+
+
+def submit(engine: Engine, name: str, tokens: int) -> Generation:
+    builder = PromptBuilder()
+    builder.text(name * 4 * tokens)
+    prompt = builder.build()
+    generation = Generation(engine, [prompt], [text_answer(prompt.seed, 1)])
+    generation.start()
+    return generation
+
+
+def test_transfers_wait_for_each_other() -> None:
+    async def ended_s() -> list[float]:
+        lane, loop = Lane(speed=2), asyncio.get_running_loop()
+
+        async def take() -> float:
+            await lane.take(10)
+            return loop.time() - started_s
+
+        started_s = loop.time()
+        return list(await asyncio.gather(take(), take(), take()))
+
+    assert in_virtual_time(ended_s()) == pytest.approx([5, 10, 15])
+
+
+def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
+    rates = {"kv_bytes_per_token": 1000, "load_bytes_per_s": 8000.0, "store_bytes_per_s": 4000.0}
+    told = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK, **rates)  # a chunk is loaded in 1 s and stored in 2
+    settings = SimSettings(block_size=4, num_gpu_blocks=64, prefill_tokens_per_s=8, decode_s_per_token=0, lmcache=told)
+
+    async def first_tokens_s() -> list[float]:
+        waits: list[float] = []
+        engine = Engine(settings, waits.append, lambda _: None, lmcache=Lmcache(told, "m", 1))
+        running = asyncio.ensure_future(engine.run())
+        for prompt in ("a", "b", "a"):
+            engine.clear_cache()
+            generation = submit(engine, prompt, 2 * CHUNK + 1)
+            while not generation.finished:
+                await generation.progress()
+        running.cancel()
+        return waits
+
+    cold_s, behind_a_store_s, loaded_s = in_virtual_time(first_tokens_s())
+    assert cold_s == pytest.approx(17 / 8)
+    assert behind_a_store_s == pytest.approx(17 / 8 + 2 * 2)
+    assert loaded_s == pytest.approx(1 / 8 + 2 * 1 + 2 * 2)
+
+
+def in_virtual_time(coroutine: Any) -> Any:
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"lmcache": {}}, "CPU memory or a Redis"),
+        ({"lmcache": {"cpu_gb": 1, "chunk_tokens": 0}}, "chunk_tokens must be positive"),
+        ({"lmcache": {"cpu_gb": 1, "chunk_tokens": 24}}, "multiple of block_size"),
+        ({"lmcache": {"cpu_gb": 1}, "cpu_blocks": 1}, "leave one out"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        SimSettings(**wrong | {"lmcache": LmcacheSettings(**wrong["lmcache"])})

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from tests.gateway.simulator.conftest import RunningReplica
+from tests.gateway.simulator.pictures import data_url
+
+_BODY: dict[str, Any] = {
+    "model": "sim",
+    "max_tokens": 3,
+    "system": "Be brief.",
+    "messages": [{"role": "user", "content": "hello there " * 20}],
+}
+
+
+async def stream_events(replica: RunningReplica, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with replica.http.post("/v1/messages", json={**body, "stream": True}) as response:
+        assert response.status == 200
+        lines = (await response.text()).split("\n")
+    return [orjson.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+async def test_a_message_is_the_chat_answer_in_anthropics_shape(replica: RunningReplica) -> None:
+    _, message = await replica.post("/v1/messages", _BODY)
+    chat_messages = [{"role": "system", "content": _BODY["system"]}, *_BODY["messages"]]
+    _, chat = await replica.post("/v1/chat/completions", {"model": "sim", "max_tokens": 3, "messages": chat_messages})
+    assert message["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    assert message["stop_reason"] == "max_tokens"
+    assert message["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"], "output_tokens": 3}
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    _, count = await replica.post("/v1/messages/count_tokens", _BODY)
+    assert count == {"input_tokens": chat["usage"]["prompt_tokens"]}
+
+
+async def test_a_stream_goes_from_message_start_to_message_stop(replica: RunningReplica) -> None:
+    _, plain = await replica.post("/v1/messages", _BODY)
+    events = await stream_events(replica, _BODY)
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert "".join(event["delta"]["text"] for event in events[2:5]) == plain["content"][0]["text"]
+    assert events[6]["usage"] == plain["usage"]
+
+
+async def test_a_stream_whose_engine_fails_ends_with_anthropics_error_event(replica: RunningReplica) -> None:
+    await replica.post("/sim/fail", {"mode": "error", "after_tokens": 1})
+    async with replica.http.post("/v1/messages", json={**_BODY, "stream": True}) as response:
+        *_, name, data = (await response.text()).strip().split("\n")
+    assert name == "event: error"
+    assert orjson.loads(data.removeprefix("data: "))["type"] == "error"
+
+
+async def test_tools_images_and_tool_results_are_understood(replica: RunningReplica) -> None:
+    media_type, data = data_url(1).removeprefix("data:").split(";base64,")
+    body = {
+        **_BODY,
+        "max_tokens": 64,
+        "tools": [{"name": "look", "input_schema": {"type": "object", "properties": {"at": {}}}}],
+        "tool_choice": {"type": "any"},
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}},
+                    {"type": "text", "text": "and this?"},
+                ],
+            },
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "a cat"}]},
+        ],
+    }
+    status, message = await replica.post("/v1/messages", body)
+    assert status == 200
+    assert message["stop_reason"] == "tool_use"
+    (block,) = message["content"]
+    assert (block["type"], block["name"], list(block["input"])) == ("tool_use", "look", ["at"])
+    events = await stream_events(replica, body)
+    streamed = "".join(event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta")
+    assert orjson.loads(streamed) == block["input"]
+
+
+async def test_errors_have_anthropics_shape(replica: RunningReplica) -> None:
+    status, answer = await replica.post("/v1/messages", {**_BODY, "model": "x"})
+    assert status == 404
+    assert answer == {
+        "type": "error",
+        "error": {"type": "NotFoundError", "message": "The model `x` does not exist."},
+    }
+    status, answer = await replica.post("/v1/messages", {**_BODY, "messages": [], "system": None})
+    assert (status, answer["type"]) == (400, "error")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.simulator.conftest import RunningReplica, StartReplica
+
+_TOOL: Any = {"type": "function", "name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}
+
+
+async def test_a_stream_tells_the_official_sequence_of_events(replica: RunningReplica) -> None:
+    plain = await replica.openai.responses.create(model="sim", input="hello", max_output_tokens=3)
+    stream = await replica.openai.responses.create(model="sim", input="hello", max_output_tokens=3, stream=True)
+    events = [event async for event in stream]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == (plain.output_text)
+    completed = events[-1]
+    assert completed.type == "response.completed"
+    assert completed.response.output_text == plain.output_text
+    assert completed.response.status == "incomplete"
+    assert completed.response.usage is not None
+    assert completed.response.usage.output_tokens == 3
+
+
+async def test_a_stored_response_is_continued_and_its_turn_is_cached(replica: RunningReplica) -> None:
+    first = await replica.openai.responses.create(model="sim", input="tell me more " * 30)
+    second = await replica.openai.responses.create(model="sim", input="go on", previous_response_id=first.id)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens // 16 * 16
+    retrieved = await replica.openai.responses.retrieve(first.id)
+    assert retrieved.output_text == first.output_text
+
+
+async def test_an_unknown_response_is_not_found_in_vllms_words(replica: RunningReplica) -> None:
+    status, answer = await replica.post("/v1/responses", {"input": "x", "previous_response_id": "resp_no"})
+    assert status == 404
+    assert answer["error"] == {
+        "message": "Response with id 'resp_no' not found.",
+        "type": "invalid_request_error",
+        "param": "response_id",
+        "code": 404,
+    }
+    unstored = await replica.openai.responses.create(model="sim", input="x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        await replica.openai.responses.retrieve(unstored.id)
+
+
+async def test_a_finished_response_cannot_be_cancelled(replica: RunningReplica) -> None:
+    response = await replica.openai.responses.create(model="sim", input="x")
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        await replica.openai.responses.cancel(response.id)
+
+
+async def test_a_background_response_finishes_on_its_own(replica: RunningReplica) -> None:
+    response = await replica.openai.responses.create(model="sim", input="x", background=True)
+    assert response.status == "queued"
+    await replica.until(lambda state: state["running"] == 0)
+    assert (await replica.openai.responses.retrieve(response.id)).status == "completed"
+
+
+async def test_cancelling_a_background_response_takes_it_out_of_the_engine(
+    start_replica: StartReplica,
+) -> None:
+    replica = await start_replica(speed=0.001)
+    response = await replica.openai.responses.create(model="sim", input="x", background=True)
+    await replica.until(lambda state: state["running"] == 1)
+    assert (await replica.openai.responses.cancel(response.id)).status == "cancelled"
+    state = await replica.state()
+    assert (state["running"], state["blocks_used"], state["aborted"]) == (0, 0, 1)
+    assert (await replica.openai.responses.retrieve(response.id)).status == "cancelled"
+
+
+async def test_a_forced_tool_is_called_plain_and_streamed(replica: RunningReplica) -> None:
+    create = replica.openai.responses.create
+    plain = await create(model="sim", input="x", tools=[_TOOL], tool_choice="required")
+    (item,) = plain.output
+    assert item.type == "function_call"
+    assert (item.name, item.arguments.startswith('{"at":')) == ("look", True)
+    stream = await create(model="sim", input="x", tools=[_TOOL], tool_choice="required", stream=True)
+    streamed = [event async for event in stream]
+    deltas = [event.delta for event in streamed if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == item.arguments
