@@ -67,7 +67,7 @@ class AgentRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PoolState:
     """What a heartbeat brings back."""
 
     known: bool
@@ -161,24 +161,26 @@ def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
 
 
-def _replicas(flat: Sequence[bytes], before: Fleet | None) -> dict[str, ReplicaRecord]:
+def _replicas(flat: Sequence[bytes], before: PoolState | None) -> dict[str, ReplicaRecord]:
     """The registry; a record that cannot be read is as it was before."""
     known = before.replicas if before is not None else {}
     found = each(flat, ReplicaRecord.parse)
     return {name: known[name] for name in pairs(flat) if name not in found and name in known} | found
 
 
-def still_known(records: dict[str, ReplicaRecord], before: Fleet | None, now: Fleet) -> dict[str, ReplicaRecord]:
+def still_known(
+    records: dict[str, ReplicaRecord], before: PoolState | None, now: PoolState
+) -> dict[str, ReplicaRecord]:
     """A gateway's records after a heartbeat: the store's, and those it was not told of yet. What it had and has no more
     was forgotten; but a store that does not know the gateway has lost more than that."""
     forgotten = before.replicas.keys() - now.replicas.keys() if before is not None and now.known else set()
     return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
 
 
-def parse_fleet(reply: Any, before: Fleet | None = None) -> Fleet:
+def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
     """A heartbeat's answer, whatever is in the store; `before` is the last one."""
     status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
-    return Fleet(
+    return PoolState(
         known=status == b"ok",
         expired_gateways=tuple(readable(name) for name in expired),
         replicas=_replicas(replicas, before),

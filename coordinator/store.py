@@ -14,15 +14,15 @@ from coordinator.errors import StoreError
 from coordinator.keys import pools_key
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import is_cluster
-from coordinator.store_connection import Line, StoreSettings
+from coordinator.store_connection import StoreConnection, StoreOptions
 
-__all__ = ["Store", "StoreSettings"]
+__all__ = ["Store", "StoreOptions"]
 
 
 class Store:
     """Owns the connections; hands out one Pool per base model. Run `run()` as a task for as long as it is used."""
 
-    def __init__(self, settings: StoreSettings, gateway: str, does_chores: bool = True) -> None:
+    def __init__(self, settings: StoreOptions, gateway: str, does_chores: bool = True) -> None:
         self.gateway = gateway
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
         self._does_chores = does_chores
@@ -32,15 +32,15 @@ class Store:
         self._home = self._line(self.pools_key)
         """The connection of all pools; in a cluster, of what belongs to none."""
         self._pools: dict[str, Pool] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, StoreConnection] = {}
         """By pool."""
         self._running: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
         return f"<Store {self._home}, {self._lines}>"
 
-    def _line(self, key: str) -> Line:
-        return Line(self._settings, key, self._changed)
+    def _line(self, key: str) -> StoreConnection:
+        return StoreConnection(self._settings, key, self._changed)
 
     def _changed(self, is_up: bool, reason: str) -> None:
         self.on_change(is_up, reason)
@@ -60,7 +60,7 @@ class Store:
         """What an operator should know."""
         return [warning for line in self._all_lines() for warning in line.warnings]
 
-    def _all_lines(self) -> list[Line]:
+    def _all_lines(self) -> list[StoreConnection]:
         return list(dict.fromkeys((self._home, *self._lines.values())))
 
     def pool(self, name: str) -> Pool:

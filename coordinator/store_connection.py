@@ -35,7 +35,7 @@ CONNECT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreOptions:
     """How to reach the store and how long to wait for it."""
 
     url: str
@@ -45,11 +45,11 @@ class StoreSettings:
     namespace: str = ""
 
 
-class Line:
+class StoreConnection:
     """Owns one connection, to the server that has `key`; pools that are added are attached to it while it is up. Run
     `run()` as a task for as long as it is used."""
 
-    def __init__(self, settings: StoreSettings, key: str, on_change: Callable[[bool, str], None]) -> None:
+    def __init__(self, settings: StoreOptions, key: str, on_change: Callable[[bool, str], None]) -> None:
         self.reason = "not connected yet"
         """Why it is down; empty while it is up."""
         self.warnings: list[str] = []

@@ -20,7 +20,7 @@ from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.info import read_fields
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
-from coordinator.registry import Fleet, each, is_number, moment_of, pairs, parse_fleet
+from coordinator.registry import PoolState, each, is_number, moment_of, pairs, parse_pool_state
 
 SAMPLES = 1000
 _PINGS = 9
@@ -69,7 +69,7 @@ class Look:
     """A pool at one moment, by Redis' clock."""
 
     pool: str
-    fleet: Fleet
+    fleet: PoolState
     gateway_leases_ms: dict[str, int]
     """Until when each gateway's lease lasts."""
     oldest_unapplied_ms: dict[str, int]
@@ -147,7 +147,7 @@ class Survey:
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
-        fleet = parse_fleet([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
+        fleet = parse_pool_state([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
         found = each(mended, _unreadable).values()

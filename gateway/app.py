@@ -11,7 +11,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.chores.applier import Appliers
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.control.explain import Explainer
@@ -144,7 +144,7 @@ class Gateway:
 def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
     budget_s, overdue_s = redis.budget_ms / 1000, redis.overdue_ms / 1000
-    return Store(StoreSettings(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace), gateway)
+    return Store(StoreOptions(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace), gateway)
 
 
 def _appliers(settings: GatewaySettings, store: Store, metrics: Metrics) -> Appliers:

@@ -47,14 +47,14 @@ from bench.offload.stages import CPU, GPU, REDIS, Fresh, Tier, real, simulated, 
 from bench.options import counts, names, positive
 from bench.scaled_time import INVALID
 from bench.vllm import install, lmcache
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.settings import SimLmcacheSettings
 
 _COLUMNS = ("p50", "p95", "mean ms", "req/s", "prompt tok/s", "on GPU", "loaded", "stored GB", "idle")
 _LEGEND = (
     "on GPU, loaded: of the prompts' tokens. stored: outside the GPU in the end. idle: what was left of the machine. "
     "A tier's number is the tokens of a chunk."
 )
-_REDIS_GB_PER_S = LmcacheSettings(cpu_gb=1).redis_read_bytes_per_s / 1e9
+_REDIS_GB_PER_S = SimLmcacheSettings(cpu_gb=1).redis_read_bytes_per_s / 1e9
 
 
 def _table(scenario: Scenario, rows: Sequence[Row]) -> Table:

@@ -22,7 +22,7 @@ from bench.vllm import install, lmcache
 from bench.vllm.printed import PrintedReplica, replica_file, running
 from bench.vllm.replicas import BLOCK_TOKENS as BLOCK_TOKENS_ON_CPUS
 from coordinator.redis.wire import Wire
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.settings import SimLmcacheSettings
 
 GPU, CPU, REDIS = "gpu", "cpu", "redis"
 BLOCKS = 2560
@@ -124,7 +124,7 @@ def _simulated(tier: Tier, speed: float, redis_gb_per_s: float) -> Iterator[Stag
             told = replica.state()["lmcache"]
             if told is None or tier.chunk_tokens is None:
                 return Tallies()
-            chunk_bytes = LmcacheSettings(cpu_gb=CPU_GB, chunk_tokens=tier.chunk_tokens).chunk_kv_bytes
+            chunk_bytes = SimLmcacheSettings(cpu_gb=CPU_GB, chunk_tokens=tier.chunk_tokens).chunk_kv_bytes
             in_redis = await _asked(redis_url, lambda wire: wire.send("DBSIZE")) if redis_url else 0
             return Tallies(told["held_bytes"], in_redis * chunk_bytes, told["fetched_bytes"])
 

@@ -32,7 +32,7 @@ from gateway.simulator.generation import EventTag, Generation
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.planning import plan
 from gateway.simulator.prompt import BlockHasher
-from gateway.simulator.replica import Replica
+from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
 
 _WAY_S = 0.001
@@ -135,7 +135,7 @@ class Trial:
             decode_s_per_token=DECODE_S_PER_TOKEN,
             events=False,
         )
-        self._replicas = [Replica(replace(settings, id=f"r{n}")) for n in range(mix.replicas)]
+        self._replicas = [SimReplica(replace(settings, id=f"r{n}")) for n in range(mix.replicas)]
         self._engines = [replica.engines[0] for replica in self._replicas]
         self._mix, self._weights, self._rng = mix, weights, random.Random(seed)
         self._loads = [Load() for _ in self._engines]

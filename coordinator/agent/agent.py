@@ -8,8 +8,8 @@ import time
 
 import structlog
 
-from coordinator.agent.engine_session import BEAT_S, Life, LifeOver
-from coordinator.agent.engine_snapshot import Engine, EngineAway, Sight
+from coordinator.agent.engine_session import BEAT_S, EngineSession, SessionOver
+from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.link import LEASE_MS, Fenced
 from coordinator.agent.registration import Registration
 
@@ -21,25 +21,25 @@ _LEASE_S = LEASE_MS / 1000
 class Agent:
     """`run()` as a task; it ends only by cancellation."""
 
-    def __init__(self, redis_url: str, replica: str, engine: Engine, namespace: str = "") -> None:
+    def __init__(self, redis_url: str, replica: str, engine: EngineProbe, namespace: str = "") -> None:
         self.id = f"{replica}.{secrets.token_hex(3)}"
         self._replica = replica
         self._engine = engine
         self._registration = Registration(redis_url, replica, self.id, namespace)
-        self.life: Life | None = None
+        self.life: EngineSession | None = None
 
     async def run(self) -> None:
         """Follow the engine, from life to life."""
         refused = ""  # why, while it is tried again and again: said once
         while True:
             sight = await self._find()
-            self.life = Life(self._registration, self._replica, sight, self._engine)
+            self.life = EngineSession(self._registration, self._replica, sight, self._engine)
             if not refused:
                 self._announce(sight)
             began_s = time.monotonic()
             try:
                 await self.life.run()
-            except LifeOver:
+            except SessionOver:
                 _log.info("engine lives another life", replica=self._replica)
                 refused = ""
             except Fenced as reason:
@@ -48,7 +48,7 @@ class Agent:
                     _log.warning("let go", replica=self._replica, reason=refused)
                 await asyncio.sleep(BEAT_S)
 
-    def _announce(self, sight: Sight) -> None:
+    def _announce(self, sight: EngineSnapshot) -> None:
         _log.info(
             "following",
             replica=self._replica,
@@ -63,7 +63,7 @@ class Agent:
                 replica=self._replica,
             )
 
-    async def _find(self) -> Sight:
+    async def _find(self) -> EngineSnapshot:
         said = ""
         while True:
             try:

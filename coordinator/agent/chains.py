@@ -99,7 +99,7 @@ class Bindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyEnd:
     """Where a key ends: `tokens` behind it, and behind the key before it."""
 
     key: str
@@ -119,9 +119,9 @@ def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
 
 def places(
     binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int], ruler: Ruler = EVEN
-) -> list[Place]:
+) -> list[KeyEnd]:
     """Where each key of a chain ends, shallow to deep. `exact` holds keys whose end is known from elsewhere."""
-    found: list[Place] = []
+    found: list[KeyEnd] = []
     text_bytes, behind, first = 0, 0, 0
     for anchor in _anchors(binding, spans, end_tokens, exact):
         reach_bytes = binding.text_bytes[anchor.index] - text_bytes
@@ -132,15 +132,15 @@ def places(
             if reach_bytes:
                 tokens = ruler.between(left_tokens, start_tokens, share_bytes, reach_bytes)
             tokens = max(tokens, behind)
-            found.append(Place(binding.keys[index], tokens, tokens - behind, is_exact=False))
+            found.append(KeyEnd(binding.keys[index], tokens, tokens - behind, is_exact=False))
             behind = tokens
         tokens = max(anchor.end, behind)
-        found.append(Place(binding.keys[anchor.index], tokens, tokens - behind, anchor.is_exact))
+        found.append(KeyEnd(binding.keys[anchor.index], tokens, tokens - behind, anchor.is_exact))
         text_bytes, behind, first = binding.text_bytes[anchor.index], tokens, anchor.index + 1
     return found
 
 
-def sure_places(binding: Binding, found: list[Place], block_size: int) -> list[Place]:
+def sure_places(binding: Binding, found: list[KeyEnd], block_size: int) -> list[KeyEnd]:
     """Those places that hold nothing of an answer, however wrong the estimate. Until a prompt is measured, only whole
     blocks are sure at its end; where its answer may have begun, it ends in the last of them."""
     if binding.is_measured:

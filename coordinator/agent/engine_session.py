@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import structlog
 
-from coordinator.agent.engine_snapshot import Engine, EngineAway, Sight
-from coordinator.agent.event_intake import Hearing
+from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
+from coordinator.agent.event_intake import EventIntake
 from coordinator.agent.feed import Item, Lost, Received
-from coordinator.agent.handover import APPLIED_POLL_S, APPLIED_POLLS, Inheritance, NotApplied
+from coordinator.agent.handover import APPLIED_POLL_S, APPLIED_POLLS, Handover, NotApplied
 from coordinator.agent.link import Attended, Fenced, Link, Vitals
 from coordinator.agent.lookups import Lookups
 from coordinator.agent.registration import Registration
@@ -29,14 +29,14 @@ _log = structlog.get_logger("kvgate.agent")
 BEAT_S = 0.5
 
 
-class LifeOver(Exception):
+class SessionOver(Exception):
     """The engine lives another life now."""
 
 
-class Life:
+class EngineSession:
     """Follows one engine life until it is over. `run` raises LifeOver or Fenced."""
 
-    def __init__(self, registration: Registration, replica: str, sight: Sight, engine: Engine) -> None:
+    def __init__(self, registration: Registration, replica: str, sight: EngineSnapshot, engine: EngineProbe) -> None:
         self.seq = -1
         """The last engine batch that was worked in."""
         self.residency = Residency()
@@ -45,12 +45,12 @@ class Life:
         self._replica = replica
         self._sight = sight
         self._engine = engine
-        self._hearing = Hearing(replica, sight.events, sight.replay)
+        self._hearing = EventIntake(replica, sight.events, sight.replay)
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
         self._outage = Outage()
         self._must_restate = True
-        self._inheritance: Inheritance | None = None
+        self._inheritance: Handover | None = None
         self._has_taken_over = False
         """Whether what the last agent knew is known here, or is void."""
         self._is_complete = True
@@ -62,7 +62,7 @@ class Life:
 
     async def run(self) -> None:
         """Take the replica over, then follow its events; ends with LifeOver or Fenced, or by cancellation."""
-        ended: LifeOver | Fenced | None = None
+        ended: SessionOver | Fenced | None = None
         try:
             await self._take_over()
             async with asyncio.TaskGroup() as tasks:
@@ -71,7 +71,7 @@ class Life:
                 tasks.create_task(self._work())
                 tasks.create_task(self._watch())
                 tasks.create_task(self._learn_sizes())
-        except* (LifeOver, Fenced) as group:
+        except* (SessionOver, Fenced) as group:
             ended = _first(group)
         finally:
             await self._leave()
@@ -219,7 +219,7 @@ class Life:
         except EngineAway:
             return  # its life is over when another one is seen
         if (sight.started, sight.pool, sight.events) != (self._sight.started, self._sight.pool, self._sight.events):
-            raise LifeOver
+            raise SessionOver
         self._sight = sight
         self._tier.look(sight.tier, sight.counters)
 
@@ -242,7 +242,7 @@ class Life:
                     answer = await self.link.attend(self._vitals())
                     if isinstance(answer, Attended):
                         await self._heed(answer)
-                        self._inheritance = await Inheritance.find(self.link, answer, polls_left > 0)
+                        self._inheritance = await Handover.find(self.link, answer, polls_left > 0)
                         self._has_taken_over |= self._inheritance is None
                         continue
                     if not held_by_other:
@@ -293,6 +293,6 @@ class Life:
         self._inheritance, self._has_taken_over = None, True
 
 
-def _first(group: BaseExceptionGroup[LifeOver | Fenced]) -> LifeOver | Fenced:
+def _first(group: BaseExceptionGroup[SessionOver | Fenced]) -> SessionOver | Fenced:
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -14,7 +14,7 @@ class EngineAway(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class EngineSnapshot:
     """An engine at one moment."""
 
     pool: str
@@ -35,10 +35,10 @@ class Sight:
     """How that server keeps chunks in Redis; None without one."""
 
 
-class Engine(Protocol):
+class EngineProbe(Protocol):
     """One replica's engine, as something with HTTP sees it."""
 
-    async def look(self) -> Sight:
+    async def look(self) -> EngineSnapshot:
         """Raises EngineAway."""
         ...
 

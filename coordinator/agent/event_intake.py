@@ -18,7 +18,7 @@ _QUEUE = 1000
 _SILENCE_S = 15.0
 
 
-class Hearing:
+class EventIntake:
     """The events of one engine, without a replay where `replay` is empty. `listen` as a task brings them."""
 
     def __init__(self, replica: str, events: str, replay: str) -> None:

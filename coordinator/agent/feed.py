@@ -17,7 +17,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from coordinator.agent.events import Batch, EventError, decode
-from coordinator.agent.sequence import Item, Lost, Received, Restarted, Sequence
+from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
 
 __all__ = ["Feed", "Item", "Lost", "Received", "Restarted"]
 
@@ -55,7 +55,7 @@ class Feed:
         self._hwm = hwm
         self._idle_s = idle_s
         self._replay_timeout_s = replay_timeout_s
-        self._sequence = Sequence(start_seq)
+        self._sequence = BatchSequence(start_seq)
         self._replay_deadline_s: float | None = None
         """On the loop's clock; None while no replay is under way."""
         self._is_replay_sound = True

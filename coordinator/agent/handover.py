@@ -24,7 +24,7 @@ class NotApplied(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class Handover:
     """The keys that the map said were resident when engine batch `seq` had been worked in."""
 
     seq: int
@@ -33,7 +33,7 @@ class Inheritance:
     """When to stop waiting for the events to come as far (monotonic time)."""
 
     @classmethod
-    async def find(cls, link: Link, answer: Attended, may_wait: bool) -> Inheritance | None:
+    async def find(cls, link: Link, answer: Attended, may_wait: bool) -> Handover | None:
         """None where there is nothing that can be gone on from: nothing was left of this life, or the map is behind
         what was said, so that evictions would be taken back. Raises StoreError, and NotApplied instead of the latter
         where the caller may wait."""

@@ -40,7 +40,7 @@ class Fenced(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PreviousAgent:
     """What an agent left behind: the life it watched, and the last engine batch it had worked in."""
 
     agent: str
@@ -48,7 +48,7 @@ class Held:
     seq: int
 
     @classmethod
-    def parse(cls, record: bytes) -> Held | None:
+    def parse(cls, record: bytes) -> PreviousAgent | None:
         if not record:
             return None
         try:
@@ -62,7 +62,7 @@ class Held:
 class Attended:
     """The answer to a heartbeat."""
 
-    before: Held | None
+    before: PreviousAgent | None
     asked: str
     measured: list[Measured]
     entries: int
@@ -175,7 +175,7 @@ class Link:
         self._entries = int(reply[4]) if self._entries is None else self._entries
         self._taken = reply[3]
         measured = [said for text in reply[3] if (said := read_measured(text)) is not None]
-        return Attended(Held.parse(reply[1]), readable(reply[2]), measured, int(reply[4]), reply[5] == 1)
+        return Attended(PreviousAgent.parse(reply[1]), readable(reply[2]), measured, int(reply[4]), reply[5] == 1)
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of those sessions. Of one that was placed on another replica since, it is not written any more

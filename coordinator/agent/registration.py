@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.agent.engine_snapshot import Sight
+from coordinator.agent.engine_snapshot import EngineSnapshot
 from coordinator.agent.link import Fenced, Link
 from coordinator.errors import StoreError
 from coordinator.registry import ReplicaRecord
@@ -23,7 +23,7 @@ class Registration:
         self._replaced = ""
         """The life that this agent registered over last. An engine that is gone does not come back in the same life."""
 
-    async def open(self, sight: Sight) -> Link:
+    async def open(self, sight: EngineSnapshot) -> Link:
         """Connect, and make the replica, or a later life of it, known. Raises StoreError and IdTaken."""
         link = await Link.open(self._redis_url, sight.pool, self._replica, self._agent, self._namespace)
         try:
@@ -39,7 +39,7 @@ class Registration:
         return link
 
 
-def _words(known: ReplicaRecord, sight: Sight) -> str:
+def _words(known: ReplicaRecord, sight: EngineSnapshot) -> str:
     return (
         f"another engine lives under this id: the registry means the one at {known.url}, started {known.incarnation}; "
         f"here it is the one at {sight.url}, started {sight.started}. Give clusters that share a Redis a "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chains import Binding, Bindings, Place, places, prompt_end, sure_places
+from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
 from coordinator.agent.events import Cleared, Event, Removed, Stored
 from coordinator.agent.residents import Evicted, Reset, Resident, Residents, Transition
 from coordinator.agent.tokens import Ruler
@@ -216,7 +216,7 @@ class Residency:
                 self._firm.popitem(last=False)
         return changes
 
-    def _place(self, place: Place, path: Sequence[int], index: int) -> list[Transition]:
+    def _place(self, place: KeyEnd, path: Sequence[int], index: int) -> list[Transition]:
         """A key's last block is `path[index - 1]`."""
         size, known = self.table.block_size, self._residents.find(place.key)
         if known is not None and not place.is_exact:

@@ -54,7 +54,7 @@ class _Held:
     engine's."""
 
 
-class Sequence:
+class BatchSequence:
     """Puts the live batches and the replays of one engine into one order. Batches that do not decode come as None."""
 
     def __init__(self, start_seq: int = 0) -> None:

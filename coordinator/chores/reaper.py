@@ -17,7 +17,7 @@ import structlog
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
-from coordinator.registry import Fleet
+from coordinator.registry import PoolState
 
 _log = structlog.get_logger("kvgate.reaper")
 
@@ -41,7 +41,7 @@ class Reaper:
         self._pool = pool
         self._task: asyncio.Task[None] | None = None
 
-    def go_on(self, fleet: Fleet) -> None:
+    def go_on(self, fleet: PoolState) -> None:
         """Begin with what a beat has told of, unless that is under way."""
         is_mine = fleet.reaped > 0 and fleet.worker == self._pool.gateway
         if (fleet.expired_gateways or is_mine) and (self._task is None or self._task.done()):
@@ -52,7 +52,7 @@ class Reaper:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, fleet: Fleet) -> None:
+    async def _run(self, fleet: PoolState) -> None:
         try:
             await self.reap(fleet)
         except StoreError as error:
@@ -60,7 +60,7 @@ class Reaper:
         except Exception as error:  # nobody awaits it
             _log.error("reaping failed", pool=self._pool.name, error=type(error).__name__)
 
-    async def reap(self, fleet: Fleet) -> None:
+    async def reap(self, fleet: PoolState) -> None:
         """Give back what the gateways that a beat named had reserved; who does the pool's chores sees to the claims of
         all that was given back. Raises StoreError."""
         k = self._pool.keys

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import Fleet, readable
+from coordinator.registry import PoolState, readable
 
 _log = structlog.get_logger("kvgate.repair")
 
@@ -71,7 +71,7 @@ class Repair:
             if replica not in self._recounts or self._recounts[replica].is_comparison:
                 self._recounts[replica] = _Recount()
 
-    async def recount(self, fleet: Fleet) -> None:
+    async def recount(self, fleet: PoolState) -> None:
         """Sum owned_tokens again, of the replicas of which that is due."""
         for replica, recount in list(self._recounts.items()):
             if replica not in fleet.replicas:

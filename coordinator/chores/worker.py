@@ -20,7 +20,7 @@ from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Repair, prefix_keys
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.pool import Pool
-from coordinator.registry import Fleet, ReplicaRecord, is_number, readable
+from coordinator.registry import PoolState, ReplicaRecord, is_number, readable
 
 _log = structlog.get_logger("kvgate.worker")
 
@@ -72,7 +72,7 @@ class Worker:
         except Exception as error:  # nobody awaits a tick
             _log.error("chores failed", pool=self._pool.name, error=type(error).__name__)
 
-    async def _beat(self) -> Fleet:
+    async def _beat(self) -> PoolState:
         """Where it stumbles over what is in the store, nobody knows who does the chores: then everybody mends."""
         try:
             return await self._pool.beat()
@@ -80,7 +80,7 @@ class Worker:
             await self._repair.look()
             raise
 
-    async def _tidy(self, record: ReplicaRecord, fleet: Fleet) -> None:
+    async def _tidy(self, record: ReplicaRecord, fleet: PoolState) -> None:
         await rewind(self._pool, record, fleet.now_ms)
         if not fleet.is_exact(record.replica) and not _awaits_agent(record.replica, fleet):
             self._sweeps.pop(record.replica, None)
@@ -97,12 +97,12 @@ class Worker:
             sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, claims_before_ms)
 
 
-def _is_known(replica: str, fleet: Fleet) -> bool:
+def _is_known(replica: str, fleet: PoolState) -> bool:
     """Whether an agent tells all that the replica holds, so that what it has not told of is not there."""
     return fleet.is_exact(replica) and not fleet.agents[replica].is_relearning
 
 
-def _awaits_agent(replica: str, fleet: Fleet) -> bool:
+def _awaits_agent(replica: str, fleet: PoolState) -> bool:
     """Whether its agent has only just gone, or may not have come back yet since the clock jumped: the next one goes on
     from what the map says."""
     until_ms = fleet.followed_until_ms(replica)
@@ -151,7 +151,7 @@ async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
     return total
 
 
-async def trim(pool: Pool, record: ReplicaRecord, fleet: Fleet) -> int:
+async def trim(pool: Pool, record: ReplicaRecord, fleet: PoolState) -> int:
     """Drop what the replica no longer holds; returns the number of keys dropped."""
     unused_before_ms = fleet.now_ms - CLAIM_TTL_MS
     stale_before_ms = max(record.since_ms, unused_before_ms - fleet.uncounted_ms(unused_before_ms))

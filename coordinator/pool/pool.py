@@ -18,7 +18,7 @@ from coordinator.keys import PoolKeys
 from coordinator.pool.ownership import Ownership, failed
 from coordinator.pool.prefills import Prefills
 from coordinator.redis.wire import Reply, Wire, fail
-from coordinator.registry import Fleet, ReplicaRecord, parse_fleet, still_known
+from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
@@ -40,7 +40,7 @@ class Pool:
         self.name = name
         self.keys = PoolKeys(name, namespace)
         self.gateway = gateway
-        self.fleet: Fleet | None = None
+        self.fleet: PoolState | None = None
         """The last heartbeat's view; None before the first."""
         self.unreadable: Counter[str] = Counter()  # records, by the key that they stood in: see repair.py
         self._budget_s = budget_s
@@ -259,7 +259,7 @@ class Pool:
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 
-    async def beat(self, leaving: bool = False) -> Fleet:
+    async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the fleet; reassert where the store forgot us."""
         k, epoch = self.keys, self._epoch
         reply = await self.run(
@@ -267,7 +267,7 @@ class Pool:
             (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
             (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
         )
-        fleet = parse_fleet(reply, self.fleet)
+        fleet = parse_pool_state(reply, self.fleet)
         if not fleet.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

@@ -20,7 +20,7 @@ from typing import Any
 
 from coordinator.keys import PoolKeys
 from coordinator.pool.ownership import failed
-from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NO_TIP, Reservation
 
 _SAFETY = 2.0
@@ -87,7 +87,7 @@ class Prefills:
         if tokens_per_s is not None:
             self._tokens_per_s[replica] = tokens_per_s
 
-    def look(self, fleet: Fleet) -> None:
+    def look(self, fleet: PoolState) -> None:
         """At a heartbeat: end what is over by prediction, predict what is new, and ask for the tips of what is left."""
         now_s = time.monotonic()
         if len(self._tokens_per_s) > len(fleet.replicas):
@@ -135,7 +135,7 @@ class Prefills:
             self._end(one.id)
 
 
-def _tells_tip(fleet: Fleet, one: Reservation) -> bool:
+def _tells_tip(fleet: PoolState, one: Reservation) -> bool:
     """Whether events can tell that the request's prompt is computed."""
     life = fleet.replicas.get(one.replica)
     return (

@@ -11,7 +11,7 @@ _TAKEN = float("inf")
 _OLD_ENTRIES = 1000
 
 
-class Rota:
+class ChunkSchedule:
     """The chunks that are known. Times are the caller's."""
 
     def __init__(self) -> None:

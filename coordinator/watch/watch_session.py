@@ -17,7 +17,7 @@ from coordinator.redis.address import connect_as
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
 from coordinator.scripts import load
-from coordinator.watch.chunk_schedule import Rota
+from coordinator.watch.chunk_schedule import ChunkSchedule
 from coordinator.watch.conditions import Condition, Lately, conditions
 from coordinator.watch.figures import Estimate, Info, Sample, Samples, read_info
 from coordinator.watch.kinds import KINDS, Kind, kind_of
@@ -81,7 +81,7 @@ class _Tended(NamedTuple):
     bytes: int
 
 
-class Tenure:
+class WatchSession:
     """Begins when a lease is taken. `tick` raises StoreError when the connection breaks."""
 
     def __init__(self, wire: Wire, allow_oom: bool, url: str, settings: WatchSettings) -> None:
@@ -91,7 +91,7 @@ class Tenure:
         self._url = url
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._rota = Rota()
+        self._rota = ChunkSchedule()
         self._samples = Samples()
         self._counts: Counter[str] = Counter()
         self._evicted: Counter[Kind] = Counter()

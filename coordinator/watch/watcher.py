@@ -20,7 +20,7 @@ from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
 from coordinator.scripts import load
 from coordinator.store_connection import load_scripts
-from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, Tenure, WatchSettings
+from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession, WatchSettings
 
 _log = structlog.get_logger("kvgate.watch")
 
@@ -38,7 +38,7 @@ class Watcher:
         self._url = url
         self._who = who
         self._settings = settings
-        self._tenure: Tenure | None = None
+        self._tenure: WatchSession | None = None
         self._allow_oom = True
         self._said = ""
 
@@ -75,7 +75,7 @@ class Watcher:
                 await asyncio.sleep(_LEASE_EVERY_S)
                 continue
             if self._tenure is None:
-                self._tenure = Tenure(wire, self._allow_oom, self._url, self._settings)
+                self._tenure = WatchSession(wire, self._allow_oom, self._url, self._settings)
                 _log.info("watching the store", who=self._who)
             lease_due_s = loop.time() + _LEASE_EVERY_S
             while loop.time() < lease_due_s:

@@ -12,7 +12,7 @@ from coordinator.pool.inspect import read_owners
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
 from gateway.replicas.fleet import Fleet
-from gateway.request.admission import Place
+from gateway.request.admission import AdmissionSlot
 from gateway.request.job import Job
 from gateway.request.keyring import Caller
 from gateway.request.reader import Reader
@@ -32,7 +32,7 @@ class Explainer:
         self._fleet = fleet
 
     async def explain(
-        self, body: Body, headers: Mapping[str, str], caller: Caller, place: Place, path: str | None
+        self, body: Body, headers: Mapping[str, str], caller: Caller, place: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
         """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
         job = Job("explain", "POST", path or "", "", caller, self._reader.policy(headers), {})

@@ -19,7 +19,7 @@ class ClientGone(Exception):
     """The client hung up: there is nobody left to answer."""
 
 
-class Line(Protocol):
+class ClientConnection(Protocol):
     """The connection that an exchange takes place on."""
 
     @property
@@ -68,7 +68,7 @@ class Exchange:
 
     def __init__(
         self,
-        line: Line,
+        line: ClientConnection,
         loop: asyncio.AbstractEventLoop,
         method: str,
         path: str,

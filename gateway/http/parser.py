@@ -26,7 +26,7 @@ Begin = Callable[[str, bytes, RawHeaders, str, bool], Exchange]
 """Makes the exchange of a head: method, target, headers, version, and whether the client keeps the connection."""
 
 
-class Refused(Exception):
+class UnreadableRequest(Exception):
     """A request that cannot be read; its parser is of no more use."""
 
     def __init__(self, error: ApiError) -> None:
@@ -75,10 +75,10 @@ class RequestParser:
             read_bytes = cast("int", upgrade.args[0])
         except httptools.HttpParserError as error:
             why = error.__context__
-            raise (why if isinstance(why, Refused) else Refused(malformed(str(error)))) from None
+            raise (why if isinstance(why, UnreadableRequest) else UnreadableRequest(malformed(str(error)))) from None
         else:
             if self._quiet_bytes > MAX_HEAD_BYTES and (self.in_head or self.receiving is not None):
-                raise Refused(HEAD_TOO_LARGE)
+                raise UnreadableRequest(HEAD_TOO_LARGE)
             return len(piece)
         # An upgrade is never agreed to, as HTTP allows: the request is read again as one that did not ask. Not within
         # `except`: what is refused then would be told as a failure of the parser.
@@ -99,7 +99,7 @@ class RequestParser:
         if self.in_head:  # else a trailer
             self._headers.append((name.lower(), value))
             if len(self._headers) > MAX_HEADERS:  # now, not at their end: one read may bring 60 000
-                raise Refused(TOO_MANY_HEADERS)
+                raise UnreadableRequest(TOO_MANY_HEADERS)
 
     def on_headers_complete(self) -> None:
         self.in_head = False
@@ -108,11 +108,11 @@ class RequestParser:
         method, version = parser.get_method(), parser.get_http_version()
         if parser.should_upgrade():
             if method == b"CONNECT":  # nothing but a change of the protocol
-                raise Refused(malformed("CONNECT is for proxies"))
+                raise UnreadableRequest(malformed("CONNECT is for proxies"))
             self._plain_head = without_upgrade(method, self._url, self._headers)
             return
         if (problem := problem_of(self._url, self._headers, version)) is not None:
-            raise Refused(problem)
+            raise UnreadableRequest(problem)
         keeps_alive = version != "1.0" and parser.should_keep_alive()
         self.receiving = self._begin(method.decode("ascii"), self._url, self._headers, version, keeps_alive)
 

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from gateway.errors import ApiError
 from gateway.http.answer_head import answer_head
 from gateway.http.exchange import Exchange
-from gateway.http.parser import Refused, RequestParser
+from gateway.http.parser import RequestParser, UnreadableRequest
 from gateway.http.request_head import RawHeaders, malformed
 from gateway.http.reset import reset
 
@@ -166,7 +166,7 @@ class HttpProtocol(asyncio.Protocol):
             end = self._parser.end_of_piece(data, at)
             try:
                 at += self._parser.feed(data if end - at == size else memoryview(data)[at:end])
-            except Refused as refused:
+            except UnreadableRequest as refused:
                 self._refuse(refused.error)
 
     def _keep(self, data: bytes) -> None:
@@ -205,12 +205,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def _begin(self, method: str, target: bytes, headers: RawHeaders, version: str, keeps_alive: bool) -> Exchange:
         if self._answering is not None:  # only what is no HTTP/1 at all gets here
-            raise Refused(malformed("it does not wait for its turn"))
+            raise UnreadableRequest(malformed("it does not wait for its turn"))
         try:
             url = httptools.parse_url(target)
             path = url.path.decode("ascii") if url.path else ""
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
-            raise Refused(malformed("its target is no URL")) from None
+            raise UnreadableRequest(malformed("its target is no URL")) from None
         exchange = self._answering = Exchange(
             self,
             self._loop,

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector, CollectorRegistry
 
 
-class Tally(Collector):
+class FastCounter(Collector):
     """A counter. `name` is without the `_total` that Prometheus' form ends it with."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
@@ -38,7 +38,7 @@ class Tally(Collector):
         yield family
 
 
-class Distribution(Collector):
+class FastHistogram(Collector):
     """A histogram with upper bounds `bounds`, ascending."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
-from gateway.metrics.fast_counters import Distribution, Tally
+from gateway.metrics.fast_counters import FastCounter, FastHistogram
 from gateway.request.paths import PROMPT_PATHS
 
 # Each at most twice the one before, and mostly less: a quantile is interpolated between two of them.
@@ -30,17 +30,17 @@ class EventMetrics:
     """What whoever applies event streams tells of it: a gateway, or a coordinator that stands alone."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._lag_s = Distribution(
+        self._lag_s = FastHistogram(
             "kvgate_event_lag_seconds",
             "From an engine's KV event to the map, of the streams that this process applies.",
             ("replica",),
             _LAG_S,
             registry,
         )
-        self._transitions = Tally(
+        self._transitions = FastCounter(
             "kvgate_key_transitions", "Key transitions applied to the map.", ("replica",), registry
         )
-        self._gaps = Tally(
+        self._gaps = FastCounter(
             "kvgate_event_stream_gaps", "Times a stream's cap cut off what was not applied.", ("replica",), registry
         )
 
@@ -56,36 +56,38 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Tally("kvgate_requests", "Requests answered, by path and status.", ("path", "status"), registry)
+        self.requests = FastCounter(
+            "kvgate_requests", "Requests answered, by path and status.", ("path", "status"), registry
+        )
         self.in_flight = Gauge("kvgate_requests_in_flight", "Requests being served.", registry=registry)
         self.uploads = Gauge("kvgate_uploads", "Requests whose body is still coming.", registry=registry)
         self.held_bytes = Gauge(
             "kvgate_held_bytes", "Bytes accounted for: bodies, reading them, answers not sent yet.", registry=registry
         )
-        self.time_to_first_token_s = Distribution(
+        self.time_to_first_token_s = FastHistogram(
             "kvgate_time_to_first_token_seconds",
             "From the request's arrival to the first bytes of a streamed answer.",
             ("path",),
             _LATENCY_S,
             registry,
         )
-        self.duration_s = Distribution(
+        self.duration_s = FastHistogram(
             "kvgate_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
             ("path",),
             _LATENCY_S,
             registry,
         )
-        self.placement_s = Distribution(
+        self.placement_s = FastHistogram(
             "kvgate_placement_seconds", "Time to choose a replica, the store included.", (), _PLACEMENT_S, registry
         )
-        self.decisions = Tally(
+        self.decisions = FastCounter(
             "kvgate_decisions", "Placements by policy, kind and state.", ("policy", "why", "state"), registry
         )
-        self.worker_reads = Tally(
+        self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies read in another process, as that takes long.", (), registry
         )
-        self.loop_lag_s = Distribution(
+        self.loop_lag_s = FastHistogram(
             "kvgate_event_loop_lag_seconds",
             "How late the event loop runs a timer: for so long something held it.",
             (),
@@ -98,25 +100,25 @@ class Metrics:
         self._add_fleet(registry)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
-        self.prompt_tokens = Tally(
+        self.prompt_tokens = FastCounter(
             "kvgate_prompt_tokens", "Prompt tokens, as the engines count them.", ("replica",), registry
         )
-        self.cached_tokens = Tally(
+        self.cached_tokens = FastCounter(
             "kvgate_cached_tokens", "Prompt tokens the engines served from cache.", ("replica",), registry
         )
-        self.predicted_tokens = Tally(
+        self.predicted_tokens = FastCounter(
             "kvgate_predicted_cached_tokens",
             "Prompt tokens predicted to be cached, of requests whose engine reported what was.",
             ("replica",),
             registry,
         )
-        self.passed_over_tokens = Tally(
+        self.passed_over_tokens = FastCounter(
             "kvgate_passed_over_tokens",
             "Prompt tokens that another replica held, and the one chosen did not: what sparing the other one cost.",
             ("replica",),
             registry,
         )
-        self.prediction_error_tokens = Distribution(
+        self.prediction_error_tokens = FastHistogram(
             "kvgate_prediction_error_tokens",
             "Distance between predicted and actual cached tokens, by direction.",
             ("direction",),
@@ -124,13 +126,13 @@ class Metrics:
             registry,
         )
 
-        self.wrong_predictions = Tally(
+        self.wrong_predictions = FastCounter(
             "kvgate_wrong_predictions",
             "Answers whose cached tokens lie outside of what the map promised, by cause.",
             ("replica", "cause"),
             registry,
         )
-        self.doubts = Tally(
+        self.doubts = FastCounter(
             "kvgate_residency_doubts",
             "Prefixes that a replica's events had promised, that it did not hold, and of which no event told.",
             ("replica",),
@@ -138,19 +140,21 @@ class Metrics:
         )
 
     def _add_trouble(self, registry: CollectorRegistry) -> None:
-        self.retries = Tally("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry)
-        self.retries_withheld = Tally(
+        self.retries = FastCounter("kvgate_retries", "Attempts sent elsewhere, by reason.", ("reason",), registry)
+        self.retries_withheld = FastCounter(
             "kvgate_retries_withheld", "Attempts that were not made because the retry budget was spent.", (), registry
         )
-        self.broken_streams = Tally(
+        self.broken_streams = FastCounter(
             "kvgate_broken_streams", "Streams ended by an error event after their first byte.", (), registry
         )
-        self.disconnects = Tally("kvgate_client_disconnects", "Requests whose client hung up first.", (), registry)
+        self.disconnects = FastCounter(
+            "kvgate_client_disconnects", "Requests whose client hung up first.", (), registry
+        )
         self.store_up = Gauge("kvgate_store_up", "1 while placements go through the store.", registry=registry)
-        self.store_reconnects = Tally(
+        self.store_reconnects = FastCounter(
             "kvgate_store_connections", "Times the store's connection was (re)established.", (), registry
         )
-        self.unreadable = Tally(
+        self.unreadable = FastCounter(
             "kvgate_unreadable_records",
             "Records in Redis that this gateway found unreadable and mended, by key.",
             ("key",),

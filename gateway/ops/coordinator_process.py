@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from coordinator.chores.applier import Appliers
 from coordinator.known_pools import known_pools
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.metrics.gateway_metrics import EventMetrics
@@ -28,7 +28,7 @@ async def run(redis_url: str, namespace: str, metrics_port: int, watch: WatchSet
     registry, tasks = CollectorRegistry(), Tasks()
     if metrics_port:
         start_http_server(metrics_port, registry=registry)
-    store = Store(StoreSettings(redis_url, budget_s=1.0, namespace=namespace), name, does_chores=False)
+    store = Store(StoreOptions(redis_url, budget_s=1.0, namespace=namespace), name, does_chores=False)
     appliers = Appliers(redis_url, name, store.pool_names, EventMetrics(registry).applied, namespace)
     watcher = Watcher(redis_url, name, watch)
     StoreMetrics(watcher, registry)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from coordinator.agent.chunkbook import ChunkTier
-from coordinator.agent.engine_snapshot import EngineAway, Sight
+from coordinator.agent.engine_snapshot import EngineAway, EngineSnapshot
 from coordinator.engine.facts import base_card, parse_metrics, parse_models
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
 from coordinator.keys import pool_slug
@@ -52,7 +52,7 @@ class HttpEngine:
         self._life: tuple[str, str, tuple[int, ...], str, str] | None = None
         """What is asked once in a life: (its start, pool, version, events, replay)."""
 
-    async def look(self) -> Sight:
+    async def look(self) -> EngineSnapshot:
         """Raises EngineAway."""
         try:
             _, text = await self._fetch("/metrics")
@@ -64,7 +64,7 @@ class HttpEngine:
         started, pool, version, events, replay = self._life
         if self._lmcache and time.monotonic() >= self._tier_due_s:
             await self._look_at_lmcache()
-        return Sight(
+        return EngineSnapshot(
             pool=pool,
             url=self._url,
             started=started,

@@ -10,8 +10,17 @@ and `anthropic.py`); readers write through a `PromptWriter` to a `PromptStream`.
 
 from gateway.prompt.prompt import ImageSize, Prompt, PromptLimits
 from gateway.prompt.read import read_prompt
-from gateway.prompt.root import Engine
+from gateway.prompt.root import CacheScope
 from gateway.prompt.steps import Steps, TooManySteps
 from gateway.prompt.token_estimator import TokenEstimator
 
-__all__ = ["Engine", "ImageSize", "Prompt", "PromptLimits", "Steps", "TokenEstimator", "TooManySteps", "read_prompt"]
+__all__ = [
+    "CacheScope",
+    "ImageSize",
+    "Prompt",
+    "PromptLimits",
+    "Steps",
+    "TokenEstimator",
+    "TooManySteps",
+    "read_prompt",
+]

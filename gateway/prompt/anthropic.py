@@ -8,12 +8,12 @@ from gateway.errors import bad_field
 from gateway.prompt.fields import Json, list_at, object_at, utf8
 from gateway.prompt.images import identify_image_data
 from gateway.prompt.parts import BILLING_HEADER, write_content_text
-from gateway.prompt.root import CHAT, Engine, write_root, write_tools
+from gateway.prompt.root import CHAT, CacheScope, write_root, write_tools
 from gateway.prompt.turns import Named, ToolCall, Turn, write_turns
 from gateway.prompt.writer import PromptWriter
 
 
-def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """A Messages request."""
     write_root(writer, engine, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
     tools, choice = body.get("tools"), body.get("tool_choice")

@@ -8,7 +8,7 @@ from gateway.errors import bad_field
 from gateway.prompt import stream as tags
 from gateway.prompt.fields import Json, list_at, object_at, sorted_json, utf8
 from gateway.prompt.parts import drop_uuids, write_content_text, write_parts
-from gateway.prompt.root import CHAT, EMBEDDING_CHAT, Engine, write_root, write_tools
+from gateway.prompt.root import CHAT, EMBEDDING_CHAT, CacheScope, write_root, write_tools
 from gateway.prompt.writer import PromptWriter
 
 KEYED_MESSAGES: Final = 16
@@ -22,7 +22,7 @@ _FUNCTION_CALL_FIELDS: Final = _CALL_FIELDS | {"type"}
 _FUNCTION_FIELDS: Final = frozenset({"name", "arguments"})
 
 
-def read_chat(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_chat(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """A chat completion, or the tokenization of one."""
     flags = (("add_special_tokens", False), ("add_generation_prompt", True), ("continue_final_message", False))
     write_root(writer, engine, CHAT, body, flags)
@@ -30,7 +30,7 @@ def read_chat(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> No
 
 
 def read_embedding_chat(
-    writer: PromptWriter, body: dict[str, Json], engine: Engine, messages: Json, param: str
+    writer: PromptWriter, body: dict[str, Json], engine: CacheScope, messages: Json, param: str
 ) -> None:
     """An embedding of one conversation; of a batch of them, the first."""
     flags = (("add_special_tokens", False), ("add_generation_prompt", False), ("continue_final_message", False))

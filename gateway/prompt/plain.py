@@ -10,7 +10,7 @@ from gateway.errors import bad_field
 from gateway.prompt.chat import KEYED_MESSAGES, read_chat, read_embedding_chat
 from gateway.prompt.fields import Json, list_at
 from gateway.prompt.parts import write_parts
-from gateway.prompt.root import COMPLETION, EMBEDDING, SCORE, Engine, write_option, write_root
+from gateway.prompt.root import COMPLETION, EMBEDDING, SCORE, CacheScope, write_option, write_root
 from gateway.prompt.writer import PromptWriter
 
 _FLAGS: Final = (("add_special_tokens", True),)
@@ -18,7 +18,7 @@ _SCORE_OPTIONS: Final = ("instruction", "max_tokens_per_query", "max_tokens_per_
 _MAX_TOKEN_ID: Final = 2**31 - 1
 
 
-def read_completion(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_completion(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """A completion. Of several prompts the first stands for the request."""
     write_root(writer, engine, COMPLETION, body, _FLAGS)
     writer.end_root()
@@ -29,13 +29,13 @@ def read_completion(writer: PromptWriter, body: dict[str, Json], engine: Engine)
         _write_prompt(writer, prompt, "prompt")
 
 
-def read_tokenize(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_tokenize(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """The tokenization of a chat or of a completion's prompt."""
     read = read_chat if "messages" in body else read_completion
     read(writer, body, engine)
 
 
-def read_embedding(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_embedding(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """An embedding of a text or a conversation. Of several inputs the first stands for the request."""
     for param in ("messages", "input"):
         value = body.get(param)
@@ -47,12 +47,12 @@ def read_embedding(writer: PromptWriter, body: dict[str, Json], engine: Engine) 
     _write_prompt(writer, body.get("input"), "input")
 
 
-def read_rerank(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_rerank(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """A query and the documents to rank."""
     _read_pair(writer, body, engine, ("query",), ("documents",))
 
 
-def read_score(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_score(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """One or more queries, and what they are scored against."""
     _read_pair(writer, body, engine, ("queries", "data_1", "text_1"), ("documents", "items", "data_2", "text_2"))
 
@@ -89,7 +89,7 @@ def _token_ids(ids: list[Json], param: str) -> bytes:
 def _read_pair(
     writer: PromptWriter,
     body: dict[str, Json],
-    engine: Engine,
+    engine: CacheScope,
     first_names: tuple[str, ...],
     second_names: tuple[str, ...],
 ) -> None:

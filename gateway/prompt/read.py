@@ -12,11 +12,11 @@ from gateway.prompt.fields import utf8
 from gateway.prompt.plain import read_completion, read_embedding, read_rerank, read_score, read_tokenize
 from gateway.prompt.prompt import Prompt, PromptLimits
 from gateway.prompt.responses import read_responses
-from gateway.prompt.root import Engine
+from gateway.prompt.root import CacheScope
 from gateway.prompt.steps import UNBOUNDED, Steps
 from gateway.prompt.writer import PromptWriter
 
-_READERS: Final[dict[str, Callable[[PromptWriter, dict[str, Any], Engine], None]]] = {
+_READERS: Final[dict[str, Callable[[PromptWriter, dict[str, Any], CacheScope], None]]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
     "/v1/embeddings": read_embedding,
@@ -57,5 +57,5 @@ def read_prompt(
     if not utf8(model, "model"):
         raise bad_field("model", "must name a model")
     writer = PromptWriter(limits, steps or Steps(UNBOUNDED))
-    reader(writer, body, Engine(root_model, adapter, cache_salt))
+    reader(writer, body, CacheScope(root_model, adapter, cache_salt))
     return writer.prompt(str(model))

@@ -13,14 +13,14 @@ from typing import Final
 from gateway.errors import bad_field
 from gateway.prompt.fields import Json, list_at, object_at, utf8
 from gateway.prompt.parts import write_content_text, write_part
-from gateway.prompt.root import CHAT, Engine, write_option, write_root, write_tools
+from gateway.prompt.root import CHAT, CacheScope, write_option, write_root, write_tools
 from gateway.prompt.turns import Named, ToolCall, Turn, WritePart, write_turns
 from gateway.prompt.writer import PromptWriter
 
 _HISTORY_OPTIONS: Final = ("previous_response_id", "previous_input_messages", "prompt")
 
 
-def read_responses(writer: PromptWriter, body: dict[str, Json], engine: Engine) -> None:
+def read_responses(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
     """A Responses request."""
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None

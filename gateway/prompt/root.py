@@ -33,7 +33,7 @@ _TOOL_FIELDS: Final = ("type", "function")
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters")
 
 
-class Engine(NamedTuple):
+class CacheScope(NamedTuple):
     """Whose KV cache the prompt is for: prompts share nothing across different values of these."""
 
     root_model: str
@@ -43,7 +43,7 @@ class Engine(NamedTuple):
 
 def write_root(
     writer: PromptWriter,
-    engine: Engine,
+    engine: CacheScope,
     kind: bytes,
     options: dict[str, Json],
     flags: Iterable[tuple[str, bool]] = (),

@@ -11,7 +11,7 @@ import orjson
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.relay.held import Held
+from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
 from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
 from gateway.relay.reply import Reply, passed_headers
@@ -73,7 +73,7 @@ class Attempts:
         tickets: list[Ticket] = []
         failures: list[Failure] = []
         pool = self._router.pool(job)
-        held = Held(self._admission)
+        held = HeldBytes(self._admission)
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
                 # A failed attempt's reservation is given back by the next placement, in the same step.
@@ -145,7 +145,7 @@ class Attempts:
         raise ApiError(502, "replica_unreachable", f"No replica answered ({reason}).", headers={"retry-after": "1"})
 
     async def _attempt(
-        self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply, held: Held
+        self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply, held: HeldBytes
     ) -> Failure | None:
         """One attempt, by the last ticket: None when the client was answered, whatever the answer."""
         ticket = tickets[-1]
@@ -185,7 +185,7 @@ class Attempts:
                 self._router.withdraw(ticket)
 
     async def _relayed(
-        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held, streamed: bool
+        self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, streamed: bool
     ) -> None:
         relay = self._relay.stream if streamed else self._relay.large
         try:
@@ -211,7 +211,7 @@ class Attempts:
         return failure
 
 
-async def _declined(answer: Answer, held: Held) -> Failure:
+async def _declined(answer: Answer, held: HeldBytes) -> Failure:
     """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
     is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
     body = answer.take() if is_whole else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.request.admission import Admission
 
 
-class Held:
+class HeldBytes:
     """Bytes of answers, counted until they are `let_go`."""
 
     __slots__ = ("_admission", "_counted_bytes", "_kept_bytes")

@@ -39,7 +39,7 @@ _SHARE_EVERY = 4
 """Ticks."""
 
 
-class Waiting:
+class WaitingAttempt:
     """One attempt, from its placement until its client gets a byte."""
 
     __slots__ = ("_limit", "_moves", "is_going", "member", "moved", "replica", "serving", "since_s", "tried")
@@ -66,7 +66,7 @@ class Waiting:
         self.moved = ""
         """Why it was taken away: dead, hung or unreachable; empty where it was not."""
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> WaitingAttempt:
         self.since_s = time.monotonic()
         self._moves.waiting.setdefault(self.replica, {})[self] = None
         return self
@@ -89,7 +89,7 @@ class Moves:
     """Takes attempts away from replicas that died. `run()` as a task."""
 
     def __init__(self, fleet: Fleet, checks: Checks, store: Store, progress: Progress, hangs: Hangs) -> None:
-        self.waiting: dict[str, dict[Waiting, None]] = {}
+        self.waiting: dict[str, dict[WaitingAttempt, None]] = {}
         """By replica, oldest first."""
         self._fleet = fleet
         self._checks = checks
@@ -103,10 +103,10 @@ class Moves:
         self._heard: dict[str, tuple[int, float]] = {}
         """Of each replica that is waited for: how many pieces it had sent, and since when it is silent."""
 
-    def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> Waiting:
+    def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> WaitingAttempt:
         """`with moves.attempt(…) as waiting:` until the client gets a byte, within `limit`. It may go to those replicas
         of `serving` that were not tried."""
-        return Waiting(self, replica, self._fleet.members.get(replica), serving, tried, limit)
+        return WaitingAttempt(self, replica, self._fleet.members.get(replica), serving, tried, limit)
 
     async def run(self) -> None:
         """Look after them until cancelled."""
@@ -167,11 +167,11 @@ class Moves:
             self._checks.suspect(member)
         self._let_go(replica, "dead", [each for each, member in left if not member.alive])
 
-    def _left(self, waiting: Waiting) -> Member | None:
+    def _left(self, waiting: WaitingAttempt) -> Member | None:
         """The engine that it waits for, where the replica's id has another address by now; else None."""
         return None if waiting.member is self._fleet.members.get(waiting.replica) else waiting.member
 
-    def _let_go(self, replica: str, why: str, waiting: Iterable[Waiting]) -> None:
+    def _let_go(self, replica: str, why: str, waiting: Iterable[WaitingAttempt]) -> None:
         """Those that can go do so, within SPREAD_S."""
         going = [each for each in waiting if not each.is_going and self._can_go(each)]
         for each in going:
@@ -214,18 +214,18 @@ class Moves:
             return ()
         return lost
 
-    def _can_go(self, waiting: Waiting) -> bool:
+    def _can_go(self, waiting: WaitingAttempt) -> bool:
         """Whether another replica is ready for it."""
         tried = [ticket.replica for ticket in waiting.tried]
         return any(self._fleet.is_ready(replica) for replica in waiting.serving if replica not in tried)
 
-    def _move(self, waiting: Waiting) -> None:
+    def _move(self, waiting: WaitingAttempt) -> None:
         """A moment has passed: it may have ended, and its replica may be there again."""
         waiting.is_going = False
         if waiting in self.waiting.get(waiting.replica, {}) and self._can_go(waiting) and (why := self._why(waiting)):
             waiting.move(why)
 
-    def _why(self, waiting: Waiting) -> str:
+    def _why(self, waiting: WaitingAttempt) -> str:
         """Why it is to go; empty where it is not, or not any more."""
         if (left := self._left(waiting)) is not None:
             return "" if left.alive else "dead"

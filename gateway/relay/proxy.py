@@ -20,7 +20,7 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
-from gateway.request.admission import Admission, Place, holder_of
+from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import upload_body, whole_body
 from gateway.request.job import Job
 from gateway.request.keyring import Caller, Keyring
@@ -66,7 +66,7 @@ class Proxy:
         """Answer one request; every ending is counted and logged here."""
         started = time.perf_counter()
         reply = Reply(exchange, started)
-        place: Place | None = None
+        place: AdmissionSlot | None = None
         try:
             caller = self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
@@ -97,14 +97,14 @@ class Proxy:
                 place.release()
             self._count(exchange.path, reply, time.perf_counter() - started)
 
-    async def _receive(self, place: Place, exchange: Exchange) -> Body:
+    async def _receive(self, place: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body, which is mostly here already."""
         if exchange.has_body:
             return whole_body(place, exchange.headers, exchange.take())
         rate = self._admission.limits.min_body_bytes_per_s
         return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 
-    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: Place) -> None:
+    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: AdmissionSlot) -> None:
         """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""
         body = await self._receive(place, exchange)
         place.begin()

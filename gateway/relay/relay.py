@@ -9,7 +9,7 @@ import orjson
 
 from coordinator.pool.engine_feedback import tell_measured
 from gateway.relay.audit import Audit, read_usage
-from gateway.relay.held import Held
+from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
 from gateway.relay.stored_responses import Responses
@@ -80,7 +80,7 @@ class Relay:
         reply.start_body(answer, len(body))
         await _ended(reply, body, reply.drained)
 
-    async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
+    async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Relay an answer that is not to be gathered as it comes. Raises StreamBroken when it breaks off."""
         _confirm(ticket)
         end = b""
@@ -109,7 +109,7 @@ class Relay:
             self._learn(job, ticket, {"usage": last_usage(end + last)}, [])
         await _ended(reply, last, drained)
 
-    async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: Held) -> None:
+    async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Relay events as they come. Raises StreamBroken when the stream breaks off."""
         watch = self._watch(job, ticket, reply) if job.path == "/v1/responses" else None
         if watch is None:
@@ -211,7 +211,7 @@ def _teaches(job: Job, ticket: Ticket) -> bool:
     return ticket.computed and job.prompt is not None and bool(job.prompt.keys)
 
 
-async def _drained(reply: Reply, held: Held) -> None:
+async def _drained(reply: Reply, held: HeldBytes) -> None:
     """Until the client has taken most of what was sent on. What waits for it is counted, so it leaves less room for
     others, but it is not given up."""
     held.hold(reply.unsent_bytes)
@@ -231,7 +231,7 @@ async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None
         reply.end(last)
 
 
-def _why_not_held(size_bytes: int, held: Held) -> str:
+def _why_not_held(size_bytes: int, held: HeldBytes) -> str:
     """Why so much of an event that is not complete cannot be held; empty where it can. Little is not counted."""
     if size_bytes > MAX_EVENT_BYTES:
         return "event_too_large"

@@ -20,7 +20,7 @@ from coordinator.keys import pool_slug
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.identity import Facts
+from gateway.replicas.identity import IdentityFacts
 from gateway.replicas.member import Member
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
@@ -224,7 +224,7 @@ class Checks:
         was_left, now_s = identity.is_left, time.monotonic()
         if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
             followed, opposed = pool.fleet.is_followed(member.id), pool.fleet.worker not in ("", pool.gateway)
-            facts = Facts(member.facts.started, member.url, member.alive, known, followed, opposed)
+            facts = IdentityFacts(member.facts.started, member.url, member.alive, known, followed, opposed)
             identity.judge(facts, now_s, self._patience_s)
         if was_left != identity.is_left:
             self._fleet.index()

@@ -25,7 +25,7 @@ the id is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IdentityFacts:
     """What a gateway knows of a replica that it uses, and of its record."""
 
     started: str
@@ -44,7 +44,7 @@ class Identity:
     """Of one replica. The clock is passed in."""
 
     verdict: Verdict = "ours"
-    _facts: Facts | None = None
+    _facts: IdentityFacts | None = None
     _replaced: str = ""
     """The life over which this gateway registered its own last. Engines do not come back in a life that is over."""
     _foreign_since_s: float | None = None
@@ -55,7 +55,7 @@ class Identity:
         """Whether the id is another engine's, for all that this gateway says to the store."""
         return self.verdict == "leave"
 
-    def judge(self, facts: Facts, now_s: float, patience_s: float) -> Verdict:
+    def judge(self, facts: IdentityFacts, now_s: float, patience_s: float) -> Verdict:
         """Look at new facts. Nobody is taken to keep the other engine registered once nobody else has done the pool's
         chores for `patience_s`: this gateway does none while it leaves the id."""
         self._facts = facts
@@ -95,7 +95,7 @@ class Identity:
         )
 
 
-def _is_used(facts: Facts, known: ReplicaRecord) -> bool:
+def _is_used(facts: IdentityFacts, known: ReplicaRecord) -> bool:
     """Whether somebody means the engine that is registered: an agent, or those who found it alive."""
     return facts.is_followed or (facts.is_opposed and known.state != "dead")
 

@@ -34,9 +34,9 @@ class Admission:
         uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken
         return f"<Admission {uploads} uploads, {requests} in flight, {held} bytes held>"
 
-    def place(self, holder: str) -> Place:
+    def place(self, holder: str) -> AdmissionSlot:
         """What one request will take, nothing yet."""
-        return Place(self, holder)
+        return AdmissionSlot(self, holder)
 
     def try_hold(self, count: int) -> bool:
         """Account for bytes of an answer, if there is room for them."""
@@ -51,7 +51,7 @@ class Admission:
         self.held_bytes.give_back(_ANSWERS, count)
 
 
-class Place:
+class AdmissionSlot:
     """What one request takes: `release` gives all of it back, at every ending."""
 
     __slots__ = ("_admission", "_held_bytes", "_is_in_flight", "_is_upload", "holder")

@@ -10,7 +10,7 @@ from typing import cast
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.http.pieces import joined
-from gateway.request.admission import Place
+from gateway.request.admission import AdmissionSlot
 
 More = Callable[[], Awaitable[bytes | bytearray]]
 """The next piece of a body; empty at its end."""
@@ -19,7 +19,7 @@ GRACE_S = 5.0
 """A body may begin as slowly as this before its rate counts."""
 
 
-def whole_body(place: Place, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
+def whole_body(place: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
     """A body that is here already. Raises ApiError where it is not taken."""
     _check_head(place, headers)
     if body:
@@ -29,7 +29,12 @@ def whole_body(place: Place, headers: Mapping[str, str], body: bytes | bytearray
 
 
 async def upload_body(
-    place: Place, headers: Mapping[str, str], more: More, deadlines: Deadlines, limit_s: float, min_bytes_per_s: int
+    place: AdmissionSlot,
+    headers: Mapping[str, str],
+    more: More,
+    deadlines: Deadlines,
+    limit_s: float,
+    min_bytes_per_s: int,
 ) -> bytes | bytearray:
     """Read a body that is still coming, counted as an upload meanwhile. Raises ApiError as soon as it is too large, a
     408 when it is not complete after `limit_s` or slower than `min_bytes_per_s`, and what `more` raises."""
@@ -55,7 +60,7 @@ async def upload_body(
         raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 
 
-async def _gathered(place: Place, more: More) -> bytes | bytearray:
+async def _gathered(place: AdmissionSlot, more: More) -> bytes | bytearray:
     body: bytes | bytearray = b""
     while piece := await more():
         place.refuse_larger(len(body) + len(piece))
@@ -64,7 +69,7 @@ async def _gathered(place: Place, more: More) -> bytes | bytearray:
     return body
 
 
-def _check_head(place: Place, headers: Mapping[str, str]) -> None:
+def _check_head(place: AdmissionSlot, headers: Mapping[str, str]) -> None:
     if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise ApiError(
             415, "unsupported_encoding", "content-encoding: compressed bodies are not accepted.", "content-encoding"

@@ -9,9 +9,9 @@ from typing import Final
 from gateway.errors import ApiError, bad_field
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.prompt import Engine, PromptLimits, Steps, TokenEstimator, TooManySteps
+from gateway.prompt import CacheScope, PromptLimits, Steps, TokenEstimator, TooManySteps
 from gateway.replicas.fleet import Fleet
-from gateway.request.admission import Place
+from gateway.request.admission import AdmissionSlot
 from gateway.request.job import TRUSTED_FIELDS, Job, resolve_model, upstream_headers
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import PROMPT_PATHS, folded, is_denied, is_plain, may_have_effects, upstream_target
@@ -75,7 +75,7 @@ class Reader:
         if path not in self._allowed and (is_denied(path, self._denied) or not is_plain(path)):
             raise ApiError(404, "path_not_allowed", f"{path} is not available through this gateway.")
 
-    async def read(self, exchange: Exchange, request_id: str, caller: Caller, place: Place, body: Body) -> Job:
+    async def read(self, exchange: Exchange, request_id: str, caller: Caller, place: AdmissionSlot, body: Body) -> Job:
         """Read one request; a large one in another process, so that nobody else's tokens wait for it. Raises ApiError
         naming the field that is wrong."""
         headers = exchange.headers
@@ -90,12 +90,14 @@ class Reader:
         await self.fill(job, ask, place, body)
         return job
 
-    async def fill(self, job: Job, ask: Ask, place: Place, body: Body) -> None:
+    async def fill(self, job: Job, ask: Ask, place: AdmissionSlot, body: Body) -> None:
         """Read the body, and what the replica gets of it, into `job`."""
 
-        def resolve(path: str, model: str | None, cache_salt: str | None) -> Engine:
+        def resolve(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
             job.served = resolve_model(self._fleet, model, path)
-            return Engine(job.served.root_model, job.served.adapter, self._keyring.cache_salt(job.caller, cache_salt))
+            return CacheScope(
+                job.served.root_model, job.served.adapter, self._keyring.cache_salt(job.caller, cache_salt)
+            )
 
         reading = self._read_here(ask, body, resolve)
         if reading is None:
@@ -114,7 +116,7 @@ class Reader:
         except TooManySteps:
             return None
 
-    async def _read_by_a_worker(self, ask: Ask, body: Body, place: Place, resolve: Resolve) -> Reading:
+    async def _read_by_a_worker(self, ask: Ask, body: Body, place: AdmissionSlot, resolve: Resolve) -> Reading:
         """Wait for a turn, and for the reading. Raises a 429 where that is too long, or takes too much memory."""
         parsed_bytes = 0 if ask.is_form else min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
         # However little a gateway may hold, one body that it takes it also reads.

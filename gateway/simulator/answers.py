@@ -20,18 +20,18 @@ _LAST_WORDS = [word + "." for word in WORDS]
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class GeneratedToolCall:
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GeneratedAnswer:
     """An answer planned in full: its tokens' texts, and why it ends. With `tool`, they are its arguments."""
 
     pieces: Sequence[str]
     finish_reason: str
-    tool: ToolCall | None = None
+    tool: GeneratedToolCall | None = None
     stop_reason: int | str | None = None
     """The stop string or token that ended it."""
     shown: Sequence[str] | None = None
@@ -56,35 +56,35 @@ class Answer:
         return "length" if self.finish_reason == "length" else "stop"
 
 
-def text_answer(seed: bytes, num_tokens: int, finish_reason: str = "length") -> Answer:
+def text_answer(seed: bytes, num_tokens: int, finish_reason: str = "length") -> GeneratedAnswer:
     drawn = blake3(seed).digest(length=num_tokens)
     words = [_FIRST_WORDS[byte] for byte in drawn]
     words[-1] = _LAST_WORDS[drawn[-1]]
-    return Answer(words, finish_reason)
+    return GeneratedAnswer(words, finish_reason)
 
 
-def constrained_answer(seed: bytes, constraint: Constraint, max_tokens: int) -> Answer:
+def constrained_answer(seed: bytes, constraint: Constraint, max_tokens: int) -> GeneratedAnswer:
     """The text that a constraint gives, cut off only by `max_tokens`."""
     return _cut(constraint(seed), "stop", max_tokens, None)
 
 
-def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_tokens: int) -> Answer:
+def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_tokens: int) -> GeneratedAnswer:
     """A call of `function` (name, parameters) with arguments that its schema accepts, cut off only by `max_tokens`."""
     arguments = schema_constraint(function.get("parameters") or {"type": "object"})(seed)
-    call = ToolCall(f"chatcmpl-tool-{blake3(seed).hexdigest()[:32]}", str(function["name"]))
+    call = GeneratedToolCall(f"chatcmpl-tool-{blake3(seed).hexdigest()[:32]}", str(function["name"]))
     return _cut(arguments, finish_reason, max_tokens, call)
 
 
-def nothing() -> Answer:
+def nothing() -> GeneratedAnswer:
     """For pooling requests, which compute a prompt and generate no token."""
-    return Answer((), "stop")
+    return GeneratedAnswer((), "stop")
 
 
-def _cut(text: str, finish_reason: str, max_tokens: int, tool: ToolCall | None) -> Answer:
+def _cut(text: str, finish_reason: str, max_tokens: int, tool: GeneratedToolCall | None) -> GeneratedAnswer:
     pieces = _pieces(text)
     if len(pieces) > max_tokens:
-        return Answer(pieces[:max_tokens], "length", tool)
-    return Answer(pieces, finish_reason, tool)
+        return GeneratedAnswer(pieces[:max_tokens], "length", tool)
+    return GeneratedAnswer(pieces, finish_reason, tool)
 
 
 def _pieces(text: str) -> list[str]:

@@ -13,12 +13,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.simulator import fields
-from gateway.simulator.answers import Answer
-from gateway.simulator.errors import UNREADABLE, Refused, bad_request
+from gateway.simulator.answers import GeneratedAnswer
+from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import Fault, close_connection, crash, hang, reset_connection
 from gateway.simulator.generation import EventTag, Generation
-from gateway.simulator.prompt import Prompt
-from gateway.simulator.replica import RecentRequest, Replica
+from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.replica import RecentRequest, SimReplica
 from gateway.simulator.validation import Parse, unreadable
 
 _REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")
@@ -42,13 +42,15 @@ class Dialect(Protocol):
 class Call:
     """A parsed inference request. `request_id` is the caller's X-Request-Id, or random."""
 
-    replica: Replica
+    replica: SimReplica
     request: web.Request
     body: dict[str, Any]
     request_id: str
     fault: Fault | None = None
 
-    def generate(self, prompts: Sequence[Prompt], answers: Sequence[Answer], stream: bool = False) -> Generation:
+    def generate(
+        self, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer], stream: bool = False
+    ) -> Generation:
         """The generation of this call, remembered in /sim/state but not started."""
         headers = self.request.headers
         xargs = fields.mapping(self.body, "vllm_xargs")
@@ -139,7 +141,7 @@ class Call:
                 await close_connection(self.request)
         return response
 
-    def _last_words(self, refused: Refused) -> bytes:
+    def _last_words(self, refused: RequestRefused) -> bytes:
         """The end of a stream whose engine fails."""
         if self.request.path == "/v1/messages":
             return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
@@ -156,10 +158,10 @@ class Call:
 
 
 def inference(
-    replica: Replica,
+    replica: SimReplica,
     handler: Callable[[Call], Awaitable[web.StreamResponse]],
     parse: Parse,
-    error_body: Callable[[Refused], bytes] = Refused.openai_body,
+    error_body: Callable[[RequestRefused], bytes] = RequestRefused.openai_body,
 ) -> Handler:
     """The aiohttp handler of an inference endpoint: counted, struck by faults, its body read by `parse`, refused in
     the API's shape."""
@@ -172,7 +174,7 @@ def inference(
                 await _strike_first(request, fault)
             request_id = request.headers.get("X-Request-Id") or os.urandom(16).hex()
             return await handler(Call(replica, request, parse(await read_json(request)), request_id, fault))
-        except Refused as refused:
+        except RequestRefused as refused:
             return _refusal(refused, error_body)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM's own translation of odd input
             return _refusal(bad_request(str(error)), error_body)
@@ -180,14 +182,16 @@ def inference(
     return handle
 
 
-def control(replica: Replica, handler: Callable[[Replica, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
+def control(
+    replica: SimReplica, handler: Callable[[SimReplica, web.Request], Awaitable[web.StreamResponse]]
+) -> Handler:
     """The aiohttp handler of any other endpoint."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(replica, request)
-        except Refused as refused:
-            return _refusal(refused, Refused.openai_body)
+        except RequestRefused as refused:
+            return _refusal(refused, RequestRefused.openai_body)
 
     return handle
 
@@ -196,7 +200,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """The body, a JSON object; raises a 400."""
     if not request.headers.get("Content-Type", "").startswith("application/json"):
         message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise Refused(400, message, None, UNREADABLE)
+        raise RequestRefused(400, message, None, UNREADABLE)
     try:
         body = orjson.loads(await request.read())
     except orjson.JSONDecodeError as error:
@@ -215,5 +219,5 @@ async def _strike_first(request: web.Request, fault: Fault) -> None:
     await hang()
 
 
-def _refusal(refused: Refused, error_body: Callable[[Refused], bytes]) -> web.Response:
+def _refusal(refused: RequestRefused, error_body: Callable[[RequestRefused], bytes]) -> web.Response:
     return web.Response(status=refused.status, body=error_body(refused), content_type="application/json")

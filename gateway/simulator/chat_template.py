@@ -11,7 +11,7 @@ import orjson
 from gateway.simulator import fields
 from gateway.simulator.errors import bad_request
 from gateway.simulator.images import ImageReader
-from gateway.simulator.prompt import Prompt, PromptBuilder
+from gateway.simulator.prompt import EnginePrompt, PromptBuilder
 
 _START, _END = "<|im_start|>", "<|im_end|>\n"
 _RENDERED_FIELDS = ("name", "tool_call_id", "reasoning", "reasoning_content")
@@ -37,7 +37,7 @@ def render_chat(
     continue_final_message: bool = False,
     lora: str | None = None,
     cache_salt: str | None = None,
-) -> Prompt:
+) -> EnginePrompt:
     """Raises a 400 for messages that no template could render."""
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.redis.wire import Wire
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.settings import SimLmcacheSettings
 from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
 
@@ -39,7 +39,7 @@ class Lane:
 class ChunkRedis:
     """What one server asks of it."""
 
-    def __init__(self, settings: LmcacheSettings, speed: float) -> None:
+    def __init__(self, settings: SimLmcacheSettings, speed: float) -> None:
         assert settings.redis_url is not None
         self.loads = Throughput("l2_load", {"l2_name": "valkey"})
         self._url = settings.redis_url

@@ -9,55 +9,55 @@ from aiohttp import web
 
 from gateway.simulator import fields
 from gateway.simulator.call import read_json
-from gateway.simulator.errors import Refused
+from gateway.simulator.errors import RequestRefused
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, token_text
-from gateway.simulator.replica import Replica
+from gateway.simulator.replica import SimReplica
 
 _EVENT_SOURCES_SINCE = (0, 32)
 
 
-async def models(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def models(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     settings = replica.settings
     cards = [_card(replica, name, settings.model_root, None) for name in settings.served_names]
     cards += [_card(replica, name, name, settings.served_names[0]) for name in replica.adapters]
     return web.json_response({"object": "list", "data": cards})
 
 
-async def health(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def health(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(status=503 if replica.faults.take_unhealthy() else 200)
 
 
-async def ping(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def ping(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     return await health(replica, request)
 
 
-async def version(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def version(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.json_response({"version": replica.settings.vllm_version})
 
 
-async def kv_event_sources(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def kv_event_sources(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """Each rank's publisher; empty where KV events are off."""
     if replica.settings.version < _EVENT_SOURCES_SINCE:
         return await not_found(replica, request)
     return web.json_response({rank: publisher.config() for rank, publisher in enumerate(replica.publishers)})
 
 
-async def metrics(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.Response(
         body=replica.metrics.exposition(),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 
 
-async def detokenize(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def detokenize(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """Unlike a request for inference it never reaches the engine: no fault strikes it."""
     body = await read_json(request)
     replica.resolve_model(fields.text(body, "model"))
     return web.json_response({"prompt": token_text(fields.sequence(body, "tokens"))})
 
 
-async def load_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def load_lora_adapter(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     replica.num_lora_calls += 1
     name = fields.required_text(await read_json(request), "lora_name")
     if name not in replica.adapters:
@@ -65,7 +65,7 @@ async def load_lora_adapter(replica: Replica, request: web.Request) -> web.Strea
     return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
 
-async def unload_lora_adapter(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def unload_lora_adapter(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     replica.num_lora_calls += 1
     name = fields.required_text(await read_json(request), "lora_name")
     if name in replica.adapters:
@@ -73,26 +73,26 @@ async def unload_lora_adapter(replica: Replica, request: web.Request) -> web.Str
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-async def reset_prefix_cache(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """The CPU tier stays as it is unless asked for, as in vLLM."""
     return web.json_response({"reset": replica.clear_caches(request.query.get("reset_external") == "true")})
 
 
-async def fail(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def fail(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     replica.faults.set(await read_json(request))
     return web.json_response({"failing": replica.faults.active()})
 
 
-async def state(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def state(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     return web.json_response(replica.state())
 
 
-async def load(replica: Replica, _: web.Request) -> web.StreamResponse:
+async def load(replica: SimReplica, _: web.Request) -> web.StreamResponse:
     """For who watches queues: a fraction of what /sim/state costs."""
     return web.json_response(_load(replica))
 
 
-async def outlook(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def outlook(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     """What a chat request would meet here, were it sent now: for a router that knows everything."""
     body = await read_json(request)
     _, lora = replica.resolve_model(fields.text(body, "model"))
@@ -111,18 +111,18 @@ async def outlook(replica: Replica, request: web.Request) -> web.StreamResponse:
     )
 
 
-def _load(replica: Replica) -> dict[str, int]:
+def _load(replica: SimReplica) -> dict[str, int]:
     return {
         "running": sum(len(engine.running) for engine in replica.engines),
         "waiting": sum(len(engine.waiting) for engine in replica.engines),
     }
 
 
-async def not_found(_: Replica, __: web.Request) -> web.StreamResponse:
-    raise Refused(404, "Not Found", None, "Not Found")
+async def not_found(_: SimReplica, __: web.Request) -> web.StreamResponse:
+    raise RequestRefused(404, "Not Found", None, "Not Found")
 
 
-def _card(replica: Replica, name: str, root: str, parent: str | None) -> dict[str, Any]:
+def _card(replica: SimReplica, name: str, root: str, parent: str | None) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import EventLog, Events
 from gateway.simulator.generation import State, TokenSequence
-from gateway.simulator.lmcache import Lmcache
+from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.offload import CpuTier
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.stats import EngineStats
@@ -27,7 +27,7 @@ _LOAD_COST = 0.1
 """Of the time to prefill a token, what it takes to load one from the CPU tier."""
 
 
-class Engine:
+class SimEngine:
     """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far;
     `publish` is given the KV events of each step that has any. No step begins unless `goes_on` is set."""
 
@@ -37,7 +37,7 @@ class Engine:
         on_first_token: Callable[[float], None],
         on_finish: Callable[[float], None],
         publish: Callable[[Events], None] | None = None,
-        lmcache: Lmcache | None = None,
+        lmcache: SimLmcache | None = None,
     ) -> None:
         self.block_size = settings.block_size
         self.cache = BlockCache(settings.num_gpu_blocks)

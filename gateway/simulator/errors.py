@@ -19,7 +19,7 @@ _KNOWN_STATUSES = frozenset(HTTPStatus)
 
 
 @dataclass(slots=True)
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with an error; `type` None takes vLLM's name for the status."""
 
     status: int
@@ -48,11 +48,11 @@ class Refused(Exception):
         return HTTPStatus(self.status).phrase if self.status in _KNOWN_STATUSES else "Error"
 
 
-def bad_request(message: str, param: str | None = None) -> Refused:
-    return Refused(400, message, param)
+def bad_request(message: str, param: str | None = None) -> RequestRefused:
+    return RequestRefused(400, message, param)
 
 
-def bad_value(message: str, param: str, value: object = None) -> Refused:
+def bad_value(message: str, param: str, value: object = None) -> RequestRefused:
     """A 400 for a parameter, which vLLM's message ends with."""
     told = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
-    return Refused(400, f"{message} ({told})", param)
+    return RequestRefused(400, f"{message} ({told})", param)

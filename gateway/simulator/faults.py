@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from gateway.simulator import fields
-from gateway.simulator.errors import Refused, bad_request
+from gateway.simulator.errors import RequestRefused, bad_request
 
 EVENT_MODES = ("drop_events", "lose_events", "duplicate_events", "delay_events")
 _NOT_OF_REQUESTS = ("unhealthy", "stall", *EVENT_MODES)
@@ -66,8 +66,8 @@ class Fault:
             return self.after_tokens or 0
         return self.after_tokens if self.mode in ("error", "hang", "crash") else None
 
-    def refusal(self) -> Refused:
-        return Refused(self.status, f"Simulated failure with status {self.status}")
+    def refusal(self) -> RequestRefused:
+        return RequestRefused(self.status, f"Simulated failure with status {self.status}")
 
 
 class Faults:

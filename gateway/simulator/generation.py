@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.cache import Block
-from gateway.simulator.prompt import BlockHasher, Prompt, token_of
+from gateway.simulator.prompt import BlockHasher, EnginePrompt, token_of
 
 if TYPE_CHECKING:
-    from gateway.simulator.engine import Engine
+    from gateway.simulator.engine import SimEngine
     from gateway.simulator.lmcache import Lookup
 
 
@@ -30,7 +30,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SimUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -60,7 +60,7 @@ class TokenSequence:
         "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken", "tokens",
     )  # fmt: skip
 
-    def __init__(self, prompt: Prompt, answer: Answer, block_size: int, generation: Generation) -> None:
+    def __init__(self, prompt: EnginePrompt, answer: GeneratedAnswer, block_size: int, generation: Generation) -> None:
         self.prompt = prompt
         self.answer = answer
         self.generation = generation
@@ -117,9 +117,9 @@ class Generation:
 
     def __init__(
         self,
-        engine: Engine,
-        prompts: Sequence[Prompt],
-        answers: Sequence[Answer],
+        engine: SimEngine,
+        prompts: Sequence[EnginePrompt],
+        answers: Sequence[GeneratedAnswer],
         each_token: bool = False,
         tag: EventTag = _UNTAGGED,
     ) -> None:
@@ -190,10 +190,10 @@ class Generation:
                 sequence.taken += 1
                 yield choice, sequence.taken - 1
 
-    def usage(self) -> Usage:
+    def usage(self) -> SimUsage:
         """Prompts count once each, however many choices they have."""
         firsts = self.sequences[:: self._n]
-        return Usage(
+        return SimUsage(
             sum(sequence.prompt.num_tokens for sequence in firsts),
             sum(sequence.produced for sequence in self.sequences),
             sum(sequence.cached_tokens or 0 for sequence in firsts),

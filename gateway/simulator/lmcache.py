@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 from gateway.simulator.chunk_redis import ChunkRedis
 from gateway.simulator.generation import TokenSequence
-from gateway.simulator.prompt import Prompt
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.settings import SimLmcacheSettings
 from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
 
@@ -51,10 +51,10 @@ class Lookup:
     """How many, from the first on, are kept or were found."""
 
 
-class Lmcache:
+class SimLmcache:
     """One server, with the engines of one replica."""
 
-    def __init__(self, settings: LmcacheSettings, model: str, speed: float) -> None:
+    def __init__(self, settings: SimLmcacheSettings, model: str, speed: float) -> None:
         """`model` is what the replica was started with."""
         self.stats = LmcacheStats()
         self._settings = settings
@@ -150,7 +150,7 @@ class Lmcache:
             self._cpu.popitem(last=False)
         self.stats.held_bytes = len(self._cpu) * self._settings.chunk_kv_bytes
 
-    def _chunk_names(self, prompt: Prompt) -> list[str]:
+    def _chunk_names(self, prompt: EnginePrompt) -> list[str]:
         tokens = array("I", prompt.tokens)
         spans = (ImageSpan(span.identity, span.start, span.length) for span in prompt.images)
         _, hashes = self._names.advance(START, with_images(tokens, spans))

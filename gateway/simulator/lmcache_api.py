@@ -12,20 +12,20 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.simulator.control_api import not_found
-from gateway.simulator.replica import Replica
-from gateway.simulator.settings import LmcacheSettings, SimSettings
+from gateway.simulator.replica import SimReplica
+from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 
 _REDIS_PORT = 6379
 
 
-async def status(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def status(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     settings = replica.settings
     if settings.lmcache is None:
         return await not_found(replica, request)
     return web.json_response(_status(settings, settings.lmcache))
 
 
-async def config(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def config(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     told = replica.settings.lmcache
     if told is None:
         return await not_found(replica, request)
@@ -33,7 +33,7 @@ async def config(replica: Replica, request: web.Request) -> web.StreamResponse:
     return web.json_response({"storage_manager": {"l2_adapter_config": {"adapters": adapters}}})
 
 
-async def metrics(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def metrics(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     if replica.lmcache is None:
         return await not_found(replica, request)
     registry = CollectorRegistry()
@@ -42,7 +42,7 @@ async def metrics(replica: Replica, request: web.Request) -> web.StreamResponse:
     return web.Response(body=generate_latest(registry), content_type="text/plain", charset="utf-8")
 
 
-def _status(settings: SimSettings, told: LmcacheSettings) -> dict[str, Any]:
+def _status(settings: SimSettings, told: SimLmcacheSettings) -> dict[str, Any]:
     """Its engines are registered with it, one for each rank, as those that compute on GPUs are."""
     adapters = [_adapter_status(told, told.redis_url)] if told.redis_url else []
     ranks = range(settings.data_parallel)
@@ -67,7 +67,7 @@ def _status(settings: SimSettings, told: LmcacheSettings) -> dict[str, Any]:
     }
 
 
-def _adapter_status(told: LmcacheSettings, redis_url: str) -> dict[str, Any]:
+def _adapter_status(told: SimLmcacheSettings, redis_url: str) -> dict[str, Any]:
     host, port, _ = _address(redis_url)
     return {
         "is_healthy": True,  # it is whether or not Redis answers
@@ -78,7 +78,7 @@ def _adapter_status(told: LmcacheSettings, redis_url: str) -> dict[str, Any]:
     }
 
 
-def _adapter_config(told: LmcacheSettings, redis_url: str) -> dict[str, Any]:
+def _adapter_config(told: SimLmcacheSettings, redis_url: str) -> dict[str, Any]:
     host, port, database = _address(redis_url)
     return {
         "startup_nodes": [[host, port]],

@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from gateway.simulator import fields
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call
 from gateway.simulator.generation import Generation
 from gateway.simulator.openai_api import chat_prompt
@@ -135,7 +135,7 @@ def _message_object(call: Call, model: str) -> dict[str, Any]:
     }
 
 
-def _content_block(answer: Answer) -> dict[str, Any]:
+def _content_block(answer: GeneratedAnswer) -> dict[str, Any]:
     if answer.tool is None:
         return {"type": "text", "text": answer.text}
     try:
@@ -145,7 +145,7 @@ def _content_block(answer: Answer) -> dict[str, Any]:
     return {"type": "tool_use", "id": answer.tool.id, "name": answer.tool.name, "input": arguments}
 
 
-def _stop(answer: Answer) -> dict[str, str | None]:
+def _stop(answer: GeneratedAnswer) -> dict[str, str | None]:
     """Why an answer ends, and at which of the stop sequences."""
     if answer.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -161,7 +161,7 @@ def _usage(generation: Generation) -> dict[str, int]:
 
 
 class _MessageEvents:
-    def __init__(self, message: dict[str, Any], answer: Answer, input_tokens: int) -> None:
+    def __init__(self, message: dict[str, Any], answer: GeneratedAnswer, input_tokens: int) -> None:
         self._message = {**message, "usage": {"input_tokens": input_tokens, "output_tokens": 0}}
         self._answer = answer
         self._opened = False

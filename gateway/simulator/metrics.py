@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.simulator.engine import Engine
+from gateway.simulator.engine import SimEngine
 from gateway.simulator.images import ImageReader
 from gateway.simulator.settings import SimSettings
 
@@ -23,12 +23,12 @@ _E2E_BUCKETS_S = (
 )  # fmt: skip
 _FINISHED_REASONS = ("stop", "length", "abort")
 
-_GAUGES: dict[str, Callable[[Engine], float]] = {
+_GAUGES: dict[str, Callable[[SimEngine], float]] = {
     "vllm:num_requests_running": lambda engine: len(engine.running),
     "vllm:num_requests_waiting": lambda engine: len(engine.waiting),
     "vllm:kv_cache_usage_perc": lambda engine: engine.cache.num_held / engine.cache.num_blocks,
 }
-_COUNTERS: dict[str, Callable[[Engine], float]] = {
+_COUNTERS: dict[str, Callable[[SimEngine], float]] = {
     "vllm:prefix_cache_queries": lambda engine: engine.stats.prefix_queries_tokens,
     "vllm:prefix_cache_hits": lambda engine: engine.stats.prefix_hits_tokens,
     "vllm:external_prefix_cache_queries": lambda engine: engine.stats.external_queries_tokens,
@@ -37,14 +37,14 @@ _COUNTERS: dict[str, Callable[[Engine], float]] = {
     "vllm:prompt_tokens": lambda engine: engine.stats.prompt_tokens,
     "vllm:generation_tokens": lambda engine: engine.stats.generation_tokens,
 }
-_PREFILLS: dict[str, Callable[[Engine], float]] = {
+_PREFILLS: dict[str, Callable[[SimEngine], float]] = {
     "vllm:request_prefill_time_seconds": lambda engine: engine.stats.prefill_s,
     "vllm:request_prefill_kv_computed_tokens": lambda engine: engine.stats.prefill_computed_tokens,
 }
 """Histograms, of which only the sum and the count are told."""
 
 
-class Metrics:
+class SimMetrics:
     """One replica's registry: the two histograms are written by engines, all else is read from them."""
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
@@ -73,7 +73,7 @@ class Metrics:
         labels = (self._model_name, str(rank))
         return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
 
-    def watch(self, engines: Sequence[Engine]) -> None:
+    def watch(self, engines: Sequence[SimEngine]) -> None:
         self._registry.register(_EngineCollector(self._settings, engines, self._images))
 
     def exposition(self) -> bytes:
@@ -81,7 +81,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, settings: SimSettings, engines: Sequence[Engine], images: ImageReader) -> None:
+    def __init__(self, settings: SimSettings, engines: Sequence[SimEngine], images: ImageReader) -> None:
         self._settings = settings
         self._engines = engines
         self._images = images
@@ -108,14 +108,16 @@ class _EngineCollector(Collector):
                 yield self._of_prefills(name, read)
         yield self._cache_config()
 
-    def _of_prefills(self, name: str, read: Callable[[Engine], float]) -> Metric:
+    def _of_prefills(self, name: str, read: Callable[[SimEngine], float]) -> Metric:
         family = HistogramMetricFamily(name, name, labels=_LABELS)
         for rank, engine in enumerate(self._engines):
             count = [("+Inf", float(engine.stats.prefills))]
             family.add_metric((self._model_name, str(rank)), count, read(engine))
         return family
 
-    def _per_engine(self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[Engine], float]) -> Metric:
+    def _per_engine(
+        self, family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[SimEngine], float]
+    ) -> Metric:
         for rank, engine in enumerate(self._engines):
             family.add_metric((self._model_name, str(rank)), read(engine))
         return family

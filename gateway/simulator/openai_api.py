@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.simulator import fields
-from gateway.simulator.answers import DEFAULT_TOKENS, Answer
+from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer
 from gateway.simulator.call import Call
 from gateway.simulator.chat_template import render_chat, text_of_content
 from gateway.simulator.errors import bad_request, bad_value
@@ -17,8 +17,8 @@ from gateway.simulator.generation import Generation
 from gateway.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.simulator.openai_stream import ChatChunks, CompletionChunks, Told, usage_body
 from gateway.simulator.planning import check_tools, plan
-from gateway.simulator.prompt import Prompt, PromptBuilder, token_ids, tokens_of
-from gateway.simulator.replica import Replica
+from gateway.simulator.prompt import EnginePrompt, PromptBuilder, token_ids, tokens_of
+from gateway.simulator.replica import SimReplica
 from gateway.simulator.sampling import check_sampling
 
 
@@ -93,7 +93,7 @@ async def completions(call: Call) -> web.StreamResponse:
     return await call.respond(_envelope(call, "cmpl", "text_completion", model, choices, generation))
 
 
-def chat_prompt(replica: Replica, body: dict[str, Any], lora: str | None) -> Prompt:
+def chat_prompt(replica: SimReplica, body: dict[str, Any], lora: str | None) -> EnginePrompt:
     """The prompt of a body with chat `messages`."""
     generation_prompt = fields.flag(body, "add_generation_prompt", default=True)
     continue_final_message = fields.flag(body, "continue_final_message")
@@ -111,7 +111,7 @@ def chat_prompt(replica: Replica, body: dict[str, Any], lora: str | None) -> Pro
     )
 
 
-def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None = None) -> Prompt:
+def text_prompt(prompt: object, lora: str | None = None, cache_salt: str | None = None) -> EnginePrompt:
     """The prompt of a text or a list of token ids."""
     builder = PromptBuilder()
     if isinstance(prompt, str):
@@ -141,7 +141,7 @@ def _envelope(
     }
 
 
-def _message(answer: Answer, echoed: str) -> dict[str, Any]:
+def _message(answer: GeneratedAnswer, echoed: str) -> dict[str, Any]:
     """Like vLLM's, it has tool calls only where there are some."""
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
     message |= {"audio": None, "function_call": None, "reasoning": None}
@@ -163,7 +163,7 @@ def _told(body: dict[str, Any]) -> Told:
     return Told(echo, answer=not echo or body.get("max_tokens") != 0, logprobs=completion_logprobs(body))
 
 
-def _prompt_logprobs(body: dict[str, Any], prompt: Prompt, default: int | None = None) -> list[Any] | None:
+def _prompt_logprobs(body: dict[str, Any], prompt: EnginePrompt, default: int | None = None) -> list[Any] | None:
     top = body.get("prompt_logprobs", default)
     return None if top is None else prompt_logprobs(tokens_of(prompt.tokens), top)
 

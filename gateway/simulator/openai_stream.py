@@ -10,15 +10,15 @@ from typing import Any
 import orjson
 
 from gateway.simulator import fields
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call
-from gateway.simulator.generation import Generation, Usage
+from gateway.simulator.generation import Generation, SimUsage
 from gateway.simulator.logprobs import Logprobs
-from gateway.simulator.prompt import Prompt, token_ids, token_of, tokens_of
-from gateway.simulator.replica import Replica
+from gateway.simulator.prompt import EnginePrompt, token_ids, token_of, tokens_of
+from gateway.simulator.replica import SimReplica
 
 
-def usage_body(replica: Replica, usage: Usage) -> dict[str, Any]:
+def usage_body(replica: SimReplica, usage: SimUsage) -> dict[str, Any]:
     """OpenAI's `usage`. Like vLLM, it has details only when some tokens were cached: a miss looks like no report."""
     reported = replica.settings.prompt_tokens_details and usage.cached_tokens
     details = {"cached_tokens": usage.cached_tokens} if reported else None
@@ -40,7 +40,7 @@ class _Chunks:
     Fields that are null without `return_token_ids` are sent all the same, as by vLLM.
     """
 
-    def __init__(self, call: Call, model: str, kind: str, answers: Sequence[Answer]) -> None:
+    def __init__(self, call: Call, model: str, kind: str, answers: Sequence[GeneratedAnswer]) -> None:
         prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
         envelope = {"id": f"{prefix}-{call.request_id}", "object": kind, "created": int(time.time()), "model": model}
         self._envelope = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
@@ -73,8 +73,8 @@ class ChatChunks(_Chunks):
         self,
         call: Call,
         model: str,
-        prompt: Prompt,
-        answers: Sequence[Answer],
+        prompt: EnginePrompt,
+        answers: Sequence[GeneratedAnswer],
         logprobs: Logprobs | None,
         echoed: str = "",
     ) -> None:
@@ -131,10 +131,10 @@ class Told:
     answer: bool
     logprobs: Logprobs | None
 
-    def text(self, prompt: Prompt, text: str) -> str:
+    def text(self, prompt: EnginePrompt, text: str) -> str:
         return prompt.text + text if self.echo else text
 
-    def logprobs_of(self, prompt: Prompt, pieces: Sequence[str], at: int, offset: int) -> dict[str, Any] | None:
+    def logprobs_of(self, prompt: EnginePrompt, pieces: Sequence[str], at: int, offset: int) -> dict[str, Any] | None:
         """Of some tokens of the answer from the one at `at` on; with the first of them, of the prompt's."""
         if self.logprobs is None:
             return None
@@ -148,7 +148,7 @@ class Told:
 
 class CompletionChunks(_Chunks):
     def __init__(
-        self, call: Call, model: str, prompts: Sequence[Prompt], answers: Sequence[Answer], told: Told
+        self, call: Call, model: str, prompts: Sequence[EnginePrompt], answers: Sequence[GeneratedAnswer], told: Told
     ) -> None:
         """`prompts` has the prompt of each choice."""
         super().__init__(call, model, "text_completion", answers)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.simulator import fields
-from gateway.simulator.answers import DEFAULT_TOKENS, Answer, constrained_answer, text_answer, tool_answer
+from gateway.simulator.answers import DEFAULT_TOKENS, GeneratedAnswer, constrained_answer, text_answer, tool_answer
 from gateway.simulator.errors import bad_request, bad_value
-from gateway.simulator.prompt import Prompt
+from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sampling import TokenLimit
 from gateway.simulator.stopping import stopped, stops
 from gateway.simulator.structured import constraint
@@ -18,7 +18,7 @@ _NO_TOOL_FORCED = (None, "auto", "none")
 _USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
 
 
-def plan(body: dict[str, Any], prompts: Sequence[Prompt], limits: Sequence[TokenLimit]) -> list[Answer]:
+def plan(body: dict[str, Any], prompts: Sequence[EnginePrompt], limits: Sequence[TokenLimit]) -> list[GeneratedAnswer]:
     """What a chat or completions request is answered with: `n` answers to each prompt, each within the prompt's
     limit. The first answer to equal prompts is equal, whatever `n` is. Raises a 400."""
     n = body.get("n") or 1
@@ -37,7 +37,7 @@ def plan(body: dict[str, Any], prompts: Sequence[Prompt], limits: Sequence[Token
     return answers if ends is None else [stopped(answer, ends) for answer in answers]
 
 
-def _unstopped(body: dict[str, Any], seeds: Sequence[tuple[bytes, TokenLimit]]) -> list[Answer]:
+def _unstopped(body: dict[str, Any], seeds: Sequence[tuple[bytes, TokenLimit]]) -> list[GeneratedAnswer]:
     """A tool call where the request forces one, else what it constrains, else text."""
     choice = body.get("tool_choice")
     if choice not in _NO_TOOL_FORCED:
@@ -50,7 +50,7 @@ def _unstopped(body: dict[str, Any], seeds: Sequence[tuple[bytes, TokenLimit]]) 
     return [_text_answer(seed, limit) for seed, limit in seeds]
 
 
-def _text_answer(seed: bytes, limit: TokenLimit) -> Answer:
+def _text_answer(seed: bytes, limit: TokenLimit) -> GeneratedAnswer:
     """As many words as were asked for; or as many as the model likes, which is 16."""
     if limit.asked or limit.max_tokens < DEFAULT_TOKENS:
         return text_answer(seed, limit.max_tokens)

@@ -15,9 +15,9 @@ from gateway.simulator import fields
 from gateway.simulator.answers import nothing
 from gateway.simulator.call import Call
 from gateway.simulator.errors import bad_request
-from gateway.simulator.generation import Usage
+from gateway.simulator.generation import SimUsage
 from gateway.simulator.openai_api import chat_prompt, text_prompt
-from gateway.simulator.prompt import Prompt, token_ids, token_text
+from gateway.simulator.prompt import EnginePrompt, token_ids, token_text
 
 _DIMENSIONS = 64
 _MAX_DIMENSIONS = 4096
@@ -90,7 +90,7 @@ async def tokenize(call: Call) -> web.StreamResponse:
     return await call.respond({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
 
-async def _compute(call: Call, prompts: Sequence[Prompt]) -> Usage:
+async def _compute(call: Call, prompts: Sequence[EnginePrompt]) -> SimUsage:
     if not prompts:
         raise bad_request("At least one input is required")
     generation = call.generate(prompts, [nothing()] * len(prompts))
@@ -125,11 +125,11 @@ def _as_base64(vector: array[float]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def _similarity(prompt: Prompt) -> float:
+def _similarity(prompt: EnginePrompt) -> float:
     return int.from_bytes(prompt.seed[:4], "big") / 2**32
 
 
-def _list_of(answer_id: str, model: str, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+def _list_of(answer_id: str, model: str, data: list[dict[str, Any]], usage: SimUsage) -> dict[str, Any]:
     return {
         "id": answer_id,
         "object": "list",

@@ -23,7 +23,7 @@ _ROOT = blake3(b"the parent of every first block").digest(_HASH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSpan:
+class ImagePlaceholders:
     """An image's placeholder tokens: `length` of them from `start` on."""
 
     identity: str
@@ -32,11 +32,11 @@ class ImageSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EnginePrompt:
     """What the engine computes. `seed` is the digest of all its content, whatever names images go by."""
 
     tokens: bytes
-    images: tuple[ImageSpan, ...]
+    images: tuple[ImagePlaceholders, ...]
     seed: bytes
     lora: str | None = None
     cache_salt: str | None = None
@@ -57,7 +57,7 @@ class PromptBuilder:
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self._num_bytes = 0
-        self._images: list[ImageSpan] = []
+        self._images: list[ImagePlaceholders] = []
         self._contents: list[str] = []
 
     def text(self, text: str) -> None:
@@ -71,7 +71,7 @@ class PromptBuilder:
 
     def image(self, image: Image) -> None:
         self.end_token()
-        self._images.append(ImageSpan(image.identity, self._num_bytes // TOKEN_BYTES, image.tokens))
+        self._images.append(ImagePlaceholders(image.identity, self._num_bytes // TOKEN_BYTES, image.tokens))
         self._contents.append(image.content)
         self._append(_IMAGE_TOKEN * image.tokens)
 
@@ -83,13 +83,13 @@ class PromptBuilder:
             odd = next((each for each in ids if not isinstance(each, int) or not 0 <= each < 2**32), ids)
             raise bad_request(f"Token id {odd} is out of vocabulary") from error
 
-    def build(self, lora: str | None = None, cache_salt: str | None = None) -> Prompt:
+    def build(self, lora: str | None = None, cache_salt: str | None = None) -> EnginePrompt:
         self.end_token()
         tokens = b"".join(self._chunks)
         content = blake3(tokens)
         for part in (lora or "", *self._contents):
             content.update(len(part).to_bytes(4, "big") + part.encode())
-        return Prompt(tokens, tuple(self._images), content.digest(), lora, cache_salt)
+        return EnginePrompt(tokens, tuple(self._images), content.digest(), lora, cache_salt)
 
     def _append(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
@@ -125,7 +125,7 @@ def token_text(ids: list[int]) -> str:
     return builder.build().text
 
 
-def extra_keys(prompt: Prompt, block_size: int) -> dict[int, tuple[object, ...]]:
+def extra_keys(prompt: EnginePrompt, block_size: int) -> dict[int, tuple[object, ...]]:
     """What enters a block's hash beside its tokens, by block index, as vLLM has it: the LoRA name, then
     (image identity, the image's offset from the block's start) for each image in the block, then the salt in
     block 0. Blocks after the prompt's last image that hold nothing but text have only the LoRA name and are
@@ -146,7 +146,7 @@ class BlockHasher:
 
     __slots__ = ("_block_size", "_extra", "_lora", "_parent", "hashes")
 
-    def __init__(self, prompt: Prompt, block_size: int) -> None:
+    def __init__(self, prompt: EnginePrompt, block_size: int) -> None:
         self.hashes: list[int] = []
         """64-bit hashes, shallow to deep."""
         self._block_size = block_size

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.simulator.answers import Answer
-from gateway.simulator.engine import Engine
-from gateway.simulator.errors import Refused, bad_request, bad_value
+from gateway.simulator.answers import GeneratedAnswer
+from gateway.simulator.engine import SimEngine
+from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 from gateway.simulator.faults import Faults
 from gateway.simulator.generation import EventTag, Generation
 from gateway.simulator.images import ImageReader
-from gateway.simulator.lmcache import Lmcache
-from gateway.simulator.metrics import Metrics
-from gateway.simulator.prompt import Prompt
+from gateway.simulator.lmcache import SimLmcache
+from gateway.simulator.metrics import SimMetrics
+from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
 from gateway.simulator.settings import SimSettings
@@ -62,18 +62,18 @@ class StoredResponse:
     generation: Generation
 
 
-class Replica:
+class SimReplica:
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         self.images = ImageReader()
         self.faults = Faults(self._forget_idle, self._stall)
-        self.metrics = Metrics(settings, self.images)
+        self.metrics = SimMetrics(settings, self.images)
         ranks = range(settings.data_parallel)
         self.publishers = [EventPublisher(settings, rank, self.faults) for rank in ranks if settings.events]
         told = settings.lmcache
-        self.lmcache = None if told is None else Lmcache(told, settings.model_root, settings.speed)
+        self.lmcache = None if told is None else SimLmcache(told, settings.model_root, settings.speed)
         self.engines = [
-            Engine(
+            SimEngine(
                 settings,
                 *self.metrics.observers(rank),
                 publish=self.publishers[rank].publish if settings.events else None,
@@ -116,12 +116,12 @@ class Replica:
             return name, None
         if name in self.adapters:
             return name, name
-        raise Refused(404, f"The model `{name}` does not exist.", "model")
+        raise RequestRefused(404, f"The model `{name}` does not exist.", "model")
 
     def generation(
         self,
-        prompts: Sequence[Prompt],
-        answers: Sequence[Answer],
+        prompts: Sequence[EnginePrompt],
+        answers: Sequence[GeneratedAnswer],
         headers: Mapping[str, str],
         each_token: bool,
         tag: EventTag,
@@ -131,7 +131,7 @@ class Replica:
             self._check_length(prompt, room=0)
         return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
 
-    def token_limit(self, prompt: Prompt, max_tokens: int | None, name: str) -> TokenLimit:
+    def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> TokenLimit:
         """How many tokens an answer to a prompt may have, where the request's field `name` says `max_tokens`."""
         limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
         self._check_length(prompt, room=1)
@@ -188,7 +188,7 @@ class Replica:
         for publisher in self.publishers:
             publisher.close()
 
-    def _check_length(self, prompt: Prompt, room: int) -> None:
+    def _check_length(self, prompt: EnginePrompt, room: int) -> None:
         """Raise a 400 unless a prompt leaves so many tokens of the model's length."""
         if prompt.num_tokens == 0:
             raise bad_request("The decoder prompt cannot be empty")
@@ -201,7 +201,7 @@ class Replica:
             )
             raise bad_value(message, "input_tokens", limit + 1)
 
-    def _engine_for(self, headers: Mapping[str, str]) -> Engine:
+    def _engine_for(self, headers: Mapping[str, str]) -> SimEngine:
         """The rank that the header names (one that is no number is ignored, as in vLLM), else the idlest."""
         rank = headers.get("X-data-parallel-rank", "")
         if rank.isascii() and rank.isdigit():

@@ -6,14 +6,16 @@ from typing import Any
 
 import orjson
 
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.generation import Generation
 from gateway.simulator.logprobs import Logprobs
 
-_NO_TEXT = Answer((), "stop")
+_NO_TEXT = GeneratedAnswer((), "stop")
 
 
-def output_item(response_id: str, answer: Answer, status: str, logprobs: Logprobs | None = None) -> dict[str, Any]:
+def output_item(
+    response_id: str, answer: GeneratedAnswer, status: str, logprobs: Logprobs | None = None
+) -> dict[str, Any]:
     """A response's one output item: a message or a function call, empty while it is in progress."""
     text = answer.text if status == "completed" else ""
     if answer.tool is not None:
@@ -34,7 +36,7 @@ def output_item(response_id: str, answer: Answer, status: str, logprobs: Logprob
     }
 
 
-def _text_part(answer: Answer, logprobs: Logprobs | None) -> dict[str, Any]:
+def _text_part(answer: GeneratedAnswer, logprobs: Logprobs | None) -> dict[str, Any]:
     told = [] if logprobs is None else logprobs.chat(answer.pieces)["content"]
     return {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": told}
 
@@ -42,7 +44,7 @@ def _text_part(answer: Answer, logprobs: Logprobs | None) -> dict[str, Any]:
 class ResponseEvents:
     """A stream's dialect. `response` is the object in progress, completed by whoever makes the tail."""
 
-    def __init__(self, response: dict[str, Any], answer: Answer, logprobs: Logprobs | None) -> None:
+    def __init__(self, response: dict[str, Any], answer: GeneratedAnswer, logprobs: Logprobs | None) -> None:
         self.response = response
         self.answer = answer
         self.logprobs = logprobs

@@ -11,14 +11,14 @@ from typing import Any
 from aiohttp import web
 
 from gateway.simulator import fields
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.call import Call
 from gateway.simulator.chat_template import render_chat
-from gateway.simulator.errors import Refused, bad_request
-from gateway.simulator.generation import Generation, Usage
+from gateway.simulator.errors import RequestRefused, bad_request
+from gateway.simulator.generation import Generation, SimUsage
 from gateway.simulator.logprobs import Logprobs, chat_logprobs
 from gateway.simulator.planning import plan
-from gateway.simulator.replica import Replica, StoredResponse
+from gateway.simulator.replica import SimReplica, StoredResponse
 from gateway.simulator.response_events import ResponseEvents, output_item
 from gateway.simulator.sampling import check_sampling
 
@@ -66,27 +66,27 @@ async def create_response(call: Call) -> web.StreamResponse:
     return await call.respond(response)
 
 
-async def get_response(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def get_response(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     return web.json_response(_stored(replica, request.match_info["response_id"]).response)
 
 
-async def cancel_response(replica: Replica, request: web.Request) -> web.StreamResponse:
+async def cancel_response(replica: SimReplica, request: web.Request) -> web.StreamResponse:
     stored = _stored(replica, request.match_info["response_id"])
     response = stored.response
     if response["status"] not in _UNFINISHED:
         message = "Cannot cancel a synchronous response."
-        raise Refused(400, message, "response_id", "invalid_request_error")
+        raise RequestRefused(400, message, "response_id", "invalid_request_error")
     response["status"] = "cancelled"
     if response["background"]:
         stored.generation.close()
     return web.json_response(response)
 
 
-def _stored(replica: Replica, response_id: str) -> StoredResponse:
+def _stored(replica: SimReplica, response_id: str) -> StoredResponse:
     stored = replica.responses.get(response_id)
     if stored is None:
         message = f"Response with id '{response_id}' not found."
-        raise Refused(404, message, "response_id", "invalid_request_error")
+        raise RequestRefused(404, message, "response_id", "invalid_request_error")
     return stored
 
 
@@ -125,7 +125,7 @@ def _call_message(name: object, arguments: object, call_id: object) -> dict[str,
     return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
 
 
-def _as_message(answer: Answer) -> dict[str, Any]:
+def _as_message(answer: GeneratedAnswer) -> dict[str, Any]:
     if answer.tool is not None:
         return _call_message(answer.tool.name, answer.text, answer.tool.id)
     return {"role": "assistant", "content": answer.text}
@@ -185,12 +185,12 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
 class _Finishing:
     """What completes a response object, and the stored one with it."""
 
-    replica: Replica
+    replica: SimReplica
     response: dict[str, Any]
-    answer: Answer
+    answer: GeneratedAnswer
     logprobs: Logprobs | None
 
-    def finish(self, usage: Usage) -> None:
+    def finish(self, usage: SimUsage) -> None:
         details = usage.cached_tokens if self.replica.settings.prompt_tokens_details else 0
         response = self.response
         response["output"] = [output_item(response["id"], self.answer, "completed", self.logprobs)]

@@ -12,14 +12,14 @@ from aiohttp import web
 
 from gateway.simulator import control_api, lmcache_api, messages_api, openai_api, pooling_api, protocol, responses_api
 from gateway.simulator.call import control, inference
-from gateway.simulator.errors import Refused
-from gateway.simulator.replica import Replica
+from gateway.simulator.errors import RequestRefused
+from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.validation import parser, unread
 
 _MAX_BODY_BYTES = 512 * 2**20
 _DRAIN_S = 3.0
-_REPLICA = web.AppKey("replica", Replica)
+_REPLICA = web.AppKey("replica", SimReplica)
 
 _INFERENCE = {
     "/v1/chat/completions": (openai_api.chat_completions, parser(protocol.ChatRequest)),
@@ -65,13 +65,13 @@ _CONTROL = (
 def build_app(settings: SimSettings) -> web.Application:
     """One replica as an application. Serve it with `serving`, or with an AppRunner that has
     handler_cancellation=True: without it, a client that goes away does not abort its request."""
-    replica = Replica(settings)
+    replica = SimReplica(settings)
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app[_REPLICA] = replica
     for path, (handler, parse) in _INFERENCE.items():
         app.router.add_post(path, inference(replica, handler, parse))
     for path, (handler, parse) in _INFERENCE_ANTHROPIC.items():
-        app.router.add_post(path, inference(replica, handler, parse, Refused.anthropic_body))
+        app.router.add_post(path, inference(replica, handler, parse, RequestRefused.anthropic_body))
     for method, path, control_handler in _CONTROL:
         app.router.add_route(method, path, control(replica, control_handler))
     app.cleanup_ctx.append(_engines)

@@ -12,7 +12,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class LmcacheSettings:
+class SimLmcacheSettings:
     """LMCache's server (0.5.6) beside a replica. Its rates are those that others published:
 
     - between GPU and CPU memory, 12.7 and 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
@@ -94,7 +94,7 @@ class SimSettings:
     """Batches kept for replays (vLLM's buffer_steps); 0 means no replay socket."""
     cpu_blocks: int = 0
     """Blocks of each engine's CPU tier (vLLM's own); 0 means no offloading."""
-    lmcache: LmcacheSettings | None = None
+    lmcache: SimLmcacheSettings | None = None
     """Instead of that, LMCache."""
 
     keep_alive_s: float = 5.0

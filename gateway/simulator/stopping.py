@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.simulator.answers import Answer
+from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.prompt import token_ids, token_of
 
 
@@ -31,7 +31,7 @@ def stops(body: dict[str, Any]) -> Stops | None:
     return Stops(strings, frozenset(tokens), in_output, body.get("min_tokens", 0))
 
 
-def stopped(answer: Answer, stops: Stops) -> Answer:
+def stopped(answer: GeneratedAnswer, stops: Stops) -> GeneratedAnswer:
     """`answer` up to where it stops.
 
     The token that completes a stop string is generated and counted. Text that may become part of a stop string is
@@ -66,6 +66,6 @@ def _found(text: str, window: int, stops: Stops) -> tuple[int, str] | None:
     return None
 
 
-def _ended(answer: Answer, shown: list[str], reason: int | str) -> Answer:
+def _ended(answer: GeneratedAnswer, shown: list[str], reason: int | str) -> GeneratedAnswer:
     pieces = answer.pieces[: len(shown)]
     return replace(answer, pieces=pieces, shown=shown, finish_reason="stop", stop_reason=reason)

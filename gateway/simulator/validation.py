@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.simulator.errors import UNREADABLE, Refused
+from gateway.simulator.errors import UNREADABLE, RequestRefused
 
 _MAX_REPORTED = 10
 _MAX_INPUT_CHARS = 200
@@ -37,12 +37,12 @@ def unread(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def unreadable(kind: str, loc: tuple[int | str, ...], message: str, value: object) -> Refused:
+def unreadable(kind: str, loc: tuple[int | str, ...], message: str, value: object) -> RequestRefused:
     """The 400 for a body that is not even an object, in the same words."""
     return _refusal([ErrorDetails(type=kind, loc=loc, msg=message, input=value)])
 
 
-def _refusal(errors: Sequence[ErrorDetails]) -> Refused:
+def _refusal(errors: Sequence[ErrorDetails]) -> RequestRefused:
     """The 400 for a body that does not fit, in the words of vLLM's handler of pydantic's errors."""
     param = _path(errors[0]["loc"])
     lines = [str({**error, "loc": _path(error["loc"]), "input": _shown(error["input"])}) for error in errors]
@@ -50,7 +50,7 @@ def _refusal(errors: Sequence[ErrorDetails]) -> Refused:
     message = f"{len(errors)} validation {word}:\n" + "\n".join(f"  {line}" for line in lines[:_MAX_REPORTED])
     if len(errors) > _MAX_REPORTED:
         message += f"\n  ...and {len(errors) - _MAX_REPORTED} more {word}"
-    return Refused(400, message, param, UNREADABLE)
+    return RequestRefused(400, message, param, UNREADABLE)
 
 
 def _path(loc: Sequence[int | str]) -> str:

@@ -20,7 +20,7 @@ HasRoom = Callable[[int], bool]
 _READ_AHEAD_BYTES = 2**18
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """The connection that an answer comes on."""
 
     def pause(self) -> None: ...
@@ -54,7 +54,9 @@ class Answer:
         "status",
     )
 
-    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, idle_s: float) -> None:
+    def __init__(
+        self, source: AnswerSource, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, idle_s: float
+    ) -> None:
         self.due_s = math.inf
         """When it has been silent for `idle_s` (monotonic time). Moved by every piece: that costs less than a timer."""
         self.status = 0

@@ -13,12 +13,12 @@ from bench.offload.scenarios import IMAGES, REAL, REQUESTS, SCENARIOS, SIMULATED
 from bench.offload.stages import BLOCKS, Tier, simulated, tiers
 from bench.routing.mixes import BYTES_PER_TOKEN, Workload
 from bench.workloads import Session, one_turn, user, words
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.settings import SimLmcacheSettings
 
 SEED = 3
 PROMPT_TOKENS, PROMPTS = 10_000, 6
 CHUNK = 1024
-CHUNK_BYTES = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
+CHUNK_BYTES = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
 
 
 def twice(_seed: int, _sizes: object) -> Workload:

@@ -8,10 +8,10 @@ from typing import Any
 
 from gateway.ops.cli import app
 from gateway.simulator import server
-from gateway.simulator.replica import Replica
+from gateway.simulator.replica import SimReplica
 
 
-class GlassReplica(Replica):
+class GlassReplica(SimReplica):
     def state(self) -> dict[str, Any]:
         hashes = [f"{block_hash:016x}" for engine in self.engines for block_hash in engine.cache.hashes()]
         return super().state() | {"hashes": hashes}

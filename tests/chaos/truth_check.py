@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.images import ImageReader
-from gateway.simulator.prompt import BlockHasher, Prompt
+from gateway.simulator.prompt import BlockHasher, EnginePrompt
 
 BLOCK_TOKENS = 16
 _ESTIMATE_TOKENS = 48
@@ -29,7 +29,7 @@ class Told:
         return all(record["kind"] == "resident" for record in self.records)
 
 
-def prompt_of(text: str) -> Prompt:
+def prompt_of(text: str) -> EnginePrompt:
     """What an engine makes of one user's message."""
     return render_chat([{"role": "user", "content": text}], ImageReader())
 

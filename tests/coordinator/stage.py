@@ -15,7 +15,7 @@ from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.redis.wire import Wire
-from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
 from coordinator.store_connection import load_scripts
@@ -49,7 +49,7 @@ async def running(store: Store) -> AsyncIterator[Store]:
             task.cancel()
 
 
-async def beaten(pool: Pool) -> Fleet:
+async def beaten(pool: Pool) -> PoolState:
     """A heartbeat, and what it named is reaped."""
     fleet = await pool.beat()
     await Reaper(pool).reap(fleet)

@@ -19,7 +19,7 @@ from coordinator.pool.liveness import mark, show, shown
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from tests.coordinator.stage import chain, drained, joined, now_ms, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
 from tests.coordinator.watch.stage import chunk, holds, watching
@@ -143,7 +143,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
     restricted_url: str, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await client.execute_command("ACL", "LOG", "RESET")
-    store = Store(StoreSettings(restricted_url, budget_s=5.0), "gw0")
+    store = Store(StoreOptions(restricted_url, budget_s=5.0), "gw0")
     pool = store.pool("m")
     async with running(store):
         assert store.is_up(), store.reason
@@ -159,7 +159,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
     await client.config_resetstat()
-    store = Store(StoreSettings(redis_server.url, budget_s=5.0), "gw0")
+    store = Store(StoreOptions(redis_server.url, budget_s=5.0), "gw0")
     async with running(store):
         await live_a_little(store.pool("m"))
         await tell_and_apply(store, redis_server.url)
@@ -174,7 +174,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
 
 
 async def test_other_keys_are_out_of_its_reach(restricted_url: str) -> None:
-    store = Store(StoreSettings(restricted_url), "gw0")
+    store = Store(StoreOptions(restricted_url), "gw0")
     async with running(store):
         with pytest.raises(StoreRefused, match=r"(?i)no permissions"):
             await store.pool("m").read("GET", "vllm@something")
@@ -184,7 +184,7 @@ async def test_a_user_without_permission_to_load_scripts_is_told_so(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await client.execute_command("ACL", "SETUSER", "kvgate", *(rule for rule in RULES if "script" not in rule))
-    store = Store(StoreSettings(redis_server.url.replace("redis://", "redis://kvgate:secret@")), "gw0")
+    store = Store(StoreOptions(redis_server.url.replace("redis://", "redis://kvgate:secret@")), "gw0")
     async with running(store):
         await eventually(lambda: "script" in store.reason.lower())
         with pytest.raises(StoreDown):
@@ -192,7 +192,7 @@ async def test_a_user_without_permission_to_load_scripts_is_told_so(
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:
-    store = Store(StoreSettings(restricted_url.replace(":secret@", ":wrong-guess@")), "gw0")
+    store = Store(StoreOptions(restricted_url.replace(":secret@", ":wrong-guess@")), "gw0")
     async with running(store):
         assert "invalid username-password pair" in store.reason
         assert "wrong-guess" not in store.reason
@@ -227,7 +227,7 @@ async def test_with_its_rights_the_watch_looks_after_chunks_and_no_chunk_can_be_
 
 async def test_without_them_it_says_so_and_placements_do_not_mind(restricted_url: str, client: redis.Redis) -> None:
     await client.execute_command("ACL", "SETUSER", "kvgate", "+info")
-    store = Store(StoreSettings(restricted_url, budget_s=5.0), "gw0")
+    store = Store(StoreOptions(restricted_url, budget_s=5.0), "gw0")
     async with watching(restricted_url) as watcher, running(store):
         await eventually(lambda: holds(watcher, "not_permitted"))
         await live_a_little(store.pool("m"))

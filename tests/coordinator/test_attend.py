@@ -6,8 +6,8 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.agent import link as link_module
-from coordinator.agent.handover import Inheritance, NotApplied
-from coordinator.agent.link import Fenced, Held, Link
+from coordinator.agent.handover import Handover, NotApplied
+from coordinator.agent.link import Fenced, Link, PreviousAgent
 from coordinator.agent.measured import Measured
 from coordinator.errors import StoreDown
 from coordinator.pool.engine_feedback import ask_reset, tell_measured
@@ -68,7 +68,7 @@ async def test_another_agent_takes_over_when_the_lease_has_lapsed_and_learns_how
     await expire_lease(client)
     async with linked(redis_server.url, agent="agent1") as other:
         answer = await attend(other)
-        assert answer.before == Held("agent0", "life1", 23)
+        assert answer.before == PreviousAgent("agent0", "life1", 23)
         assert answer.entries == 2
         assert isinstance(await stream.link.attend(VITALS), float)
 
@@ -77,7 +77,7 @@ async def test_who_leaves_keeps_for_its_successor_what_it_knew(stream: Stream, r
     await attend(stream.link, seq=17)
     await attend(stream.link, leaving=True, seq=99)
     async with linked(redis_server.url, agent="agent1") as other:
-        assert (await attend(other)).before == Held("agent0", "life1", 17)
+        assert (await attend(other)).before == PreviousAgent("agent0", "life1", 17)
 
 
 async def test_an_agent_that_holds_nothing_cannot_leave_for_another(
@@ -283,9 +283,9 @@ async def test_a_successor_goes_on_from_what_is_applied_only(stream: Stream, red
     async with linked(redis_server.url, agent="agent1") as successor:
         answer = await attend(successor, seq=None)
         with pytest.raises(NotApplied):
-            await Inheritance.find(successor, answer, may_wait=True)
-        assert await Inheritance.find(successor, answer, may_wait=False) is None
+            await Handover.find(successor, answer, may_wait=True)
+        assert await Handover.find(successor, answer, may_wait=False) is None
         await stream.apply_all()
-        found = await Inheritance.find(successor, answer, may_wait=True)
+        found = await Handover.find(successor, answer, may_wait=True)
         assert found is not None
         assert [resident.key for resident in found.residents] == chain(1)

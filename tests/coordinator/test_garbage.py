@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator.agent.handover import Inheritance
+from coordinator.agent.handover import Handover
 from coordinator.agent.link import Link
 from coordinator.chores import repair
 from coordinator.chores.applier import Applier
@@ -113,7 +113,7 @@ class Cluster:
 
     async def _agent(self) -> None:
         answer = await attend(self.link, counters={"running": 1.0})
-        await Inheritance.find(self.link, answer, may_wait=False)
+        await Handover.find(self.link, answer, may_wait=False)
         await self.link.bindings([PROMPT[-1]], elsewhere_is_report=False)
         await self.link.publish(gains(PROMPT), 0.0, 5)
 

@@ -9,11 +9,11 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.link import Held, _binding, _resident
+from coordinator.agent.link import PreviousAgent, _binding, _resident
 from coordinator.agent.measured import Measured, read_measured
 from coordinator.chores.applier import _Entry, _entry
 from coordinator.known_pools import pool_names
-from coordinator.registry import AgentRecord, ReplicaRecord, parse_fleet, readable
+from coordinator.registry import AgentRecord, ReplicaRecord, parse_pool_state, readable
 
 RECORD = ReplicaRecord("r0", "life1", "ready", 5, 1, "http://r0", 2)
 WORDS = st.sampled_from(
@@ -33,18 +33,18 @@ def test_a_heartbeat_brings_what_can_be_read(hashes: list[list[bytes]], worker: 
     replicas, breakers, active, agents, engines, leases = hashes
     good = [b"good", RECORD.text.encode()]
     reply = [b"ok", expired, replicas + good, breakers, worker, 5, [*active, b"good", b"1"], agents, engines, leases, 0]
-    fleet = parse_fleet(reply)
+    fleet = parse_pool_state(reply)
     assert fleet.replicas["good"].url == "http://r0"
     assert fleet.active["good"] == 1
     assert all(isinstance(fleet.is_exact(name), bool) for name in fleet.replicas)
-    before = parse_fleet([*reply[:2], good, *reply[3:]])
-    now = parse_fleet([*reply[:2], [b"good", b"garbage"], *reply[3:]], before)
+    before = parse_pool_state([*reply[:2], good, *reply[3:]])
+    now = parse_pool_state([*reply[:2], [b"good", b"garbage"], *reply[3:]], before)
     assert now.replicas == before.replicas, "one that cannot be read is as it was"
 
 
 @given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))
 def test_an_agent_reads_what_was_written_by_its_like_and_nothing_else(text: bytes, fields: list[bytes]) -> None:
-    assert isinstance(Held.parse(text), Held | None)
+    assert isinstance(PreviousAgent.parse(text), PreviousAgent | None)
     assert isinstance(read_measured(text), Measured | None)
     assert _binding("tip", text) is None or len(text.split(b" ")) > 5
     assert _resident("key", readable(text), RECORD) is None or text.startswith(b"life1 resident ")

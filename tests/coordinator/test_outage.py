@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.agent.engine_session import Life
-from coordinator.agent.engine_snapshot import Sight
+from coordinator.agent.engine_session import EngineSession
+from coordinator.agent.engine_snapshot import EngineSnapshot
 from coordinator.agent.registration import Registration
 from coordinator.chores.applier import Applier
 from coordinator.redis import outage
 from coordinator.redis.outage import SAY_AGAIN_S, Outage
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -41,8 +41,8 @@ def test_the_end_is_said_once_and_the_next_time_begins_anew() -> None:
 class Engine:
     """It lives one life and publishes no events."""
 
-    async def look(self) -> Sight:
-        return Sight("m", "http://r0.test:8000", "18bcfe56800", 1600, 16, (0, 32), "", "")
+    async def look(self) -> EngineSnapshot:
+        return EngineSnapshot("m", "http://r0.test:8000", "18bcfe56800", 1600, 16, (0, 32), "", "")
 
     async def detokenize(self, _tokens: Sequence[int]) -> str | None:
         return None
@@ -50,7 +50,7 @@ class Engine:
 
 async def agent(url: str) -> None:
     engine = Engine()
-    await Life(Registration(url, "r0", "agent0"), "r0", await engine.look(), engine).run()
+    await EngineSession(Registration(url, "r0", "agent0"), "r0", await engine.look(), engine).run()
 
 
 async def applier(url: str) -> None:
@@ -58,7 +58,7 @@ async def applier(url: str) -> None:
 
 
 async def gateway_or_coordinator(url: str) -> None:
-    store = Store(StoreSettings(url, budget_s=1.0), "gw0")
+    store = Store(StoreOptions(url, budget_s=1.0), "gw0")
     store.pool("m")
     await store.run()
 

@@ -13,7 +13,7 @@ from coordinator.chores.reaper import Reaper
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.registry import Fleet
+from coordinator.registry import PoolState
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
 from tests.coordinator.stream import agent_record
 from tests.polling import eventually
@@ -85,9 +85,9 @@ async def is_seen_to(client: redis.Redis) -> bool:
 async def test_heartbeats_do_not_wait_for_the_reaper_of_which_there_is_one_at_a_time(
     pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Fleet] = []
+    begun: list[PoolState] = []
 
-    async def hang(self: Reaper, fleet: Fleet) -> None:
+    async def hang(self: Reaper, fleet: PoolState) -> None:
         begun.append(fleet)
         await asyncio.Event().wait()
 

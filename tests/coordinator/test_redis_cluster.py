@@ -15,7 +15,7 @@ from coordinator.keys import WATCHER, PoolKeys
 from coordinator.known_pools import known_pools
 from coordinator.redis.wire import Wire
 from coordinator.scripts import NAMES, Script
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
 from tests.coordinator.stage import beaten, chain, drained, place, replica, running
@@ -34,7 +34,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 async def store(cluster: RedisCluster) -> AsyncIterator[Store]:
-    async with running(Store(StoreSettings(cluster.url, budget_s=5.0), "gw0")) as store:
+    async with running(Store(StoreOptions(cluster.url, budget_s=5.0), "gw0")) as store:
         yield store
 
 
@@ -142,7 +142,7 @@ async def test_a_pool_whose_slot_moves_is_down_meanwhile_and_up_on_the_other_nod
 
 async def test_a_node_addressed_as_a_single_redis_is_told_of(cluster: RedisCluster) -> None:
     node = cluster.owner(PoolKeys("m").anchor)
-    async with running(Store(StoreSettings(node.url, budget_s=5.0), "gw0")) as store:
+    async with running(Store(StoreOptions(node.url, budget_s=5.0), "gw0")) as store:
         assert any("redis+cluster://" in warning for warning in store.warnings)
         store.pool(pool_on(cluster, (cluster.nodes.index(node) + 1) % 3))
         await eventually(lambda: "MOVED" in store.reason)
@@ -160,7 +160,7 @@ async def test_a_connection_that_breaks_at_the_first_call_is_not_opened_without_
     monkeypatch.setattr(Wire, "open", noting)
     node = cluster.owner(PoolKeys("m").anchor)
     elsewhere = pool_on(cluster, (cluster.nodes.index(node) + 1) % 3)
-    store = Store(StoreSettings(node.url, budget_s=5.0), "gw0")
+    store = Store(StoreOptions(node.url, budget_s=5.0), "gw0")
     store.pool(elsewhere)
     async with running(store):
         await eventually(lambda: len(opened_at) >= 4)

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreError, StoreLate
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, numbers, place, replica, request, running
 from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
@@ -27,7 +27,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 def store_at(server: RedisServer, gateway: str = "gw0", budget_s: float = 0.05) -> Store:
-    return Store(StoreSettings(server.url, budget_s, MISSES, overdue_s=0.5), gateway)
+    return Store(StoreOptions(server.url, budget_s, MISSES, overdue_s=0.5), gateway)
 
 
 @pytest.fixture

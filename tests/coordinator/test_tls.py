@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import StoreError
 from coordinator.redis.wire import Wire
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from gateway.ops.local.embedded_redis import system_redis
 from gateway.ops.local.ports import free_ports
 from tests.certificates import self_signed
@@ -41,7 +41,7 @@ def tls_port(certificate: Path) -> Iterator[int]:
 
 async def test_a_store_connects_over_tls_with_a_password(certificate: Path, tls_port: int) -> None:
     url = f"rediss://:open%20sesame@127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate}"
-    store = Store(StoreSettings(url, budget_s=0.5), "gw.1")
+    store = Store(StoreOptions(url, budget_s=0.5), "gw.1")
     running = asyncio.get_running_loop().create_task(store.run())
     await store.first_attempt()
     assert store.is_up(), store.reason

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from coordinator.chores import worker
 from coordinator.chores.worker import CLAIM_TTL_MS, Worker, forget_older, trim
 from coordinator.pool.pool import Pool
-from coordinator.registry import Fleet
+from coordinator.registry import PoolState
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -39,7 +39,7 @@ async def fill(pool: Pool, client: redis.Redis, prompts: int, keys_each: int, na
 
 
 async def trimmed(pool: Pool, name: str = "r0") -> int:
-    fleet: Fleet = await pool.beat()
+    fleet: PoolState = await pool.beat()
     return await trim(pool, fleet.replicas[name], fleet)
 
 

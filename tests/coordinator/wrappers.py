@@ -17,15 +17,15 @@ from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.liveness import mark
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Wire
-from coordinator.registry import Fleet, ReplicaRecord
+from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
-from coordinator.watch.watch_session import Tenure, WatchSettings
+from coordinator.watch.watch_session import WatchSession, WatchSettings
 from coordinator.watch.watcher import Watcher
 from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
-_EXPIRED = Fleet(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
+_EXPIRED = PoolState(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
@@ -78,7 +78,7 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
     await _begun(applier._lead(wire), applier._apply(wire, "r0", [entry]))
     watcher = Watcher("redis://", "gw0", WatchSettings())
-    tenure = Tenure(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
+    tenure = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
     await _begun(watcher._holds_lease(wire), tenure._run_tend([CHUNK], [92.5]))
     return wire.calls
 

@@ -10,20 +10,22 @@ import typer
 
 from gateway.ops.cli.config import load
 from gateway.ops.cli.errors import CommandError
-from gateway.simulator.settings import LmcacheSettings, SimSettings
+from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 
 _SIM = SimSettings()
-_LMCACHE = LmcacheSettings(cpu_gb=1.0)
+_LMCACHE = SimLmcacheSettings(cpu_gb=1.0)
 
 
-def _lmcache(text: str) -> LmcacheSettings:
+def _lmcache(text: str) -> SimLmcacheSettings:
     """`redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64`."""
-    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in fields(LmcacheSettings)} | {"redis_url": str}
+    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in fields(SimLmcacheSettings)} | {
+        "redis_url": str
+    }
     told = dict(part.partition("=")[::2] for part in text.split(","))
     if unknown := told.keys() - kinds.keys():
         raise CommandError(f"--lmcache {text}: {', '.join(sorted(unknown))} is none of {', '.join(kinds)}")
     try:
-        return LmcacheSettings(**{name: kinds[name](value) for name, value in told.items()})
+        return SimLmcacheSettings(**{name: kinds[name](value) for name, value in told.items()})
     except ValueError as error:
         raise CommandError(f"--lmcache {text}: {error}") from None
 
@@ -52,7 +54,7 @@ ReplayPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for replay
 ReplaySteps = Annotated[int, typer.Option(min=0, help="Event batches kept for replays; 0 means no replays.")]
 CpuBlocks = Annotated[int, typer.Option(min=0, help="Blocks of its CPU offload tier; 0 means it has none.")]
 Lmcache = Annotated[
-    LmcacheSettings | None,
+    SimLmcacheSettings | None,
     typer.Option(
         parser=_lmcache,
         metavar="FIELD=VALUE,…",

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from coordinator.keys import prefix
 from gateway.ops.local.cluster import LocalCluster
-from gateway.ops.local.demo import Exchange, KeyWantedError, exchanges, first_model
+from gateway.ops.local.demo import DemoRequest, KeyWantedError, exchanges, first_model
 from gateway.ops.local.embedded_redis import without_password
 from gateway.ops.local.plan import Plan
 from gateway.ops.local.state import Cluster
@@ -111,7 +111,7 @@ def _shown(program: str) -> str:
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _line_of(exchange: Exchange) -> str:
+def _line_of(exchange: DemoRequest) -> str:
     head = f"  {exchange.what:5} via {exchange.gateway}"
     if exchange.problem is not None:
         return f"{head} [yellow]failed[/]: {escape(exchange.problem)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coordinator.registry import ReplicaRecord
 from coordinator.survey import Look
-from gateway.ops.doctor.evidence import Pool, Replica, Unknown
+from gateway.ops.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
 from gateway.ops.doctor.finding import Kind, Result
 
 _RELEARNING_MS = 600_000
@@ -63,7 +63,7 @@ BEHIND = Kind(
 )
 
 
-def attended(pool: Pool) -> Iterator[Result]:
+def attended(pool: PoolEvidence) -> Iterator[Result]:
     """Whether a live agent hears each replica's events."""
     for record in _alive(pool):
         subject, agent = f"replica {record.replica}", pool.agent(record.replica)
@@ -79,7 +79,7 @@ def attended(pool: Pool) -> Iterator[Result]:
             yield DEAF.seen(subject, f"its agent {agent.agent} hears no events (mode none)")
 
 
-def heard(pool: Pool) -> Iterator[Result]:
+def heard(pool: PoolEvidence) -> Iterator[Result]:
     """Whether events come from engines that compute."""
     for record in _followed(pool):
         subject = f"replica {record.replica}"
@@ -93,7 +93,7 @@ def heard(pool: Pool) -> Iterator[Result]:
             )
 
 
-def learned(pool: Pool) -> Iterator[Result]:
+def learned(pool: PoolEvidence) -> Iterator[Result]:
     """Whether agents know what engines held before they heard them."""
     for record in _followed(pool):
         age_ms = pool.looks[-1].fleet.now_ms - record.since_ms
@@ -102,7 +102,7 @@ def learned(pool: Pool) -> Iterator[Result]:
             yield RELEARNING.seen(f"replica {record.replica}", what)
 
 
-def applied(pool: Pool) -> Iterator[Result]:
+def applied(pool: PoolEvidence) -> Iterator[Result]:
     """Whether what agents tell is in the map, and at once."""
     for record in _followed(pool):
         subject, last = f"replica {record.replica}", pool.looks[-1]
@@ -115,23 +115,23 @@ def applied(pool: Pool) -> Iterator[Result]:
 CHECKS = (attended, heard, learned, applied)
 
 
-def _alive(pool: Pool) -> list[ReplicaRecord]:
+def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
     return [record for record in pool.records() if record.state == "ready"]
 
 
-def _followed(pool: Pool) -> list[ReplicaRecord]:
+def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
     """Those whose agent says that it hears them."""
     return [record for record in _alive(pool) if pool.looks[-1].fleet.is_followed(record.replica)]
 
 
-def _is_foreign(pool: Pool, replica: str) -> bool:
+def _is_foreign(pool: PoolEvidence, replica: str) -> bool:
     """Whether it answers, but not as vLLM does: there is nothing that an agent could hear."""
     return any(each.id == replica and each.answers and isinstance(each.cache, Unknown) for each in pool.replicas)
 
 
-def _publishes(pool: Pool, replica: str) -> bool:
+def _publishes(pool: PoolEvidence, replica: str) -> bool:
     """Where it says that it publishes nothing, that is what is wrong."""
-    known: dict[str, Replica] = {each.id: each for each in pool.replicas}
+    known: dict[str, ReplicaEvidence] = {each.id: each for each in pool.replicas}
     endpoints = known[replica].endpoints if replica in known else Unknown("not asked")
     return isinstance(endpoints, Unknown) or bool(endpoints)
 

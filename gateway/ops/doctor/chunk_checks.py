@@ -43,7 +43,7 @@ NAMES_DIFFER = Kind(
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StoredChunk:
     """One of LMCache's keys. `naming` is what has to be equal for replicas to share it, in words."""
 
     name: str
@@ -54,12 +54,12 @@ class Chunk:
     size_bytes: int
 
 
-def chunks_of(server: Server) -> list[Chunk]:
+def chunks_of(server: Server) -> list[StoredChunk]:
     """Those in the sample."""
     return [chunk for key in server.foreign if (chunk := _chunk(key)) is not None]
 
 
-def _chunk(key: ForeignKey) -> Chunk | None:
+def _chunk(key: ForeignKey) -> StoredChunk | None:
     found = NAME.fullmatch(key.name)
     if found is None:
         return None
@@ -70,7 +70,7 @@ def _chunk(key: ForeignKey) -> Chunk | None:
     else:
         model = found["head"]
         naming = f"in process, model {model}, world size {found['world_size']}, {found['dtype']}"
-    return Chunk(key.name, model, naming, found["half"] is not None, key.has_ttl, key.size_bytes)
+    return StoredChunk(key.name, model, naming, found["half"] is not None, key.has_ttl, key.size_bytes)
 
 
 def sampled(server: Server) -> Iterator[Result]:

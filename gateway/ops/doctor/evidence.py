@@ -21,7 +21,7 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaEvidence:
     """A replica as it answers here, and the pool that it belongs to (empty where nobody tells)."""
 
     id: str
@@ -51,11 +51,11 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolEvidence:
     """A pool: what Redis says of it, a few looks apart by a second, and its replicas as they answer."""
 
     name: str
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[ReplicaEvidence, ...] = ()
     looks: tuple[Look, ...] = ()
     """Oldest first; none where Redis does not answer."""
     retired: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayEvidence:
     """A gateway as it answers. `problem` says why it does not; then the rest is empty."""
 
     url: str
@@ -112,7 +112,7 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True)
-class Lmcache:
+class LmcacheEvidence:
     """An `lmcache server`, as its /status has it."""
 
     url: str
@@ -122,17 +122,17 @@ class Lmcache:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class Evidence:
     """All of it."""
 
     redis: Server | Unknown
-    pools: tuple[Pool, ...] = ()
-    homeless: tuple[Replica, ...] = ()
+    pools: tuple[PoolEvidence, ...] = ()
+    homeless: tuple[ReplicaEvidence, ...] = ()
     """Replicas of which nobody says to which pool they belong."""
-    gateways: tuple[Gateway, ...] = ()
-    lmcache: tuple[Lmcache, ...] = ()
+    gateways: tuple[GatewayEvidence, ...] = ()
+    lmcache: tuple[LmcacheEvidence, ...] = ()
 
-    def replicas(self) -> tuple[Replica, ...]:
+    def replicas(self) -> tuple[ReplicaEvidence, ...]:
         return tuple(replica for pool in self.pools for replica in pool.replicas) + self.homeless
 
 

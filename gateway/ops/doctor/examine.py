@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.survey import SAMPLES
 from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, redis_checks, replica_checks
 from gateway.ops.doctor import chunk_checks as chunks
-from gateway.ops.doctor.evidence import Facts, Unknown
+from gateway.ops.doctor.evidence import Evidence, Unknown
 from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
 
 MODULES = (redis_checks, chunks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
@@ -24,7 +24,7 @@ class Diagnosis:
     looked_at: str
 
 
-def examine(facts: Facts) -> Diagnosis:
+def examine(facts: Evidence) -> Diagnosis:
     """Make every check."""
     answers = list(_answers(facts))
     results = [result for each in answers for result in each]
@@ -41,7 +41,7 @@ def kinds() -> list[Kind]:
     return [value for module in MODULES for value in vars(module).values() if isinstance(value, Kind)]
 
 
-def _answers(facts: Facts) -> Iterator[list[Result]]:
+def _answers(facts: Evidence) -> Iterator[list[Result]]:
     """What each check said of each thing."""
     if isinstance(facts.redis, Unknown):
         yield [redis_checks.unreachable(facts.redis.why)]
@@ -61,7 +61,7 @@ def _answers(facts: Facts) -> Iterator[list[Result]]:
                 yield list(of_agents(pool))
 
 
-def _looked_at(facts: Facts) -> str:
+def _looked_at(facts: Evidence) -> str:
     agents = sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks)
     redis = [] if isinstance(facts.redis, Unknown) else [f"Redis ({SAMPLES} random picks of {facts.redis.keys} keys)"]
     counted = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from coordinator.watch.conditions import Condition
 from gateway.ops.doctor import chunk_checks as chunks
 from gateway.ops.doctor import redis_checks
-from gateway.ops.doctor.evidence import Facts, Gateway, Unknown, grouped
+from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
 from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
 
 _COORDINATOR = "coordinator."
@@ -79,7 +79,7 @@ VIEWS_DIFFER = Kind(
 )
 
 
-def reached(facts: Facts) -> Iterator[Result]:
+def reached(facts: Evidence) -> Iterator[Result]:
     """Whether each answers and can serve."""
     if not facts.gateways:
         yield Unchecked("gateways", "whether they serve and agree", "none was asked: give each one's --gateway URL")
@@ -90,7 +90,7 @@ def reached(facts: Facts) -> Iterator[Result]:
             yield NOT_READY.seen(gateway.subject, "; ".join(gateway.reasons), url=gateway.url)
 
 
-def store(facts: Facts) -> Iterator[Result]:
+def store(facts: Evidence) -> Iterator[Result]:
     """Whether each places through this Redis."""
     present = {name for pool in facts.pools if pool.looks for name in pool.looks[-1].gateway_leases_ms}
     for gateway in _answering(facts):
@@ -100,7 +100,7 @@ def store(facts: Facts) -> Iterator[Result]:
             yield ELSEWHERE.seen(gateway.subject, f"{gateway.id} says that its store is up, and is not in this Redis")
 
 
-def watch(facts: Facts) -> Iterator[Result]:
+def watch(facts: Evidence) -> Iterator[Result]:
     """What is met in Redis over time, where a look at it did not find the same."""
     said = _said_of_redis(facts)
     for gateway in _answering(facts):
@@ -109,7 +109,7 @@ def watch(facts: Facts) -> Iterator[Result]:
                 yield WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
 
 
-def unasked(facts: Facts) -> Iterator[Result]:
+def unasked(facts: Evidence) -> Iterator[Result]:
     """Whether all that are in Redis were asked."""
     asked = {gateway.id for gateway in facts.gateways}
     live = {
@@ -128,7 +128,7 @@ def unasked(facts: Facts) -> Iterator[Result]:
             )
 
 
-def agreement(facts: Facts) -> Iterator[Result]:
+def agreement(facts: Evidence) -> Iterator[Result]:
     """Whether they are the same."""
     gateways = _answering(facts)
     subject = "gateways"
@@ -141,7 +141,7 @@ def agreement(facts: Facts) -> Iterator[Result]:
             yield SETTINGS_DIFFER.seen(subject, f"`{section}` is not the same: {_camps(values)}")
 
 
-def views(facts: Facts) -> Iterator[Result]:
+def views(facts: Evidence) -> Iterator[Result]:
     """Whether they see the same replicas, and the same ones as exact."""
     gateways = [gateway for gateway in _answering(facts) if not gateway.store_problem]
     for what, seen in (
@@ -153,7 +153,7 @@ def views(facts: Facts) -> Iterator[Result]:
             return
 
 
-def keys(facts: Facts) -> Iterator[Result]:
+def keys(facts: Evidence) -> Iterator[Result]:
     """Whether they would find what the others placed."""
     known = {}
     for gateway in _answering(facts):
@@ -168,11 +168,11 @@ def keys(facts: Facts) -> Iterator[Result]:
 CHECKS = (reached, store, watch, unasked, agreement, views, keys)
 
 
-def _answering(facts: Facts) -> list[Gateway]:
+def _answering(facts: Evidence) -> list[GatewayEvidence]:
     return [gateway for gateway in facts.gateways if not gateway.problem]
 
 
-def _said_of_redis(facts: Facts) -> set[str]:
+def _said_of_redis(facts: Evidence) -> set[str]:
     """The conditions of which a finding on Redis itself says the same."""
     if isinstance(facts.redis, Unknown):
         return set()
@@ -181,7 +181,7 @@ def _said_of_redis(facts: Facts) -> set[str]:
     return {condition for condition, same in _THE_SAME.items() if any(kind.code in codes for kind in same)}
 
 
-def _name(facts: Facts, gateway: Gateway) -> str:
+def _name(facts: Evidence, gateway: GatewayEvidence) -> str:
     """Its id, and where it is if others have the same one."""
     is_unique = sum(each.name == gateway.name for each in facts.gateways) == 1
     return gateway.name if is_unique else f"{gateway.name} ({gateway.url})"

@@ -12,7 +12,7 @@ import httpx
 
 from coordinator.errors import StoreError
 from coordinator.survey import Look, Server, Survey
-from gateway.ops.doctor.evidence import Facts, Gateway, Pool, Replica, Unknown
+from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.ops.doctor.replicas import ask_replica
 from gateway.ops.doctor.servers import ask_gateway, ask_lmcache, with_keys
 from gateway.settings.gateway_settings import ReplicaSettings
@@ -41,12 +41,12 @@ class Targets:
     timeout_s: float = 2.0
 
 
-async def gather(targets: Targets) -> Facts:
+async def gather(targets: Targets) -> Evidence:
     """Everything that can be learned of a cluster. Never raises for what does not answer."""
     timeout_s = targets.timeout_s
     survey = await _open(targets)
     upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key)
-    configured = tuple(Replica(one.id, one.url) for one in targets.replicas or ())
+    configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
             redis = await _server(survey)  # by itself: it measures how long an answer takes
@@ -67,7 +67,7 @@ async def gather(targets: Targets) -> Facts:
         await upstream.close()
         if isinstance(survey, Survey):
             await survey.close()
-    return Facts(redis, *_at_home(pools, replicas), gateways, lmcache)
+    return Evidence(redis, *_at_home(pools, replicas), gateways, lmcache)
 
 
 async def _each(asked: Iterable[Awaitable[_Answer]]) -> tuple[_Answer, ...]:
@@ -90,7 +90,9 @@ async def _server(survey: Survey | Unknown) -> Server | Unknown:
         return Unknown(str(error))
 
 
-async def _pools(survey: Survey | Unknown, gateways: Iterable[Gateway], replicas: Iterable[Replica]) -> list[str]:
+async def _pools(
+    survey: Survey | Unknown, gateways: Iterable[GatewayEvidence], replicas: Iterable[ReplicaEvidence]
+) -> list[str]:
     """Those that anybody knows of: without agents, Redis does not tell."""
     names = {name for gateway in gateways for name in gateway.pools} | {replica.pool for replica in replicas}
     if isinstance(survey, Survey):
@@ -99,13 +101,13 @@ async def _pools(survey: Survey | Unknown, gateways: Iterable[Gateway], replicas
     return sorted(names - {""})
 
 
-async def _look(survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None) -> tuple[Pool, ...]:
+async def _look(survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None) -> tuple[PoolEvidence, ...]:
     """The pools as they are, without their replicas' own word. Of those that are dead, only the `lasting` ones are
     missed, where it is known which these are."""
-    return tuple([_with_look(Pool(name), await _looked(survey, name), lasting) for name in names])
+    return tuple([_with_look(PoolEvidence(name), await _looked(survey, name), lasting) for name in names])
 
 
-async def _look_again(survey: Survey | Unknown, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+async def _look_again(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
     """A few more looks, over seconds: some things are wrong only if they stay so."""
     for _ in range(_MORE_LOOKS if any(pool.looks for pool in pools) else 0):
         await asyncio.sleep(_BETWEEN_LOOKS_S)
@@ -125,31 +127,33 @@ async def _looked(survey: Survey | Unknown, name: str) -> Look | None:
         return None
 
 
-def _with_look(pool: Pool, look: Look | None, lasting: set[str] | None) -> Pool:
+def _with_look(pool: PoolEvidence, look: Look | None, lasting: set[str] | None) -> PoolEvidence:
     if look is None:
         return pool
     dead = {name for name, record in look.fleet.replicas.items() if record.state == "dead"}
     return replace(pool, looks=(look,), retired=frozenset(dead - lasting) if lasting is not None else frozenset())
 
 
-def _unasked(pools: Iterable[Pool], configured: tuple[Replica, ...]) -> list[Replica]:
+def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, ...]) -> list[ReplicaEvidence]:
     known = {replica.id for replica in configured}
     return [
-        Replica(record.replica, record.url, pool.name)
+        ReplicaEvidence(record.replica, record.url, pool.name)
         for pool in pools
         for record in pool.records()
         if record.replica not in known
     ]
 
 
-def _model(replicas: Iterable[Replica]) -> str | None:
+def _model(replicas: Iterable[ReplicaEvidence]) -> str | None:
     """A name that clients may ask for."""
     return next(
         (replica.cards[0].id for replica in replicas if isinstance(replica.cards, tuple) and replica.cards), None
     )
 
 
-def _at_home(pools: tuple[Pool, ...], replicas: tuple[Replica, ...]) -> tuple[tuple[Pool, ...], tuple[Replica, ...]]:
+def _at_home(
+    pools: tuple[PoolEvidence, ...], replicas: tuple[ReplicaEvidence, ...]
+) -> tuple[tuple[PoolEvidence, ...], tuple[ReplicaEvidence, ...]]:
     """The pools with their replicas; one that does not answer is where Redis has it. And those that nobody places."""
     registered = {record.replica: pool.name for pool in pools for record in pool.records()}
     placed = [replace(replica, pool=replica.pool or registered.get(replica.id, "")) for replica in replicas]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.ops.doctor.evidence import Facts, Span, Unknown, grouped
+from gateway.ops.doctor.evidence import Evidence, Span, Unknown, grouped
 from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _TOLERATED_S = 2.0
@@ -38,7 +38,7 @@ LMCACHE_DIFFERS = Kind(
 )
 
 
-def clocks(facts: Facts) -> Iterator[Result]:
+def clocks(facts: Evidence) -> Iterator[Result]:
     """Whether this machine's and the replicas' clocks agree with Redis'."""
     if isinstance(facts.redis, Unknown):
         yield Unchecked("clocks", "whether they agree", "they are compared with that of Redis, which does not answer")
@@ -57,7 +57,7 @@ def clocks(facts: Facts) -> Iterator[Result]:
             yield SKEW.seen(replica.subject, _words(ahead_s))
 
 
-def steps(facts: Facts) -> Iterator[Result]:
+def steps(facts: Evidence) -> Iterator[Result]:
     """Whether Redis' clock goes back, as after a failover to a host whose clock is behind."""
     for pool in facts.pools:
         for look in pool.looks[-1:]:
@@ -71,7 +71,7 @@ def steps(facts: Facts) -> Iterator[Result]:
                 yield STEPPED.seen("Redis", what)
 
 
-def lmcache(facts: Facts) -> Iterator[Result]:
+def lmcache(facts: Evidence) -> Iterator[Result]:
     """Whether the servers that were named make the same chunks."""
     answering = [server for server in facts.lmcache if not server.problem]
     for server in facts.lmcache:

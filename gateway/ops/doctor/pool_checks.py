@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from coordinator.engine.facts import ModelCard
-from gateway.ops.doctor.evidence import Facts, Pool, Replica, Unknown, grouped
+from gateway.ops.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
 from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _LATELY_MS = 3_600_000
@@ -81,7 +81,7 @@ ID_TAKEN = Kind(
 )
 
 
-def dead(pool: Pool) -> Iterator[Result]:
+def dead(pool: PoolEvidence) -> Iterator[Result]:
     """Whether gateways take one for dead that is in use."""
     answering_badly = {replica.id for replica in pool.replicas if replica.problem}
     for record in pool.records():
@@ -89,14 +89,14 @@ def dead(pool: Pool) -> Iterator[Result]:
             yield DEAD.seen(f"replica {record.replica}", f"gateways found {record.url} dead", url=record.url)
 
 
-def hung(pool: Pool) -> Iterator[Result]:
+def hung(pool: PoolEvidence) -> Iterator[Result]:
     """Whether one does no work that it has."""
     for record in pool.records():
         if record.state == "hung":
             yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
 
 
-def broken(pool: Pool) -> Iterator[Result]:
+def broken(pool: PoolEvidence) -> Iterator[Result]:
     """Whether one failed so often that it is only tried."""
     for record in pool.records():
         fleet = pool.looks[-1].fleet
@@ -105,7 +105,7 @@ def broken(pool: Pool) -> Iterator[Result]:
             yield BREAKER_OPEN.seen(f"replica {record.replica}", f"its breaker is open for another {open_ms} ms")
 
 
-def watched(pool: Pool) -> Iterator[Result]:
+def watched(pool: PoolEvidence) -> Iterator[Result]:
     """Whether any gateway is there."""
     if not pool.looks:
         yield Unchecked(pool.subject, "its gateways, agents and events", "Redis does not answer")
@@ -113,7 +113,7 @@ def watched(pool: Pool) -> Iterator[Result]:
         yield UNWATCHED.seen(pool.subject, f"no gateway has a lease on its {len(pool.records())} replicas")
 
 
-def readable(pool: Pool) -> Iterator[Result]:
+def readable(pool: PoolEvidence) -> Iterator[Result]:
     """Whether all that stands in the pool's keys could be read of late."""
     if pool.looks:
         look = pool.looks[-1]
@@ -123,14 +123,14 @@ def readable(pool: Pool) -> Iterator[Result]:
             yield UNREADABLE.seen(pool.subject, f"within the last hour could not be read: {told}")
 
 
-def versions(pool: Pool) -> Iterator[Result]:
+def versions(pool: PoolEvidence) -> Iterator[Result]:
     """Whether all run the same vLLM."""
     known = {replica.id: replica.version for replica in pool.replicas if not isinstance(replica.version, Unknown)}
     if differing := grouped(known):
         yield VERSIONS_DIFFER.seen(pool.subject, f"vLLM {differing}")
 
 
-def hashing(pool: Pool) -> Iterator[Result]:
+def hashing(pool: PoolEvidence) -> Iterator[Result]:
     """Whether equal prompts make equal blocks."""
     caches = {replica.id: replica.cache for replica in pool.replicas if not isinstance(replica.cache, Unknown)}
     for label in _HASHING:
@@ -138,7 +138,7 @@ def hashing(pool: Pool) -> Iterator[Result]:
             yield HASHING_DIFFERS.seen(pool.subject, f"{label} {differing}")
 
 
-def serving(pool: Pool) -> Iterator[Result]:
+def serving(pool: PoolEvidence) -> Iterator[Result]:
     """Whether all serve the same requests."""
     for replica in pool.replicas:
         if replica.answers and isinstance(replica.cards, Unknown):
@@ -153,7 +153,7 @@ def serving(pool: Pool) -> Iterator[Result]:
 CHECKS = (dead, hung, broken, watched, readable, versions, hashing, serving)
 
 
-def names(facts: Facts) -> Iterator[Result]:
+def names(facts: Evidence) -> Iterator[Result]:
     """Whether a name that clients ask for leads to all replicas that serve it."""
     pools: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for replica in facts.replicas():
@@ -165,7 +165,7 @@ def names(facts: Facts) -> Iterator[Result]:
             yield NAME_TWICE.seen(f"model {name}", f"its replicas run different models: {differing}")
 
 
-def registered(facts: Facts) -> Iterator[Result]:
+def registered(facts: Evidence) -> Iterator[Result]:
     """Whether every configured replica is known in Redis."""
     registered = {record.replica for pool in facts.pools for record in pool.records()}
     for pool in facts.pools:
@@ -176,7 +176,7 @@ def registered(facts: Facts) -> Iterator[Result]:
                 )
 
 
-def identities(facts: Facts) -> Iterator[Result]:
+def identities(facts: Evidence) -> Iterator[Result]:
     """Whether Redis means the engines that answer by their ids."""
     said = {
         replica: f"{gateway.name} says: {what}"
@@ -201,7 +201,7 @@ def _are_start_times(lives: Iterable[str]) -> bool:
     return not any(life.startswith("life-") for life in lives)
 
 
-def _cards(replica: Replica) -> tuple[ModelCard, ...]:
+def _cards(replica: ReplicaEvidence) -> tuple[ModelCard, ...]:
     return () if isinstance(replica.cards, Unknown) else replica.cards
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gateway.ops.doctor.evidence import Replica, Unknown
+from gateway.ops.doctor.evidence import ReplicaEvidence, Unknown
 from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _NAMES_SESSIONS = (0, 30)
@@ -44,7 +44,7 @@ EXPOSED = Kind(
 )
 
 
-def health(replica: Replica) -> Iterator[Result]:
+def health(replica: ReplicaEvidence) -> Iterator[Result]:
     """Whether it can serve."""
     if replica.problem:
         yield UNHEALTHY.seen(replica.subject, f"{replica.url}: {replica.problem}", url=replica.url)
@@ -52,7 +52,7 @@ def health(replica: Replica) -> Iterator[Result]:
         yield Unchecked(replica.subject, "its version, settings, events and clock", "it does not answer")
 
 
-def version(replica: Replica) -> Iterator[Result]:
+def version(replica: ReplicaEvidence) -> Iterator[Result]:
     """Whether its events name requests."""
     if isinstance(replica.version, Unknown):
         yield Unchecked(replica.subject, "vLLM's version", replica.version.why)
@@ -64,7 +64,7 @@ def version(replica: Replica) -> Iterator[Result]:
         yield BEFORE_SESSIONS.seen(replica.subject, f"it runs vLLM {replica.version}")
 
 
-def caching(replica: Replica) -> Iterator[Result]:
+def caching(replica: ReplicaEvidence) -> Iterator[Result]:
     """Whether it keeps prefixes."""
     if isinstance(replica.cache, Unknown):
         yield Unchecked(replica.subject, "its cache's settings", replica.cache.why)
@@ -72,7 +72,7 @@ def caching(replica: Replica) -> Iterator[Result]:
         yield NOT_CACHING.seen(replica.subject, "enable_prefix_caching is False in its vllm:cache_config_info")
 
 
-def events(replica: Replica) -> Iterator[Result]:
+def events(replica: ReplicaEvidence) -> Iterator[Result]:
     """Whether it publishes what it caches."""
     if isinstance(replica.endpoints, Unknown):
         yield Unchecked(replica.subject, "whether its KV events can be reached from here", replica.endpoints.why)
@@ -80,7 +80,7 @@ def events(replica: Replica) -> Iterator[Result]:
         yield PUBLISHES_NOTHING.seen(replica.subject, "/kv_event_sources names no ZeroMQ publisher")
 
 
-def exposure(replica: Replica) -> Iterator[Result]:
+def exposure(replica: ReplicaEvidence) -> Iterator[Result]:
     """Whether others than its agent can hear that."""
     reached = replica.open_endpoints
     if isinstance(reached, Unknown):

@@ -14,7 +14,7 @@ import orjson
 from coordinator.engine.facts import base_card, cache_settings, parse_metrics, parse_models
 from coordinator.keys import pool_slug
 from gateway.ops.doctor.endpoints import open_ones
-from gateway.ops.doctor.evidence import Replica, Span, Unknown
+from gateway.ops.doctor.evidence import ReplicaEvidence, Span, Unknown
 from gateway.upstream import Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500
@@ -23,7 +23,9 @@ _DATE_STEP_S = 2.0
 _Parsed = TypeVar("_Parsed")
 
 
-async def ask_replica(upstream: Upstream, replica: Replica, with_key: bool, timeout_s: float) -> Replica:
+async def ask_replica(
+    upstream: Upstream, replica: ReplicaEvidence, with_key: bool, timeout_s: float
+) -> ReplicaEvidence:
     """What it says of itself. The key for replicas goes only to those that the configuration names."""
     paths = ("/health", "/version", "/v1/models", "/metrics", "/kv_event_sources")
     health, version, models, metrics, sources = await asyncio.gather(

@@ -8,23 +8,23 @@ from typing import Any
 
 import httpx
 
-from gateway.ops.doctor.evidence import Gateway, Lmcache, Unknown
+from gateway.ops.doctor.evidence import GatewayEvidence, LmcacheEvidence, Unknown
 
 _PROMPT = "The doctor asks which keys this prompt has. " * 40
 _FORBIDDEN = (401, 403)
 
 
-class Refused(Exception):
+class NotAnswered(Exception):
     """What was asked was not answered as it should have been."""
 
 
-async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Gateway:
+async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> GatewayEvidence:
     """What it says of itself."""
     try:
         (_, ready), (_, about) = await asyncio.gather(
             *(_json(http, "GET", f"{url}{path}", timeout_s) for path in ("/ready", "/version"))
         )
-        return Gateway(
+        return GatewayEvidence(
             url=url,
             id=str(ready["gateway"]),
             version=str(about["version"]),
@@ -38,10 +38,10 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
             exact=frozenset(map(str, ready["exact"])),
             pools=tuple(map(str, ready.get("pools", ()))),
         )
-    except Refused as error:
-        return Gateway(url=url, problem=str(error))
+    except NotAnswered as error:
+        return GatewayEvidence(url=url, problem=str(error))
     except (LookupError, TypeError, AttributeError):
-        return Gateway(url=url, problem=f"{url}/ready answers, and not as a gateway does")
+        return GatewayEvidence(url=url, problem=f"{url}/ready answers, and not as a gateway does")
 
 
 def _warnings(ready: dict[str, Any]) -> dict[str, str]:
@@ -52,11 +52,15 @@ def _warnings(ready: dict[str, Any]) -> dict[str, str]:
 
 
 async def with_keys(
-    http: httpx.AsyncClient, gateways: tuple[Gateway, ...], model: str | None, api_key: str | None, timeout_s: float
-) -> tuple[Gateway, ...]:
+    http: httpx.AsyncClient,
+    gateways: tuple[GatewayEvidence, ...],
+    model: str | None,
+    api_key: str | None,
+    timeout_s: float,
+) -> tuple[GatewayEvidence, ...]:
     """The gateways, each with the keys that it gives one prompt for `model`."""
 
-    async def ask(gateway: Gateway) -> Gateway:
+    async def ask(gateway: GatewayEvidence) -> GatewayEvidence:
         if gateway.problem:
             return gateway
         keys = Unknown("no replica says which models it serves") if model is None else await explain(gateway.url)
@@ -70,7 +74,7 @@ async def with_keys(
             if status in _FORBIDDEN:
                 return Unknown("it shows its decisions to admins only: give an admin's key as KVGATE_API_KEY")
             return tuple(str(key["key"]) for key in answer["chain"])
-        except Refused as error:
+        except NotAnswered as error:
             return Unknown(str(error))
         except (LookupError, TypeError):
             return Unknown(f"/v1/route/explain answered {status} for model {model}")
@@ -78,17 +82,17 @@ async def with_keys(
     return tuple(await asyncio.gather(*map(ask, gateways)))
 
 
-async def ask_lmcache(http: httpx.AsyncClient, url: str, timeout_s: float) -> Lmcache:
+async def ask_lmcache(http: httpx.AsyncClient, url: str, timeout_s: float) -> LmcacheEvidence:
     """What an LMCache server says of its chunks."""
     try:
         status, said = await _json(http, "GET", f"{url}/status", timeout_s)
         if said.get("is_healthy") is not True:
-            return Lmcache(url, f"/status answered {status} and does not say that it is healthy")
-        return Lmcache(url, "", str(said["chunk_size"]), str(said["hash_algorithm"]))
-    except Refused as error:
-        return Lmcache(url, str(error))
+            return LmcacheEvidence(url, f"/status answered {status} and does not say that it is healthy")
+        return LmcacheEvidence(url, "", str(said["chunk_size"]), str(said["hash_algorithm"]))
+    except NotAnswered as error:
+        return LmcacheEvidence(url, str(error))
     except (LookupError, AttributeError):
-        return Lmcache(url, "/status is not what `lmcache server` answers")
+        return LmcacheEvidence(url, "/status is not what `lmcache server` answers")
 
 
 async def _json(http: httpx.AsyncClient, method: str, url: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
@@ -97,8 +101,8 @@ async def _json(http: httpx.AsyncClient, method: str, url: str, timeout_s: float
             response = await http.request(method, url, **content)
             return response.status_code, response.json()
     except TimeoutError:
-        raise Refused(f"{url} does not answer within {timeout_s:g} s") from None
+        raise NotAnswered(f"{url} does not answer within {timeout_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Refused(f"no answer from {url} ({error or type(error).__name__})") from None
+        raise NotAnswered(f"no answer from {url} ({error or type(error).__name__})") from None
     except ValueError:
-        raise Refused(f"{url} answered {response.status_code}, and no JSON") from None
+        raise NotAnswered(f"{url} answered {response.status_code}, and no JSON") from None

@@ -20,10 +20,10 @@ from gateway.ops.local.embedded_redis import find_redis_server, problem_with, wi
 from gateway.ops.local.errors import ClusterError
 from gateway.ops.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config, namespace_of
 from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
-from gateway.ops.local.probes import Answer, ask_gateway, ask_replica, client, has_events, refusal
+from gateway.ops.local.probes import ProbeAnswer, ask_gateway, ask_replica, client, has_events, refusal
 from gateway.ops.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
-from gateway.ops.local.state import Cluster, Member
-from gateway.ops.local.waiting import Waiting, nobody_there, why_not_ready
+from gateway.ops.local.state import Cluster, ClusterProcess
+from gateway.ops.local.waiting import WaitReport, nobody_there, why_not_ready
 
 _READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
 _POLL_S = 0.1
@@ -33,7 +33,7 @@ _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 # A gateway's id and store stand in its file; these would override them in all gateways alike.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE")
 
-Probe = Callable[[], Awaitable[Answer]]
+Probe = Callable[[], Awaitable[ProbeAnswer]]
 
 
 class LocalCluster:
@@ -74,7 +74,7 @@ class LocalCluster:
             url=f"http://{HOST}:{plan.port}",
             redis_url=redis_url,
             gateways=gateways,
-            replicas=[Member(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
+            replicas=[ClusterProcess(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
             redis_namespace=self._namespace,
         )
         state.write_cluster(plan.state_dir, cluster)
@@ -189,12 +189,12 @@ class LocalCluster:
                 return publishes
             await asyncio.sleep(_POLL_S)
 
-    async def _start_gateways(self, http: httpx.AsyncClient, ports: list[int]) -> list[Member]:
+    async def _start_gateways(self, http: httpx.AsyncClient, ports: list[int]) -> list[ClusterProcess]:
         gateways = []
         for n, port in enumerate(ports):
             name = f"gw{n}"
             command = (*_KVGATE, "gateway", "--config", str(self._config_of(n)))
-            gateways.append(Member(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
+            gateways.append(ClusterProcess(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
         if self._plan.detach:  # this process will be gone: name those that stay
             for lock in self._locks:
                 lock.describe_holder((gateway.pid for gateway in gateways), self._plan.state_dir)
@@ -215,7 +215,7 @@ class LocalCluster:
 
     async def _until_ready(self, probes: dict[str, Probe]) -> None:
         """Ask until all can serve, saying now and then what is waited for; an exit is final: nothing here restarts."""
-        waiting = Waiting([process.id for process in self._children.processes if process.id in probes], self._say)
+        waiting = WaitReport([process.id for process in self._children.processes if process.id in probes], self._say)
         began = time.monotonic()
         while True:
             answers = await asyncio.gather(*(probe() for probe in probes.values()))
@@ -239,18 +239,18 @@ def _log_of(process: Process) -> str:
     return f"the log of {process.id}, {process.log}, ends:\n{tail(process.log)}"
 
 
-async def _ask_redis(url: str) -> Answer:
-    return Answer(await problem_with(url))
+async def _ask_redis(url: str) -> ProbeAnswer:
+    return ProbeAnswer(await problem_with(url))
 
 
-async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> Answer:
+async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> ProbeAnswer:
     """A gateway serves without its store and without agents too, but here all of it is known to run: it is worth a
     moment's wait."""
     answer = await ask_gateway(http, url)
     if answer.problem is None and str(answer.store).lower() == "fallback":
-        return Answer("has not reached Redis yet", answer.store)
+        return ProbeAnswer("has not reached Redis yet", answer.store)
     if answer.problem is None and answer.taken_ids:
-        return Answer(answer.taken_ids[0], answer.store)
+        return ProbeAnswer(answer.taken_ids[0], answer.store)
     if answer.problem is None and not exact <= answer.exact:
-        return Answer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
+        return ProbeAnswer(f"does not hear the agents of {', '.join(sorted(exact - answer.exact))} yet", answer.store)
     return answer

@@ -26,7 +26,7 @@ _CONTEXT = (
 
 
 @dataclass(frozen=True)
-class Exchange:
+class DemoRequest:
     """One request of the demo and what came of it; `problem` stands instead of an answer."""
 
     what: str
@@ -38,7 +38,7 @@ class Exchange:
     problem: str | None = None
 
 
-async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[Exchange]:
+async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[DemoRequest]:
     """Send each request through the first gateway and again through the last one."""
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
         context = {"role": "system", "content": _CONTEXT * 4}
@@ -49,16 +49,16 @@ async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[Exchange]:
                 yield await _exchange(http, what, gateway.id, gateway.url, body)
 
 
-async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, body: dict[str, Any]) -> Exchange:
+async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, body: dict[str, Any]) -> DemoRequest:
     try:
         response = await http.post(f"{url}/v1/chat/completions", json=body)
         if response.status_code != 200:
-            return Exchange(what, gateway, problem=f"{response.status_code}: {response.text[:200]}")
+            return DemoRequest(what, gateway, problem=f"{response.status_code}: {response.text[:200]}")
         answer = response.json()["choices"][0]["message"]["content"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return Exchange(what, gateway, problem=f"no usable answer ({error or type(error).__name__})")
+        return DemoRequest(what, gateway, problem=f"no usable answer ({error or type(error).__name__})")
     headers = (response.headers.get(f"x-kvgate-{name}", "?") for name in ("replica", "matched-tokens", "decision"))
-    return Exchange(what, gateway, str(answer).strip(), *headers)
+    return DemoRequest(what, gateway, str(answer).strip(), *headers)
 
 
 class KeyWantedError(Exception):

@@ -12,7 +12,7 @@ _TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store, `exact` are
     the replicas whose agents it hears, `store_warnings` what it says of Redis where it is who watches it, and
     `taken_ids` of replicas whose id is another engine's there."""
@@ -29,7 +29,7 @@ def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
 
 
-async def ask_gateway(http: httpx.AsyncClient, url: str) -> Answer:
+async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     try:
         response = await http.get(f"{url}/ready")
         body = response.json()
@@ -38,29 +38,29 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> Answer:
         warnings = tuple(map(str, body.get("store_warnings") or ()))
         taken = tuple(f"{replica}: {said}" for replica, said in (body.get("taken_ids") or {}).items())
     except httpx.HTTPError as error:
-        return Answer(f"no answer on {url} ({_cause(error)})")
+        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
-        return Answer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
+        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
     problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
-    return Answer(problem, store, exact, warnings, taken)
+    return ProbeAnswer(problem, store, exact, warnings, taken)
 
 
-async def ask_replica(http: httpx.AsyncClient, url: str) -> Answer:
+async def ask_replica(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     """Whether a simulated replica is healthy."""
     try:
         response = await http.get(f"{url}/health")
     except httpx.HTTPError as error:
-        return Answer(f"no answer on {url} ({_cause(error)})")
-    return Answer(None if response.status_code == 200 else f"/health answered {response.status_code}")
+        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
+    return ProbeAnswer(None if response.status_code == 200 else f"/health answered {response.status_code}")
 
 
-async def ask_any_server(http: httpx.AsyncClient, url: str) -> Answer:
+async def ask_any_server(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     """Whether anything speaks HTTP there: a fronted server need not know /health."""
     try:
         await http.get(url)
     except httpx.HTTPError as error:
-        return Answer(f"no answer on {url} ({_cause(error)})")
-    return Answer()
+        return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
+    return ProbeAnswer()
 
 
 async def refusal(url: str) -> str | None:

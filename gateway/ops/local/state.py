@@ -23,7 +23,7 @@ from gateway.ops.local.processes import Process
 
 
 @dataclass(frozen=True)
-class Member:
+class ClusterProcess:
     """A gateway or replica; `pid` is the process that serves, or None for a server that was there before."""
 
     id: str
@@ -37,8 +37,8 @@ class Cluster:
 
     url: str
     redis_url: str
-    gateways: list[Member]
-    replicas: list[Member]
+    gateways: list[ClusterProcess]
+    replicas: list[ClusterProcess]
     redis_namespace: str = ""
 
 
@@ -56,7 +56,7 @@ def read_cluster(state_dir: Path) -> Cluster:
     found = _read_json(state_dir / "cluster.json")
     if found is None:
         raise ClusterError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
-    members = {kind: [Member(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
+    members = {kind: [ClusterProcess(**member) for member in found[kind]] for kind in ("gateways", "replicas")}
     return Cluster(found["url"], found["redis_url"], **members, redis_namespace=found.get("redis_namespace", ""))
 
 

@@ -10,9 +10,9 @@ from typing import Literal
 import httpx
 
 from gateway.ops.local.embedded_redis import problem_with, without_password
-from gateway.ops.local.probes import Answer, ask_any_server, ask_gateway, ask_replica, client
+from gateway.ops.local.probes import ProbeAnswer, ask_any_server, ask_gateway, ask_replica, client
 from gateway.ops.local.processes import Process, Stopped, stop
-from gateway.ops.local.state import Cluster, Member, agent_id, clear, read_cluster, read_processes
+from gateway.ops.local.state import Cluster, ClusterProcess, agent_id, clear, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
 
@@ -67,18 +67,18 @@ def _redis_status(cluster: Cluster, process: Process | None, problem: str | None
     return MemberStatus("redis", "redis", without_password(cluster.redis_url), pid, state, detail)
 
 
-async def _replica_status(http: httpx.AsyncClient, member: Member, process: Process | None) -> MemberStatus:
+async def _replica_status(http: httpx.AsyncClient, member: ClusterProcess, process: Process | None) -> MemberStatus:
     ask = ask_any_server if member.pid is None else ask_replica
     problem = (await ask(http, member.url)).problem
     return MemberStatus("replica", member.id, member.url, member.pid, _state(process, problem), problem or "")
 
 
-def _agent_status(replica: Member, process: Process, is_heard: bool) -> MemberStatus:
+def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool) -> MemberStatus:
     problem = None if is_heard else "no gateway hears it, or its replica is not ready"
     return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
 
 
-def _gateway_status(member: Member, process: Process | None, answer: Answer) -> MemberStatus:
+def _gateway_status(member: ClusterProcess, process: Process | None, answer: ProbeAnswer) -> MemberStatus:
     detail = answer.problem or (f"store: {answer.store}" if answer.store else "")
     return MemberStatus("gateway", member.id, member.url, member.pid, _state(process, answer.problem), detail)
 

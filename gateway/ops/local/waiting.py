@@ -11,7 +11,7 @@ _SAY_AFTER_S = 3.0
 _REASONS_AFTER_S = 15.0  # before, there is none but that processes take their time to start
 
 
-class Waiting:
+class WaitReport:
     """Says now and then what is waited for."""
 
     def __init__(self, started: Sequence[str], say: Callable[[str], None]) -> None:

@@ -106,7 +106,7 @@ class EventSettings(Section):
     replay_port: Port = 5558
 
 
-class RedisSettings(Section):
+class ReplicaRedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
     namespace: Namespace = ""
 
@@ -191,7 +191,7 @@ class ReplicaFile(Section):
     id: Slug = "r0"
     vllm: VllmSettings
     events: EventSettings = EventSettings()
-    redis: RedisSettings = RedisSettings()
+    redis: ReplicaRedisSettings = ReplicaRedisSettings()
     cpu_offload: OffloadSettings | None = None
     lmcache: LmcacheSettings | None = None
     env: dict[str, str] = Field(default={})
@@ -240,13 +240,13 @@ class ReplicaFile(Section):
         return self
 
     @property
-    def chunk_redis(self) -> ChunkRedis:
+    def chunk_redis(self) -> ChunkRedisAddress:
         """Where chunks go; meaningful where lmcache.redis is given."""
         own = None if self.lmcache is None or self.lmcache.redis is None else self.lmcache.redis.url
-        return ChunkRedis(urlsplit(own or self.redis.url), "KVGATE_LMCACHE_URL" if own else "KVGATE_REDIS_URL")
+        return ChunkRedisAddress(urlsplit(own or self.redis.url), "KVGATE_LMCACHE_URL" if own else "KVGATE_REDIS_URL")
 
 
-class ChunkRedis:
+class ChunkRedisAddress:
     """The address of the Redis that chunks go to, taken apart as LMCache wants it."""
 
     def __init__(self, parts: SplitResult, variable: str) -> None:

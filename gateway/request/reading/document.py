@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.errors import ApiError, bad_field
-from gateway.prompt import Engine, Prompt, PromptLimits, Steps, read_prompt
+from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
 from gateway.request.paths import PROMPT_PATHS, USAGE_PATHS
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
@@ -57,7 +57,7 @@ class Ask(NamedTuple):
         return self.path not in PROMPT_PATHS and is_form(self.content_type)
 
 
-Resolve = Callable[[str, str | None, str | None], Engine]
+Resolve = Callable[[str, str | None, str | None], CacheScope]
 """From a request's path, the model that its body names, and its cache_salt. Raises ApiError for a model that is not
 served."""
 

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.prompt import Engine, Steps
+from gateway.prompt import CacheScope, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.request.memory import give_memory_back
 from gateway.request.reading.document import Ask, Body, Rules, read_body
@@ -84,10 +84,10 @@ def _answer(task: Task, body: Body) -> None:
         _send(FAILURE, f"{type(error).__name__} at {place.filename}:{place.lineno}")
 
 
-def _ask(path: str, model: str | None, cache_salt: str | None) -> Engine:
+def _ask(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
     _send(QUESTION, (path, model, cache_salt))
     _, told_bytes, _ = HEAD.unpack(_take(HEAD.size))
-    engine = msgspec.msgpack.decode(_take(told_bytes), type=Engine | None)
+    engine = msgspec.msgpack.decode(_take(told_bytes), type=CacheScope | None)
     if engine is None:
         raise _Refused
     return engine

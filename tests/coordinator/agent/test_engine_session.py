@@ -9,8 +9,8 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.agent import event_intake as hearing
-from coordinator.agent.engine_session import Life
-from coordinator.agent.engine_snapshot import Sight
+from coordinator.agent.engine_session import EngineSession
+from coordinator.agent.engine_snapshot import EngineSnapshot
 from coordinator.agent.registration import Registration
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
@@ -27,8 +27,8 @@ class QuietEngine:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def look(self) -> Sight:
-        return Sight(
+    async def look(self) -> EngineSnapshot:
+        return EngineSnapshot(
             pool="m",
             url="http://r0.test:8000",
             started="18bcfe56800",
@@ -80,7 +80,9 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
     """While nothing was heard its replica was no longer exact, and its keys were trimmed."""
     monkeypatch.setattr(hearing, "_SILENCE_S", 1.5)
     seen = QuietEngine(engine)
-    life = asyncio.ensure_future(Life(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen).run())
+    life = asyncio.ensure_future(
+        EngineSession(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen).run()
+    )
     try:
         await eventually(lambda: is_mode(store, "session"))
         await eventually(lambda: has_restated(store, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.agent.events import Batch
-from coordinator.agent.sequence import Item, Lost, Received, Restarted, Sequence
+from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
 
 
 def batch(ts: float) -> Batch:
@@ -16,16 +16,16 @@ def received(seq: int, ts: float) -> Received:
     return Received(seq, batch(ts))
 
 
-def replay(sequence: Sequence, *replies: tuple[int, float], complete: bool = True) -> list[Item]:
+def replay(sequence: BatchSequence, *replies: tuple[int, float], complete: bool = True) -> list[Item]:
     """What a whole replay makes known; `replies` are (seq, ts)."""
     sequence.ask()
     items = [item for seq, ts in replies for item in sequence.replayed(seq, batch(ts))]
     return [*items, *sequence.ended(complete=complete)]
 
 
-def begun(start_seq: int = 0, upto_seq: int = 0) -> Sequence:
+def begun(start_seq: int = 0, upto_seq: int = 0) -> BatchSequence:
     """A sequence that has all from `start_seq` to `upto_seq`, batch n from the time 100 + n."""
-    sequence = Sequence(start_seq)
+    sequence = BatchSequence(start_seq)
     replay(sequence, *((seq, 100.0 + seq) for seq in range(max(0, start_seq - 1), upto_seq)))
     assert sequence.expected == upto_seq
     assert not sequence.asking
@@ -33,13 +33,13 @@ def begun(start_seq: int = 0, upto_seq: int = 0) -> Sequence:
 
 
 def test_a_replay_is_asked_for_at_once_and_from_the_batch_before() -> None:
-    assert Sequence().asking
-    assert Sequence().ask() == 0
-    assert Sequence(7).ask() == 6
+    assert BatchSequence().asking
+    assert BatchSequence().ask() == 0
+    assert BatchSequence(7).ask() == 6
 
 
 def test_the_next_batch_is_delivered_even_while_a_replay_is_under_way() -> None:
-    sequence = Sequence()
+    sequence = BatchSequence()
     sequence.ask()
     assert sequence.live(0, batch(1), reconnected=False) == [received(0, 1)]
     assert sequence.replayed(0, batch(1)) == []
@@ -59,7 +59,7 @@ def test_a_batch_beyond_the_next_waits_for_a_replay() -> None:
 
 
 def test_a_batch_beyond_the_next_does_not_break_off_a_replay_under_way() -> None:
-    sequence = Sequence()
+    sequence = BatchSequence()
     sequence.ask()
     sequence.live(3, batch(103), reconnected=False)
     assert not sequence.asking
@@ -163,7 +163,7 @@ def test_a_beginning_that_was_told_is_compared_once_it_is_known() -> None:
 
 
 def test_a_live_batch_from_before_the_told_beginning_is_another_engines() -> None:
-    sequence = Sequence(5)
+    sequence = BatchSequence(5)
     replay(sequence, complete=False)
     assert sequence.live(2, batch(1), reconnected=False) == [Restarted()]
     assert replay(sequence, complete=False) == [Lost(0, 2), received(2, 1)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.agent.events import Batch
-from coordinator.agent.sequence import Item, Lost, Received, Restarted, Sequence
+from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
 
 FATES = ["arrives", "arrives", "arrives", "is dropped", "comes twice", "comes late", "comes again later"]
 EVENTS = st.lists(st.sampled_from([*FATES, "idle"]), max_size=40)
@@ -25,7 +25,7 @@ class World:
     ring: int
     replies: str = "all"
     """Or "with holes" in the middle, or "cut" short anywhere, or "none"."""
-    sequence: Sequence = field(default_factory=Sequence)
+    sequence: BatchSequence = field(default_factory=BatchSequence)
     items: list[Item] = field(default_factory=list)
     lives: list[list[Batch]] = field(default_factory=list)
 

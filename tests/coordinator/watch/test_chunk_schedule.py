@@ -7,14 +7,14 @@ import itertools
 import pytest
 
 from coordinator.watch import chunk_schedule as rota
-from coordinator.watch.chunk_schedule import Rota
+from coordinator.watch.chunk_schedule import ChunkSchedule
 
 DAY_S = 86_400.0
 
 
 def looks(life_s: float) -> list[float]:
     """How far on in its life an unread chunk is whenever it is looked at."""
-    found, known, now_s = [], Rota(), 0.0
+    found, known, now_s = [], ChunkSchedule(), 0.0
     known.meet("chunk", 0.0)
     while now_s < life_s:
         if known.take(now_s, 1):
@@ -39,7 +39,7 @@ def test_none_ends_unseen_for_longer_than_lately_reaches() -> None:
 
 
 def test_a_chunk_that_was_given_a_longer_life_than_usual_waits_for_its_second_half() -> None:
-    known = Rota()
+    known = ChunkSchedule()
     known.meet("chunk", 0.0)
     known.seen("chunk", 1000.0, 1, 100.0, 0.0)
     assert known.take(949.0, 1) == []
@@ -47,7 +47,7 @@ def test_a_chunk_that_was_given_a_longer_life_than_usual_waits_for_its_second_ha
 
 
 def test_what_is_written_again_is_looked_at_at_once_and_what_is_gone_never() -> None:
-    known = Rota()
+    known = ChunkSchedule()
     for key in ("again", "gone"):
         known.meet(key, 0.0)
     known.seen("again", 100.0, 5, 100.0, 0.0)
@@ -63,7 +63,7 @@ def test_it_remembers_no_more_than_it_has_room_for_however_often_chunks_come_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rota, "MOST_CHUNKS", 10)
-    known = Rota()
+    known = ChunkSchedule()
     for number in range(5000):
         known.forget(str(number - 10))
         assert known.meet(str(number), 0.0)

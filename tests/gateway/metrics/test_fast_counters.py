@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metrics.fast_counters import Distribution, Tally
+from gateway.metrics.fast_counters import FastCounter, FastHistogram
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -19,8 +19,11 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str
 def test_a_scrape_reads_what_it_would_of_prometheus_own() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     bounds, values = (0.1, 1, 10), (0.05, 0.1, 0.5, 1, 2, 100)
-    tally, counter = Tally("asked", "Text.", ("path",), ours), Counter("asked", "Text.", ("path",), registry=theirs)
-    spread = Distribution("took_seconds", "Text.", ("path",), bounds, ours)
+    tally, counter = (
+        FastCounter("asked", "Text.", ("path",), ours),
+        Counter("asked", "Text.", ("path",), registry=theirs),
+    )
+    spread = FastHistogram("took_seconds", "Text.", ("path",), bounds, ours)
     histogram = Histogram("took_seconds", "Text.", ("path",), buckets=bounds, registry=theirs)
     for index, value in enumerate(values):
         path = f"/{index % 2}"
@@ -33,8 +36,8 @@ def test_a_scrape_reads_what_it_would_of_prometheus_own() -> None:
 
 def test_what_has_no_labels_is_there_from_the_beginning() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    Tally("lost", "Text.", (), ours)
-    Distribution("lag_seconds", "Text.", (), (1, 2), ours)
+    FastCounter("lost", "Text.", (), ours)
+    FastHistogram("lag_seconds", "Text.", (), (1, 2), ours)
     Counter("lost", "Text.", registry=theirs)
     Histogram("lag_seconds", "Text.", buckets=(1, 2), registry=theirs)
     assert samples(ours) == samples(theirs)
@@ -42,6 +45,6 @@ def test_what_has_no_labels_is_there_from_the_beginning() -> None:
 
 def test_one_name_is_not_given_twice() -> None:
     registry = CollectorRegistry()
-    Tally("asked", "Text.", (), registry)
+    FastCounter("asked", "Text.", (), registry)
     with pytest.raises(ValueError, match="Duplicated"):
-        Tally("asked", "Text.", (), registry)
+        FastCounter("asked", "Text.", (), registry)

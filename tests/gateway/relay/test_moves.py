@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from gateway.deadlines import Deadlines
-from gateway.relay.moves import Moves, Waiting
+from gateway.relay.moves import Moves, WaitingAttempt
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import Hangs
 from gateway.replicas.health_checks import Checks
@@ -56,7 +56,7 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
 ) -> None:
     old, other, tasks, upstream = Replica(), Replica(), Tasks(), Upstream(TimeoutSettings(), None)
     async with serving(old.application) as old_url, serving(other.application) as other_url:
-        store = Store(StoreSettings(redis_server.url), "g0")
+        store = Store(StoreOptions(redis_server.url), "g0")
         tasks.spawn(store.run(), "store")
         await store.first_attempt()
         stays = ReplicaSettings(id="r1", url=other_url)
@@ -84,7 +84,7 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             await upstream.close()
 
 
-async def wait_for_r0(moves: Moves) -> Waiting:
+async def wait_for_r0(moves: Moves) -> WaitingAttempt:
     task = asyncio.current_task()
     assert task is not None
     limit = Deadlines().within(None, task)

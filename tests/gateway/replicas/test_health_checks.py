@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from aiohttp import web
 
 from coordinator.keys import PoolKeys
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.health_checks import Checks
 from gateway.settings.gateway_settings import ReplicaSettings
@@ -42,7 +42,7 @@ async def checked(
     health: HealthSettings, redis_url: str = "redis://127.0.0.1:1", **replicas: Health
 ) -> AsyncIterator[Fleet]:
     """Replicas that answer /health so, and are asked for it by a gateway; without a store, where none is named."""
-    store, upstream, tasks = Store(StoreSettings(redis_url), "g0"), Upstream(TimeoutSettings(), None), Tasks()
+    store, upstream, tasks = Store(StoreOptions(redis_url), "g0"), Upstream(TimeoutSettings(), None), Tasks()
     fleet, listed = Fleet([], store, upstream), []
     async with AsyncExitStack() as stack:
         for name, answer in replicas.items():

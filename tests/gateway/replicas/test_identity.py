@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.registry import ReplicaRecord
-from gateway.replicas.identity import Facts, Identity
+from gateway.replicas.identity import Identity, IdentityFacts
 
 PATIENCE_S = 6.0
 HERE, THERE = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
@@ -19,9 +19,9 @@ def record(started: str, url: str) -> ReplicaRecord:
     return ReplicaRecord("r0", started, "ready", 0, 0, url)
 
 
-def seen(known: ReplicaRecord | None, **facts: Any) -> Facts:
+def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
     """By a gateway whose replica lives, while another gateway does the chores."""
-    return replace(Facts(OURS, HERE, is_alive=True, known=known, is_opposed=True), **facts)
+    return replace(IdentityFacts(OURS, HERE, is_alive=True, known=known, is_opposed=True), **facts)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def seen(known: ReplicaRecord | None, **facts: Any) -> Facts:
         (seen(record(OTHER, THERE), started="", is_followed=True), "ours"),
     ],
 )
-def test_one_look_at_a_record(facts: Facts, verdict: str) -> None:
+def test_one_look_at_a_record(facts: IdentityFacts, verdict: str) -> None:
     assert Identity().judge(facts, 0.0, PATIENCE_S) == verdict
 
 

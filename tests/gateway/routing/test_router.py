@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
 from gateway.replicas.served import Served
@@ -19,7 +19,7 @@ FAILURES = 3
 
 def lonely_router(**policy: int) -> Router:
     """A router whose store was never connected; its pool `m` has three replicas."""
-    store = Store(StoreSettings("redis://127.0.0.1:1"), "g0")
+    store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     return Router(GatewaySettings(policy=PolicySettings(**policy)), store, Metrics(), lambda _replica: 16)

@@ -9,22 +9,22 @@ import pytest
 
 from coordinator.agent.events import Batch, Stored, decode
 from gateway.simulator.answers import text_answer
-from gateway.simulator.engine import Engine
+from gateway.simulator.engine import SimEngine
 from gateway.simulator.events import payload
 from gateway.simulator.generation import EventTag, Generation, TokenSequence
 from gateway.simulator.prompt import PromptBuilder
 from gateway.simulator.settings import SimSettings
 
 
-def an_engine(published: list[Batch] | None = None, **settings: Any) -> Engine:
+def an_engine(published: list[Batch] | None = None, **settings: Any) -> SimEngine:
     """With `published`, the batches of its KV events are put there."""
     defaults = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 32}
     publish = None if published is None else lambda events: published.append(decode(payload(events, 0)))
-    return Engine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
+    return SimEngine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
 
 
 def submit(
-    engine: Engine, tokens: int, name: str = "a", max_tokens: int = 2, full_report: bool = False
+    engine: SimEngine, tokens: int, name: str = "a", max_tokens: int = 2, full_report: bool = False
 ) -> TokenSequence:
     builder = PromptBuilder()
     builder.text(name * tokens * 4)
@@ -35,14 +35,14 @@ def submit(
     return generation.sequences[0]
 
 
-def step(engine: Engine) -> int:
+def step(engine: SimEngine) -> int:
     """One step; its prefill tokens."""
     batch, prefill_tokens = engine.schedule()
     engine.finish_step(batch)
     return prefill_tokens
 
 
-def run(engine: Engine) -> list[int]:
+def run(engine: SimEngine) -> list[int]:
     steps = []
     while engine.waiting or engine.running:
         steps.append(step(engine))

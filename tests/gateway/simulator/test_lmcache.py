@@ -13,26 +13,26 @@ from bench.routing.whatif import VirtualTimeLoop
 from coordinator.lmcache_chunks import START, ChunkNames
 from gateway.simulator.answers import text_answer
 from gateway.simulator.chunk_redis import Lane
-from gateway.simulator.engine import Engine
+from gateway.simulator.engine import SimEngine
 from gateway.simulator.generation import Generation
-from gateway.simulator.lmcache import Lmcache
+from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.prompt import PromptBuilder
-from gateway.simulator.settings import LmcacheSettings, SimSettings
+from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica, cached_tokens_of
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
 CHUNK = 8
 _SMALL = {"block_size": 4, "num_gpu_blocks": 16, "model": "a/model"}
-KV_BYTES = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
+KV_BYTES = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
 
 
-def in_redis(server: RedisServer, **more: Any) -> LmcacheSettings:
-    return LmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, **more)
+def in_redis(server: RedisServer, **more: Any) -> SimLmcacheSettings:
+    return SimLmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, **more)
 
 
-def in_cpu(chunks: int) -> LmcacheSettings:
-    return LmcacheSettings(cpu_gb=chunks * KV_BYTES / 1e9, chunk_tokens=CHUNK)
+def in_cpu(chunks: int) -> SimLmcacheSettings:
+    return SimLmcacheSettings(cpu_gb=chunks * KV_BYTES / 1e9, chunk_tokens=CHUNK)
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ async def test_cpu_memory_drops_what_was_used_least_recently_deepest_first(start
 async def test_a_prompt_whose_chunks_are_being_fetched_does_not_hold_up_those_behind_it(server: RedisServer) -> None:
     settings = SimSettings(block_size=4, num_gpu_blocks=64, speed=0, lmcache=in_redis(server))
     assert settings.lmcache is not None
-    lmcache = Lmcache(settings.lmcache, "m", 0)
-    engine = Engine(settings, lambda _: None, lambda _: None, lmcache=lmcache)
+    lmcache = SimLmcache(settings.lmcache, "m", 0)
+    engine = SimEngine(settings, lambda _: None, lambda _: None, lmcache=lmcache)
     first, second = submit(engine, "a", CHUNK), submit(engine, "b", 2)  # which has no full chunk
     assert engine.schedule()[1] == 2
     assert list(engine.waiting) == first.sequences
@@ -191,7 +191,7 @@ async def test_a_prompt_whose_chunks_are_being_fetched_does_not_hold_up_those_be
     await lmcache.close()
 
 
-def submit(engine: Engine, name: str, tokens: int) -> Generation:
+def submit(engine: SimEngine, name: str, tokens: int) -> Generation:
     builder = PromptBuilder()
     builder.text(name * 4 * tokens)
     prompt = builder.build()
@@ -216,12 +216,12 @@ def test_transfers_wait_for_each_other() -> None:
 
 def test_copies_to_and_from_cpu_memory_take_the_time_of_their_rates() -> None:
     rates = {"kv_bytes_per_token": 1000, "load_bytes_per_s": 8000.0, "store_bytes_per_s": 4000.0}
-    told = LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK, **rates)  # a chunk is loaded in 1 s and stored in 2
+    told = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK, **rates)  # a chunk is loaded in 1 s and stored in 2
     settings = SimSettings(block_size=4, num_gpu_blocks=64, prefill_tokens_per_s=8, decode_s_per_token=0, lmcache=told)
 
     async def first_tokens_s() -> list[float]:
         waits: list[float] = []
-        engine = Engine(settings, waits.append, lambda _: None, lmcache=Lmcache(told, "m", 1))
+        engine = SimEngine(settings, waits.append, lambda _: None, lmcache=SimLmcache(told, "m", 1))
         running = asyncio.ensure_future(engine.run())
         for prompt in ("a", "b", "a"):
             engine.clear_cache()
@@ -256,4 +256,4 @@ def in_virtual_time(coroutine: Any) -> Any:
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        SimSettings(**wrong | {"lmcache": LmcacheSettings(**wrong["lmcache"])})
+        SimSettings(**wrong | {"lmcache": SimLmcacheSettings(**wrong["lmcache"])})

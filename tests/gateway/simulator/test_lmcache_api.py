@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.agent.chunkbook import ChunkTier
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
-from gateway.simulator.settings import LmcacheSettings
+from gateway.simulator.settings import SimLmcacheSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica
 from tests.gateway.simulator.test_lmcache import complete, forget_gpu, stored
 from tests.redis_server import RedisServer, running_redis
@@ -35,7 +35,7 @@ async def speeds_of(replica: RunningReplica) -> dict[str, float]:
 
 
 async def test_it_says_how_its_chunks_are_kept_in_redis(start_replica: StartReplica, server: RedisServer) -> None:
-    told = LmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, key_prefix="mine", ttl_s=60)
+    told = SimLmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, key_prefix="mine", ttl_s=60)
     replica = await start_replica(**REPLICA, lmcache=told)
     assert await tier_of(replica) == ChunkTier("mine", "a/model", CHUNK, 1, 60)
     assert await tier_of(replica, "another/model") is None
@@ -44,7 +44,7 @@ async def test_it_says_how_its_chunks_are_kept_in_redis(start_replica: StartRepl
 
 
 async def test_one_that_keeps_chunks_in_cpu_memory_alone_has_none_in_redis(start_replica: StartReplica) -> None:
-    replica = await start_replica(**REPLICA, lmcache=LmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK))
+    replica = await start_replica(**REPLICA, lmcache=SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK))
     assert (await replica.get("/lmcache/status"))["is_healthy"]
     assert await tier_of(replica) is None
 
@@ -52,7 +52,7 @@ async def test_one_that_keeps_chunks_in_cpu_memory_alone_has_none_in_redis(start
 async def test_its_speeds_are_those_of_the_loads_that_were_made(
     start_replica: StartReplica, server: RedisServer
 ) -> None:
-    told = LmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, redis_read_bytes_per_s=1e6, redis_chunk_s=0)
+    told = SimLmcacheSettings(redis_url=server.url, chunk_tokens=CHUNK, redis_read_bytes_per_s=1e6, redis_chunk_s=0)
     replica = await start_replica(**REPLICA, lmcache=told, speed=SPEED)
     prompt = list(range(1, 3 * CHUNK + 2))
     await complete(replica, prompt)

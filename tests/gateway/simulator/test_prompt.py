@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from gateway.simulator.answers import text_answer
 from gateway.simulator.chat_template import render_chat
 from gateway.simulator.images import Image, ImageReader
-from gateway.simulator.prompt import BlockHasher, Prompt, PromptBuilder, extra_keys, token_ids, token_of, token_text
+from gateway.simulator.prompt import (
+    BlockHasher,
+    EnginePrompt,
+    PromptBuilder,
+    extra_keys,
+    token_ids,
+    token_of,
+    token_text,
+)
 from tests.gateway.simulator.pictures import image_part
 
 _BLOCK_SIZE = 4
@@ -15,7 +23,7 @@ _turn = st.lists(st.one_of(st.text(max_size=20), st.integers(0, 3).map(image_par
 )
 
 
-def hashes(prompt: Prompt) -> list[int]:
+def hashes(prompt: EnginePrompt) -> list[int]:
     hasher = BlockHasher(prompt, _BLOCK_SIZE)
     hasher.extend(prompt.tokens)
     return hasher.hashes
@@ -28,7 +36,7 @@ def test_the_next_turn_of_a_conversation_starts_with_the_tokens_and_blocks_of_th
 ) -> None:
     reader = ImageReader()
     messages: list[object] = []
-    previous: Prompt | None = None
+    previous: EnginePrompt | None = None
     for turn in turns:
         messages.append({"role": "user", "content": turn})
         prompt = render_chat(messages, reader)
@@ -71,7 +79,7 @@ def test_an_image_enters_the_keys_of_the_blocks_it_touches_with_its_offset_from_
 
 
 def test_salt_adapter_and_image_each_change_every_hash_from_the_first_block_on() -> None:
-    def prompt(identity: str = "a", lora: str | None = None, salt: str | None = None) -> Prompt:
+    def prompt(identity: str = "a", lora: str | None = None, salt: str | None = None) -> EnginePrompt:
         builder = PromptBuilder()
         builder.image(Image(identity, "content", 16))
         return builder.build(lora, salt)

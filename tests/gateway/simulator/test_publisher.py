@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.agent.events import Stored, decode
 from gateway.ops.local.ports import free_ports
-from gateway.simulator.replica import Replica
+from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartPublishing, StartReplica, cached_tokens_of, join
 from tests.gateway.simulator.subscription import END, Subscription, subscribed
@@ -131,7 +131,7 @@ async def test_a_rank_takes_the_ports_after_those_before_it_and_a_taken_one_is_s
     port = two_in_a_row()[1]
     replica = await start_replica(events_port=port)
     assert (await replica.get("/kv_event_sources"))["0"]["endpoint"].endswith(f":{port}")
-    other = Replica(SimSettings(events_port=port - 1, data_parallel=2))
+    other = SimReplica(SimSettings(events_port=port - 1, data_parallel=2))
     with pytest.raises(OSError, match=f"KV events on tcp://127.0.0.1:{port}: Address already in use"):
         other.start()
     await other.close()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.store import Store, StoreSettings
+from coordinator.store import Store, StoreOptions
 from gateway.replicas.fleet import Fleet
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.upstream import Upstream
@@ -36,7 +36,7 @@ async def hi(raw: RawReplica, upstream: Upstream) -> bytes:
 async def test_an_idle_connection_to_a_replica_that_is_gone_is_closed(
     raw: RawReplica, upstream: Upstream, left: asyncio.Event
 ) -> None:
-    fleet = Fleet([], Store(StoreSettings("redis://127.0.0.1:1"), "g0"), upstream)
+    fleet = Fleet([], Store(StoreOptions("redis://127.0.0.1:1"), "g0"), upstream)
     fleet.use([ReplicaSettings(id="r0", url=raw.url)])
     assert await hi(raw, upstream) == b"hi"
     assert list(upstream._origins) == [raw.url]

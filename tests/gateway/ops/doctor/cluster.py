@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.engine.facts import ModelCard
-from coordinator.registry import AgentRecord, Fleet, ReplicaRecord
+from coordinator.registry import AgentRecord, PoolState, ReplicaRecord
 from coordinator.survey import ForeignKey, Look, Server, Unreadable
-from gateway.ops.doctor.evidence import Facts, Gateway, Lmcache, Pool, Replica
+from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
 
 NOW_MS = 1_800_000_000_000
 LIFE = "19a0"
@@ -43,14 +43,14 @@ def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> Server:
     return replace(SERVER, foreign=(*SERVER.foreign, ForeignKey(name, has_ttl, size_bytes)))
 
 
-def told(**info: str) -> Facts:
+def told(**info: str) -> Evidence:
     """The healthy cluster, in whose Redis INFO says this."""
     return replace(FACTS, redis=replace(SERVER, info=SERVER.info | info))
 
 
-def replica(name: str) -> Replica:
+def replica(name: str) -> ReplicaEvidence:
     endpoint = "tcp://[::ffff:127.0.0.1]:5557"
-    return Replica(
+    return ReplicaEvidence(
         id=name,
         url=f"http://{name}:8000",
         pool="m",
@@ -67,7 +67,7 @@ def look(at_s: float = 0.0) -> Look:
     now_ms = NOW_MS + int(at_s * 1000)
     return Look(
         pool="m",
-        fleet=Fleet(
+        fleet=PoolState(
             known=True,
             expired_gateways=(),
             replicas={
@@ -90,8 +90,8 @@ def look(at_s: float = 0.0) -> Look:
     )
 
 
-def gateway(name: str) -> Gateway:
-    return Gateway(
+def gateway(name: str) -> GatewayEvidence:
+    return GatewayEvidence(
         url=f"http://{name}:8080",
         id=f"{name}.aaaaaa",
         version="0.1.0",
@@ -104,26 +104,29 @@ def gateway(name: str) -> Gateway:
     )
 
 
-POOL = Pool("m", tuple(map(replica, IDS)), tuple(map(look, range(5))))
-FACTS = Facts(
+POOL = PoolEvidence("m", tuple(map(replica, IDS)), tuple(map(look, range(5))))
+FACTS = Evidence(
     redis=SERVER,
     pools=(POOL,),
     gateways=(gateway("gw0"), gateway("gw1")),
-    lmcache=(Lmcache("http://r0:5580", "", "256", "blake3"), Lmcache("http://r1:5580", "", "256", "blake3")),
+    lmcache=(
+        LmcacheEvidence("http://r0:5580", "", "256", "blake3"),
+        LmcacheEvidence("http://r1:5580", "", "256", "blake3"),
+    ),
 )
 
 
-def with_replica(**changes: Any) -> Facts:
+def with_replica(**changes: Any) -> Evidence:
     """The healthy cluster, whose r1 is otherwise."""
     return replace(FACTS, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
 
 
-def with_gateway(**changes: Any) -> Facts:
+def with_gateway(**changes: Any) -> Evidence:
     """The healthy cluster, whose gw1 is otherwise."""
     return replace(FACTS, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
-def with_fleet(**changes: Any) -> Facts:
+def with_fleet(**changes: Any) -> Evidence:
     """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
 
     def changed(seen: Look) -> Look:
@@ -142,12 +145,12 @@ def with_fleet(**changes: Any) -> Facts:
     return replace(FACTS, pools=(replace(POOL, looks=tuple(map(changed, POOL.looks))),))
 
 
-def with_looks(**changes: Any) -> Facts:
+def with_looks(**changes: Any) -> Evidence:
     """The healthy cluster, with something otherwise at all looks."""
     return replace(FACTS, pools=(replace(POOL, looks=tuple(replace(seen, **changes) for seen in POOL.looks)),))
 
 
-def with_server(**changes: Any) -> Facts:
+def with_server(**changes: Any) -> Evidence:
     return replace(FACTS, redis=replace(SERVER, **changes))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.ops.doctor.evidence import Facts, Lmcache, Unknown
+from gateway.ops.doctor.evidence import Evidence, LmcacheEvidence, Unknown
 from gateway.ops.doctor.examine import examine, kinds
 from tests.gateway.ops.doctor.cluster import (
     FACTS,
@@ -30,7 +30,7 @@ from tests.gateway.ops.doctor.cluster import (
 GIB = 2**30
 
 
-def unfollowed(**changes: Any) -> Facts:
+def unfollowed(**changes: Any) -> Evidence:
     pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
     return replace(FACTS, pools=(pool,))
 
@@ -39,7 +39,7 @@ def counted(tokens: float) -> dict[str, float]:
     return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0}
 
 
-def unheard_while_computing(*tokens_at_each_look: int) -> Facts:
+def unheard_while_computing(*tokens_at_each_look: int) -> Evidence:
     looks = []
     for seen, tokens in zip(POOL.looks, tokens_at_each_look, strict=True):
         agents = seen.fleet.agents | {"r1": replace(seen.fleet.agents["r1"], seq=100)}
@@ -48,7 +48,7 @@ def unheard_while_computing(*tokens_at_each_look: int) -> Facts:
     return replace(FACTS, pools=(replace(POOL, looks=tuple(looks)),))
 
 
-def another_pool() -> Facts:
+def another_pool() -> Evidence:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
     here = POOL.looks[0].fleet
     fleet = replace(
@@ -62,16 +62,16 @@ def another_pool() -> Facts:
     return replace(FACTS, pools=(POOL, replace(POOL, name="n", replicas=(other,), looks=looks)))
 
 
-def cached(**labels: str) -> Facts:
+def cached(**labels: str) -> Evidence:
     known = replica("r1").cache
     return with_replica(cache={**known, **labels})
 
 
-def with_chunk(name: str, **of_it: Any) -> Facts:
+def with_chunk(name: str, **of_it: Any) -> Evidence:
     return replace(FACTS, redis=chunk(name, **of_it))
 
 
-def with_lmcache(*servers: Lmcache) -> Facts:
+def with_lmcache(*servers: LmcacheEvidence) -> Evidence:
     return replace(FACTS, lmcache=servers)
 
 
@@ -79,7 +79,7 @@ UNLIMITED = told(maxmemory="0", used_memory=str(5 * GIB), evicted_keys="0")
 AWAY = replace(POOL, looks=())
 
 # What is found, in which facts, and what follows from the same fault.
-CASES: list[tuple[str, Facts, set[str]]] = [
+CASES: list[tuple[str, Evidence, set[str]]] = [
     ("redis-unreachable", replace(FACTS, redis=Unknown("connection refused"), pools=(AWAY,)), set()),
     ("redis-too-old", told(redis_version="6.0.16"), set()),
     ("redis-before-7", told(redis_version="6.2.14"), set()),
@@ -149,17 +149,20 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
     ("clock-skew", with_server(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
     ("redis-clock-stepped", with_looks(went_back=(NOW_MS - 60_000, 5000)), set()),
-    ("lmcache-unreachable", with_lmcache(Lmcache("http://r0:5580", "no answer")), set()),
+    ("lmcache-unreachable", with_lmcache(LmcacheEvidence("http://r0:5580", "no answer")), set()),
     (
         "lmcache-differs",
-        with_lmcache(Lmcache("http://r0:5580", "", "256", "blake3"), Lmcache("http://r1:5580", "", "64", "blake3")),
+        with_lmcache(
+            LmcacheEvidence("http://r0:5580", "", "256", "blake3"),
+            LmcacheEvidence("http://r1:5580", "", "64", "blake3"),
+        ),
         set(),
     ),
 ]
 
 
 @pytest.mark.parametrize(("code", "facts", "follows"), CASES, ids=[case[0] for case in CASES])
-def test_what_is_wrong_is_found_and_nothing_else(code: str, facts: Facts, follows: set[str]) -> None:
+def test_what_is_wrong_is_found_and_nothing_else(code: str, facts: Evidence, follows: set[str]) -> None:
     found = {finding.code for finding in examine(facts).findings}
     assert found - follows == {code} - follows
     assert code in found
@@ -175,7 +178,7 @@ def test_every_finding_is_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("facts", [case[1] for case in CASES], ids=[case[0] for case in CASES])
-def test_every_finding_says_what_is_so_and_fills_in_its_fix(facts: Facts) -> None:
+def test_every_finding_says_what_is_so_and_fills_in_its_fix(facts: Evidence) -> None:
     for finding in examine(facts).findings:
         assert finding.what
         assert "{" not in finding.fix
@@ -217,11 +220,11 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "events on a socket",
     ],
 )
-def test_what_is_harmless_is_not_found(facts: Facts) -> None:
+def test_what_is_harmless_is_not_found(facts: Evidence) -> None:
     assert examine(facts).findings == ()
 
 
-def also_told_by_the_watch(facts: Facts, condition: str) -> Facts:
+def also_told_by_the_watch(facts: Evidence, condition: str) -> Evidence:
     first, second = facts.gateways
     return replace(facts, gateways=(first, replace(second, store_warnings={condition: "the same"})))
 
@@ -239,7 +242,9 @@ def also_told_by_the_watch(facts: Facts, condition: str) -> Facts:
         ("coordination_evicted", with_server(foreign=())),
     ],
 )
-def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(condition: str, facts: Facts) -> None:
+def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(
+    condition: str, facts: Evidence
+) -> None:
     assert examine(also_told_by_the_watch(facts, condition)).findings == examine(facts).findings
     alone = examine(also_told_by_the_watch(FACTS, condition)).findings
     assert [finding.code for finding in alone] == ["watch-warns"]
@@ -290,7 +295,7 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
         (with_replica(clock_ahead_s=None), "replica r1", "its clock"),
     ],
 )
-def test_what_could_not_be_checked_is_said_with_its_reason(facts: Facts, subject: str, what: str) -> None:
+def test_what_could_not_be_checked_is_said_with_its_reason(facts: Evidence, subject: str, what: str) -> None:
     unchecked = examine(facts).unchecked
     assert (subject, what) in {(each.subject, each.what) for each in unchecked}
     assert all(each.why for each in unchecked)

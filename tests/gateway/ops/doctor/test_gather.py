@@ -13,7 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gateway.ops.doctor.evidence import Facts, Replica, Unknown
+from gateway.ops.doctor.evidence import Evidence, ReplicaEvidence, Unknown
 from gateway.ops.doctor.gather import Targets, gather
 from gateway.ops.doctor.replicas import ask_replica
 from gateway.ops.doctor.servers import ask_gateway, ask_lmcache
@@ -47,15 +47,15 @@ async def answering(answers: dict[str, Any], seen: list[web.Request] | None = No
         yield url
 
 
-async def asked(url: str, with_key: bool = False, timeout_s: float = 2.0) -> Replica:
+async def asked(url: str, with_key: bool = False, timeout_s: float = 2.0) -> ReplicaEvidence:
     upstream = Upstream(TimeoutSettings(), "replica-key")
     try:
-        return await ask_replica(upstream, Replica("r0", url), with_key, timeout_s)
+        return await ask_replica(upstream, ReplicaEvidence("r0", url), with_key, timeout_s)
     finally:
         await upstream.close()
 
 
-async def gathered(*urls: str, **targets: Any) -> Facts:
+async def gathered(*urls: str, **targets: Any) -> Evidence:
     replicas = tuple(ReplicaSettings(id=f"r{n}", url=url) for n, url in enumerate(urls))
     return await gather(Targets(NOWHERE, replicas=replicas, **targets))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.ops.local.plan import Fronted
-from gateway.ops.local.waiting import Waiting, why_not_ready
+from gateway.ops.local.waiting import WaitReport, why_not_ready
 
 SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answer on http://127.0.0.1:8080"}
 
@@ -11,7 +11,7 @@ SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answ
 def told(*problems: tuple[float, dict[str, str]]) -> list[str]:
     """What was said by then, of problems by the seconds waited."""
     said: list[str] = []
-    waiting = Waiting(["gw0", "gw1"], said.append)
+    waiting = WaitReport(["gw0", "gw1"], said.append)
     for waited_s, those in problems:
         waiting.tell(those, waited_s)
     return said

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from gateway.errors import ApiError
-from gateway.prompt import Engine, PromptLimits, Steps
+from gateway.prompt import CacheScope, PromptLimits, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.request.reading import Ask, Reading, Rules, read_body
 from gateway.request.reading import workers as processes
@@ -25,10 +25,10 @@ RULES = Rules(("session_id",), ("session_id",), PromptLimits(max_messages=50))
 CHAT = Ask("/v1/chat/completions", "application/json")
 
 
-def resolve(path: str, model: str | None, cache_salt: str | None) -> Engine:
+def resolve(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
     if model == "nonesuch":
         raise ApiError(404, "model_not_found", "no such model", "model", {"x-more": "1"})
-    return Engine(f"{path} {model}", None, cache_salt)
+    return CacheScope(f"{path} {model}", None, cache_salt)
 
 
 def chat(*content: Any, **fields: Any) -> bytes:
