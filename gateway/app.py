@@ -16,6 +16,7 @@ from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.control.explain import Explainer
 from gateway.control.routes import Status, build_control
+from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
@@ -35,7 +36,6 @@ from gateway.replicas.health_checks import Checks
 from gateway.replicas.progress import Progress
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
-from gateway.request.paths import PROMPT_PATHS
 from gateway.request.reader import Reader
 from gateway.routing.router import Router
 from gateway.settings.gateway_settings import GatewaySettings
@@ -43,8 +43,6 @@ from gateway.tasks import Tasks
 from gateway.upstream import Upstream
 
 _log = structlog.get_logger("kvgate")
-_CONTROL_PATHS = ("/v1/models", "/v1/route/explain")
-_BARE_PATHS = PROMPT_PATHS | {"/detokenize", "/pooling", "/classify"}
 
 
 class Gateway:
@@ -135,7 +133,7 @@ class Gateway:
         """Answer one request. A slash at the end of its path means nothing, here nor to vLLM."""
         if len(exchange.path) > 1:
             exchange.path = exchange.path.removesuffix("/")
-        if _is_proxied(exchange.path):
+        if is_proxied(exchange.path):
             await self.proxy(exchange)
         else:
             await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
@@ -160,12 +158,6 @@ def _upstream(settings: GatewaySettings) -> Upstream:
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
     watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
     return Watcher(settings.redis.url, gateway, watch)
-
-
-def _is_proxied(path: str) -> bool:
-    return path in _BARE_PATHS or (
-        path.startswith("/v1/") and path not in _CONTROL_PATHS and not path.startswith("/v1/models/")
-    )
 
 
 class App:

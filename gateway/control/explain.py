@@ -9,13 +9,13 @@ import orjson
 
 from coordinator.errors import StoreError
 from coordinator.pool.inspect import read_owners
+from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import AdmissionSlot
-from gateway.request.job import Job
 from gateway.request.keyring import Caller
-from gateway.request.reader import Reader
+from gateway.request.reader import Job, Reader
 from gateway.request.reading import Ask, Body
 from gateway.routing.router import Router
 
@@ -35,7 +35,7 @@ class Explainer:
         self, body: Body, headers: Mapping[str, str], caller: Caller, place: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
         """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
-        job = Job("explain", "POST", path or "", "", caller, self._reader.policy(headers), {})
+        job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
         await self._reader.fill(job, Ask(path or ""), place, body)
         await self._pin(job)
         if job.prompt is None:

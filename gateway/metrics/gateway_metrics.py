@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
-from gateway.request.paths import PROMPT_PATHS
 
 # Each at most twice the one before, and mostly less: a quantile is interpolated between two of them.
 _LATENCY_S = (
@@ -199,10 +198,6 @@ class Metrics:
             *self.engine.values(),
         )
         """Gauges of which each replica has its own."""
-
-    def path_label(self, path: str) -> str:
-        """A bounded set of labels: clients choose paths."""
-        return path if path in PROMPT_PATHS else "other"
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from gateway.endpoints import PromptKind, endpoint_of
 from gateway.errors import bad_field
 from gateway.prompt.anthropic import read_anthropic
 from gateway.prompt.chat import read_chat
@@ -16,17 +17,15 @@ from gateway.prompt.root import CacheScope
 from gateway.prompt.steps import UNBOUNDED, Steps
 from gateway.prompt.writer import PromptWriter
 
-_READERS: Final[dict[str, Callable[[PromptWriter, dict[str, Any], CacheScope], None]]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/completions": read_completion,
-    "/v1/embeddings": read_embedding,
-    "/v1/responses": read_responses,
-    "/v1/messages": read_anthropic,
-    "/tokenize": read_tokenize,
-    "/v1/rerank": read_rerank,
-    "/rerank": read_rerank,
-    "/v1/score": read_score,
-    "/score": read_score,
+_READERS: Final[dict[PromptKind, Callable[[PromptWriter, dict[str, Any], CacheScope], None]]] = {
+    "chat": read_chat,
+    "completion": read_completion,
+    "embedding": read_embedding,
+    "response": read_responses,
+    "message": read_anthropic,
+    "tokenize": read_tokenize,
+    "rerank": read_rerank,
+    "score": read_score,
 }
 
 
@@ -49,13 +48,13 @@ def read_prompt(
     get the gateway's own (`body_changed`). Raises ApiError 400, naming the field, for bad input, and TooManySteps
     where reading it takes more than `steps`.
     """
-    reader = _READERS.get(path)
+    kind = endpoint_of(path).prompt
     model = body.get("model")
-    if reader is None:
+    if kind is None:
         sample = root_model.encode(errors="replace")
         return Prompt(model if isinstance(model, str) else "", [], [], [], [], sample, body_changed=False)
     if not utf8(model, "model"):
         raise bad_field("model", "must name a model")
     writer = PromptWriter(limits, steps or Steps(UNBOUNDED))
-    reader(writer, body, CacheScope(root_model, adapter, cache_salt))
+    _READERS[kind](writer, body, CacheScope(root_model, adapter, cache_salt))
     return writer.prompt(str(model))

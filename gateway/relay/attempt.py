@@ -20,14 +20,14 @@ from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.sse import event_data
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
-from gateway.request.job import Job, no_replica
+from gateway.request.reader import Job, no_replica
 from gateway.request.reading.document import with_fields
-from gateway.routing.router import Router, Ticket
+from gateway.routing.router import Router
+from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.upstream import Answer, Buffer, Upstream, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES
 
-_COMPUTE_NOTHING = frozenset({"/tokenize"})
 _JSON = ((b"content-type", b"application/json"),)
 
 
@@ -72,13 +72,10 @@ class Attempts:
         self._budget.note_request(time.monotonic())
         tickets: list[Ticket] = []
         failures: list[Failure] = []
-        pool = self._router.pool(job)
         held = HeldBytes(self._admission)
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
-                # A failed attempt's reservation is given back by the next placement, in the same step.
-                release = tickets[-1].request.reservation if tickets else ""
-                ticket = await self._router.place(job, self._tried(job, tickets), release)
+                ticket = await self._router.place(job, self._tried(job, tickets), tickets[-1] if tickets else None)
                 if ticket is None:
                     break
                 if failures:
@@ -92,7 +89,7 @@ class Attempts:
         finally:
             held.let_go()
             for each in tickets:
-                pool.done(each.request.reservation)
+                each.done()
         if not self._is_uncompared(job, failures):
             self._count(tickets, failures, was_answered=False)
         self._give_up(job, tickets, failures, reply)
@@ -164,7 +161,8 @@ class Attempts:
                 is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
             if streamed and (failure := _broken_start(answer.look())) is not None:
                 return self._doubted(ticket, failure)
-            ticket.computed = answer.status < 400 and job.path not in _COMPUTE_NOTHING
+            if answer.status < 400 and not streamed and job.endpoint.computes_prompt:
+                ticket.computed()
             self._router.succeeded(ticket)
             if failures:
                 self._count(tickets, failures, was_answered=True)
@@ -181,8 +179,7 @@ class Attempts:
         finally:
             if answer is not None:
                 answer.close()
-            if not ticket.computed:
-                self._router.withdraw(ticket)
+            ticket.failed()  # unless it has computed its prompt
 
     async def _relayed(
         self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, streamed: bool

@@ -15,7 +15,7 @@ from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged
 from coordinator.scripts import Placement
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.routing.router import Ticket
+from gateway.routing.ticket import Ticket
 from gateway.tasks import Tasks
 
 _log = structlog.get_logger("kvgate.audit")

@@ -1,4 +1,4 @@
-"""How each API shapes an error: as an answer, and as the last event of a stream that has begun. The path decides.
+"""How each API shapes an error: as an answer, and as the last event of a stream that has begun.
 
 Sources: OpenAI's reference (the error object; the `error` event of responses) and Anthropic's (errors; the `error`
 event of messages). The official SDKs raise on each of these events, and on no other shape of them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import orjson
 
+from gateway.endpoints import Api
 from gateway.errors import ApiError
 
 _ANTHROPIC_TYPES = {
@@ -21,25 +22,20 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def is_anthropic(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
-def error_body(error: ApiError, path: str, request_id: str) -> bytes:
+def error_body(error: ApiError, api: Api, request_id: str) -> bytes:
     """The JSON body of an answer that is an error."""
-    return orjson.dumps(_anthropic(error, request_id)) if is_anthropic(path) else error.body()
+    return orjson.dumps(_anthropic(error, request_id)) if api == "anthropic" else error.body()
 
 
-def error_event(error: ApiError, path: str, request_id: str, sequence_number: int) -> bytes:
-    """The last event of a stream that broke; `sequence_number` counts a response's events and is used for them alone.
+def error_event(error: ApiError, api: Api, request_id: str, sequence_number: int) -> bytes:
+    """The last event of a stream that broke. Only events of OpenAI's responses have a `sequence_number`.
 
-    An `error` event of a response has its fields at the top. OpenAI's SDKs give such an event to their caller as any
-    other; what they raise on is an object `error` in its data, so it has that as well.
+    The `error` event of a response has its fields at the top. OpenAI's SDKs hand such an event to their caller. They
+    raise only if its data has an object `error`, so the event has that as well.
     """
-    if is_anthropic(path):
+    if api == "anthropic":
         return b"event: error\ndata: " + orjson.dumps(_anthropic(error, request_id)) + b"\n\n"
-    if path != "/v1/responses":
+    if api == "openai":
         return b"data: " + error.body() + b"\n\n"
     event = {
         "type": "error",

@@ -22,12 +22,11 @@ from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
 from gateway.relay.deaths import Deaths
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.hangs import Hangs
 from gateway.replicas.health_checks import Checks
-from gateway.replicas.member import Member
 from gateway.replicas.progress import Progress
-from gateway.routing.router import Ticket
+from gateway.routing.ticket import Ticket
 
 _log = structlog.get_logger("kvgate.moves")
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.deadlines import Deadlines
+from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError
 from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
@@ -22,10 +23,9 @@ from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import upload_body, whole_body
-from gateway.request.job import Job
 from gateway.request.keyring import Caller, Keyring
-from gateway.request.large_bodies import LARGE_BYTES, LargeBodies
-from gateway.request.reader import Reader
+from gateway.request.memory import LARGE_BYTES, LargeBodies
+from gateway.request.reader import Job, Reader
 from gateway.request.reading import Body
 from gateway.settings.limit_settings import TimeoutSettings
 
@@ -65,7 +65,8 @@ class Proxy:
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request; every ending is counted and logged here."""
         started = time.perf_counter()
-        reply = Reply(exchange, started)
+        endpoint = endpoint_of(exchange.path)
+        reply = Reply(exchange, endpoint.api, started)
         place: AdmissionSlot | None = None
         try:
             caller = self._keyring.identify(exchange.headers)
@@ -95,7 +96,7 @@ class Proxy:
                 if place.held_bytes >= LARGE_BYTES:
                     self._large_bodies.released()
                 place.release()
-            self._count(exchange.path, reply, time.perf_counter() - started)
+            self._count(endpoint, reply, time.perf_counter() - started)
 
     async def _receive(self, place: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body, which is mostly here already."""
@@ -124,8 +125,8 @@ class Proxy:
         finally:
             exchange.stops_when_gone = False
 
-    def _count(self, path: str, reply: Reply, duration_s: float) -> None:
-        label = self._metrics.path_label(path)
+    def _count(self, endpoint: Endpoint, reply: Reply, duration_s: float) -> None:
+        label = endpoint.label
         self._metrics.requests.inc(label, str(reply.status))
         self._metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:

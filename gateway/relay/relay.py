@@ -14,25 +14,11 @@ from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
 from gateway.relay.stored_responses import Responses
 from gateway.replicas.progress import Progress
-from gateway.request.job import Job
-from gateway.request.reader import Reader
-from gateway.routing.router import Ticket
+from gateway.request.reader import Job, Reader
+from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES, is_light, last_usage
 
-# Where an answer's usage counts exactly the one prompt, and where vLLM returns token ids.
-_MEASURED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-_TOKEN_ID_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-# The line with which a complete stream's last event begins, on the paths where that is defined.
-_DONE = (b"data: [DONE]", b"data:[DONE]")
-_END_MARKS = {
-    "/v1/chat/completions": _DONE,
-    "/v1/completions": _DONE,
-    "/v1/messages": (b"event: message_stop", b"event: error"),
-    "/v1/responses": tuple(
-        b"event: response." + state for state in (b"completed", b"failed", b"incomplete", b"cancelled")
-    ),
-}
 _PREFACE = tuple(
     b"event: response." + state + end for state in (b"created", b"queued", b"in_progress") for end in (b"\n", b"\r")
 )
@@ -67,13 +53,12 @@ class Relay:
         """Pass on an answer that was gathered; what it holds is free for others once the client has taken it."""
         body = answer.take()
         self._pieces[ticket.replica] += 1
-        _confirm(ticket)
         if _teaches(job, ticket):
             is_asked = asks_token_ids(job, ticket) and len(body) <= MAX_PARSED_BYTES and is_light(body)
             document = self._read(job, ticket, body, parse=is_asked or len(body) <= _MAX_READ_BYTES)
             self._learn(job, ticket, document, take_token_ids(document) if is_asked else [])
             body = orjson.dumps(document) if is_asked and document and not job.wants_token_ids else body
-        ticket.pool.done(ticket.request.reservation)  # before the client, who may ask on at once, hears of it
+        ticket.done()  # before the answer: the client may ask on at once
         if len(body) <= _WRITE_AHEAD_BYTES:
             reply.whole(answer.status, passed_headers(answer), body)
             return
@@ -82,7 +67,6 @@ class Relay:
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Relay an answer that is not to be gathered as it comes. Raises StreamBroken when it breaks off."""
-        _confirm(ticket)
         end = b""
 
         def pass_on(piece: bytes) -> bool:
@@ -104,19 +88,19 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
-        ticket.pool.done(ticket.request.reservation)
+        ticket.done()
         if _teaches(job, ticket):
             self._learn(job, ticket, {"usage": last_usage(end + last)}, [])
         await _ended(reply, last, drained)
 
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Relay events as they come. Raises StreamBroken when the stream breaks off."""
-        watch = self._watch(job, ticket, reply) if job.path == "/v1/responses" else None
+        watch = self._watch(job, ticket, reply) if job.endpoint.stores_responses else None
         if watch is None:
-            _begun(ticket)
+            ticket.first_token()
         relay = EventRelay(
             job.strip_usage,
-            _END_MARKS.get(job.path, ()),
+            job.endpoint.end_marks,
             reads_token_ids=asks_token_ids(job, ticket),
             strip_token_ids=not job.wants_token_ids,
         )
@@ -153,7 +137,7 @@ class Relay:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
-        ticket.pool.done(ticket.request.reservation)
+        ticket.done()
         self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
         await _ended(reply, ready + rest, drained)
 
@@ -165,7 +149,7 @@ class Relay:
             nonlocal has_begun
             if not has_begun and not _is_preface(events):
                 has_begun = True
-                _begun(ticket)
+                ticket.first_token()
             self._pieces[ticket.replica] += has_begun
             if not job.response_noted:
                 self._responses.notice(job, ticket, events)
@@ -191,24 +175,13 @@ class Relay:
         if job.reads_cache:
             self._audit.observe(ticket, usage)
         placement = ticket.placement
-        if placement is not None and placement.claimed_from and job.path in _MEASURED_PATHS:
+        if placement is not None and placement.claimed_from and job.endpoint.usage_counts_prompt:
             tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens, token_ids)
-
-
-def _begun(ticket: Ticket) -> None:
-    """The first token is here: the prompt is computed."""
-    ticket.pool.first_token(ticket.request.reservation)
-    _confirm(ticket)
-
-
-def _confirm(ticket: Ticket) -> None:
-    if ticket.computed and ticket.placement is not None:
-        ticket.pool.confirm(ticket.request, ticket.placement)
 
 
 def _teaches(job: Job, ticket: Ticket) -> bool:
     """Whether something can be learned from an answer that is not streamed."""
-    return ticket.computed and job.prompt is not None and bool(job.prompt.keys)
+    return ticket.is_computed and job.prompt is not None and bool(job.prompt.keys)
 
 
 async def _drained(reply: Reply, held: HeldBytes) -> None:
@@ -245,7 +218,7 @@ def asks_token_ids(job: Job, ticket: Ticket) -> bool:
         placement is not None
         and placement.mode == "token_ids"
         and placement.claimed_from > 0
-        and job.path in _TOKEN_ID_PATHS
+        and job.endpoint.returns_token_ids
         and not job.is_batch
     )
 

@@ -7,11 +7,12 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 
+from gateway.endpoints import Api
 from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
-from gateway.relay.error_shapes import error_body, error_event, is_anthropic
+from gateway.relay.error_shapes import error_body, error_event
 from gateway.relay.sse import next_sequence_number
-from gateway.routing.router import Ticket
+from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
@@ -41,7 +42,7 @@ RawHeaders = list[tuple[bytes, bytes]]
 class Reply:
     """Sends status, headers and body once, and remembers what the log and the metrics need."""
 
-    def __init__(self, exchange: Exchange, started: float) -> None:
+    def __init__(self, exchange: Exchange, api: Api, started: float) -> None:
         self.request_id = request_id(exchange.headers)
         self.status = 0
         self.code = ""
@@ -52,6 +53,7 @@ class Reply:
         self.numbered_events = b""
         """Of a streamed response: what went by last that has sequence numbers."""
         self._exchange = exchange
+        self._api = api
         self._started = started
         self._has_events = False
 
@@ -115,24 +117,23 @@ class Reply:
         """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
         an error event; of anything else the connection is cut, as is done with all that is left without an end."""
         self.code = error.code
-        path = self._exchange.path
         if self._exchange.is_answered:
             return
         if self._exchange.has_started:
             if not self._has_events:
                 return
             number = next_sequence_number(self.numbered_events)
-            self.end(error_event(error, path, self.request_id, number))
+            self.end(error_event(error, self._api, self.request_id, number))
             return
         self.status = error.status
         headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         headers += [(b"content-type", b"application/json"), *self._own_headers()]
-        self._exchange.whole(error.status, headers, error_body(error, path, self.request_id))
+        self._exchange.whole(error.status, headers, error_body(error, self._api, self.request_id))
 
     def _own_headers(self) -> RawHeaders:
         request_id = self.request_id.encode()
         own = [(b"x-request-id", request_id), *self.receipt]
-        return [(b"request-id", request_id), *own] if is_anthropic(self._exchange.path) else own
+        return [(b"request-id", request_id), *own] if self._api == "anthropic" else own
 
 
 def request_id(headers: Mapping[str, str]) -> str:

@@ -9,14 +9,12 @@ from coordinator.errors import StoreError
 from coordinator.pool import response_owners as stored
 from coordinator.store import Store
 from gateway.errors import ApiError
-from gateway.replicas.fleet import Fleet
-from gateway.replicas.served import Served
-from gateway.request.job import Job
+from gateway.replicas.fleet import Fleet, Served
 from gateway.request.paths import stored_response
-from gateway.routing.router import Ticket
+from gateway.request.reader import Job
+from gateway.routing.ticket import Ticket
 from gateway.upstream.excerpts import WINDOW_BYTES
 
-_PATH = "/v1/responses"
 _ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
 
 
@@ -64,7 +62,7 @@ class Responses:
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
         """Remember a response by the first events that name it, or by the beginning of an answer that is not parsed."""
-        if job.path != _PATH or job.response_noted:
+        if not job.endpoint.stores_responses or job.response_noted:
             return
         if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
             self._remember(job, ticket, found[1].decode("ascii", "replace"))
@@ -72,7 +70,7 @@ class Responses:
     def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
         """Remember a response answered in one piece."""
         response_id = document.get("id")
-        if job.path == _PATH and not job.response_noted and isinstance(response_id, str):
+        if job.endpoint.stores_responses and not job.response_noted and isinstance(response_id, str):
             self._remember(job, ticket, response_id)
 
     def _remember(self, job: Job, ticket: Ticket, response_id: str) -> None:

@@ -1,18 +1,22 @@
-"""Which replicas there are, and what they serve.
+"""The replicas that a gateway knows of, and the models that they serve.
 
-Every gateway asks each replica for its models, and registers what it finds: see `checks`.
+`Member` is one replica. `Served` is one model name, with the replicas that serve it. `Fleet` has all of both. The
+health checks (`health_checks`) fill them in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.engine.facts import EngineFacts, ModelCard, base_card
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.member import Member
-from gateway.replicas.served import Served, index
+from gateway.replicas.identity import Identity
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.upstream import Upstream
 
@@ -20,6 +24,64 @@ _PROBLEMS = {
     "hung": "it has work, and shows no progress",
     "dead": "it answers this gateway, but not the one that checks it for all",
 }
+_LIVES = re.compile(r"life-(\d{1,15})")
+
+
+@dataclass(slots=True)
+class Member:
+    """A replica as this gateway knows it."""
+
+    id: str
+    url: str
+    dp_rank: int | None = None
+    cards: list[ModelCard] = field(default_factory=list)
+    pool: str = ""
+    facts: EngineFacts = field(default_factory=EngineFacts)
+    alive: bool = False
+    failures: int = 0
+    problem: str = "not reached yet"
+    answers: bool = False
+    """Whether it answered this gateway when it was asked last."""
+    asked_s: float = 0.0
+    answered_s: float = field(default_factory=time.monotonic)
+    """When it answered last, or was first heard of."""
+    lacks_metrics: bool = False
+    """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
+    identity: Identity = field(default_factory=Identity)
+    check: asyncio.Task[None] | None = None
+    """It is being asked whether it lives, until this is done."""
+
+    def incarnation(self, known: ReplicaRecord | None) -> str:
+        """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
+        if known is not None and (not self.alive or self.lacks_metrics):
+            return known.incarnation  # dying is not another life
+        if self.facts.started:
+            return self.facts.started
+        lives = _LIVES.fullmatch(known.incarnation) if known is not None else None
+        if known is None or lives is None:
+            return "life-1"
+        return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A served model name: the pool behind it, and what enters the prompt's root."""
+
+    pool: str
+    root_model: str
+    adapter: str | None
+    replicas: dict[str, str]
+    """Where the replicas that serve it are, as this gateway is configured or has found out: nobody who can write to
+    the store can send prompts elsewhere."""
+    apart: dict[str, str] = field(default_factory=dict)
+    """The lives of those whose id means another engine in the store: see `identity`."""
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Those among which the store may choose."""
+        if not self.apart:
+            return tuple(self.replicas)
+        return tuple(name for name in self.replicas if name not in self.apart)
 
 
 class Fleet:
@@ -132,6 +194,23 @@ class Fleet:
     def index(self) -> None:
         """What is served has changed."""
         self._served = index(self.used)
+
+
+def index(members: Iterable[Member]) -> dict[str, Served]:
+    """What these replicas serve."""
+    names: dict[str, Served] = {}
+    for member in sorted(members, key=lambda each: each.id):
+        base = base_card(member.cards)
+        for card in member.cards:
+            assert base is not None
+            adapter = card.id if card.parent is not None else None
+            known = names.get(card.id)
+            if known is None or known.pool != member.pool:
+                known = Served(member.pool, base.root, adapter, {})
+            replicas = {**known.replicas, member.id: member.url}
+            apart = {**known.apart, member.id: member.facts.started} if member.identity.is_left else known.apart
+            names[card.id] = Served(member.pool, base.root, adapter, replicas, apart)
+    return names
 
 
 def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:

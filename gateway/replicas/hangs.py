@@ -16,8 +16,8 @@ from coordinator.errors import StoreError
 from coordinator.pool.liveness import mark, shown
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
+from gateway.replicas.fleet import Member
 from gateway.replicas.health_checks import engine_facts
-from gateway.replicas.member import Member
 from gateway.replicas.progress import Progress
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks

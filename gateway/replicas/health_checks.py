@@ -19,9 +19,8 @@ from coordinator.errors import StoreError
 from coordinator.keys import pool_slug
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.fleet import Fleet
+from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.identity import IdentityFacts
-from gateway.replicas.member import Member
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError

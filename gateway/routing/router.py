@@ -6,7 +6,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -16,67 +15,14 @@ from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import ready_records
-from gateway.request.job import Job
+from gateway.request.reader import Job
 from gateway.routing.outcomes import Outcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
+from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.limit_settings import HealthSettings
 
 _log = structlog.get_logger("kvgate.router")
-
-
-REPORT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
-"""Where vLLM takes `vllm_xargs`, by which it is asked to report the blocks that it reuses."""
-
-
-@dataclass(slots=True)
-class Ticket:
-    """One attempt of one request: where it goes, why, and the reservation that goes with it."""
-
-    pool: Pool
-    request: PlaceRequest
-    replica: str
-    incarnation: str
-    url: str
-    why: str
-    matched_tokens: int
-    """How many tokens of the prompt its engine is predicted to serve from its cache, in whole blocks."""
-    placement: Placement | None
-    """None when the store did not decide."""
-    computed: bool = False
-    """Whether the replica has computed the prompt, as far as its answer tells: what it claimed is then true."""
-
-    @property
-    def state(self) -> str:
-        """exact: an agent tells what the replica holds; degraded: its ownership is claims, which nothing confirms;
-        fallback: the store did not decide."""
-        if self.placement is None:
-            return "fallback"
-        return "exact" if self.placement.is_exact else "degraded"
-
-    @property
-    def boundary_tokens(self) -> int:
-        """Where the chain's next key after the matched one ends, about: no more than that can be cached unknown. The
-        text there is taken to be like that before it, of which the engine may have told how many tokens it has."""
-        tokens, placed = self.request.tokens, self.placement
-        if placed is None:
-            return tokens[0] if tokens else 0
-        found = (placed.matched_keys, placed.matched_tokens), (placed.stored_keys, placed.stored_tokens)
-        matched, matched_tokens = max(found, key=lambda each: each[1])
-        if matched == 0:
-            return tokens[0] if tokens else 0
-        if matched >= len(tokens):
-            return max(matched_tokens, self.request.prompt_tokens)
-        behind = tokens[matched - 1]
-        density = max(1.0, matched_tokens / behind) if behind else 1.0
-        return matched_tokens + round(density * (tokens[matched] - behind))
-
-    @property
-    def decision(self) -> str:
-        """The receipt in x-kvgate-decision."""
-        stored = self.placement.stored_tokens if self.placement is not None else 0
-        beyond = f"; stored_tokens={stored}" if stored else ""
-        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}"
 
 
 class Router:
@@ -94,12 +40,13 @@ class Router:
         self._breaker = breaker_knobs(settings.health)
         self._outcomes: dict[str, Outcomes] = {}
 
-    async def place(self, job: Job, tried: Sequence[str], release: str) -> Ticket | None:
-        """Choose a replica and reserve its load; None when all were tried. `release` is the failed attempt's id."""
+    async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
+        """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
+        `last` attempt, which failed."""
         started = time.perf_counter()
         pool = self.pool(job)
-        request = self.request(job, pool, tried, release)
-        ticket = await self._place_in_store(job, pool, request) if request.serving else None
+        request = self.request(job, pool, tried, last.request.reservation if last is not None else "")
+        ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.apart:
             ticket = self._place_apart(job, pool, request)
         self._metrics.placement_s.observe(time.perf_counter() - started)
@@ -107,13 +54,13 @@ class Router:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
         return ticket
 
-    async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
+    async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
         try:
             placement = await pool.place(request)
         except StoreError as error:
             self._store.note(pool.name, error)
-            if request.release:
-                pool.done(request.release)
+            if last is not None:
+                last.done()
             return self._fall_back(job, pool, request)
         self._store.note(pool.name, None)
         if placement is None:
@@ -164,7 +111,7 @@ class Router:
             release=release,
             pinned=job.pinned,
             order=order,
-            may_report=job.path in REPORT_PATHS and not job.is_batch,
+            may_report=job.endpoint.reports_blocks and not job.is_batch,
             shape=job.prompt.shape() if job.prompt else b"{}",
             is_streamed=job.stream,
         )
@@ -227,11 +174,6 @@ class Router:
         """The replica failed in the middle of an answer, whose beginning was taken for a success."""
         self._outcomes_of(ticket.replica).broke_off(time.monotonic())
         self.failed(ticket)
-
-    def withdraw(self, ticket: Ticket) -> None:
-        """Nothing was computed for this attempt: take its claims back."""
-        if ticket.placement is not None:
-            ticket.pool.withdraw(ticket.request, ticket.placement)
 
     def succeeded(self, ticket: Ticket) -> None:
         """The replica answered: where its breaker is open and this was the probe, it closes for everyone."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request.job import TRUSTED_FIELDS
+from gateway.request.reader import TRUSTED_FIELDS
 from tests.api.stage import Stage, bearer, chat_body, text, user
 from tests.gateway.simulator.pictures import data_url, image_part
 

@@ -4,8 +4,8 @@ A field is judged by its name, whatever the API: the gateway does not ask for mo
 is named with the field that holds it: `stream_options.include_usage`. Names that vLLM no longer has stay while older
 engines know them (0.30 and newer are supported).
 
-Where does a new field belong? In `gateway.request.job.TRUSTED_FIELDS`, if by it a client could act on other tenants or
-on the engine past the gateway: it names a request, a session or an image, changes the order of the queue, steers a
+Where does a new field belong? In `gateway.request.reader.TRUSTED_FIELDS`, if by it a client could act on other tenants
+or on the engine past the gateway: it names a request, a session or an image, changes the order of the queue, steers a
 connector, or changes what the engine publishes. In `PASSED`, if it says only what this one answer shall be. Two kinds
 need code first: what changes the prompt is read in `gateway/prompt`, and what names a URL obeys `security.image_hosts`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.request.job import TRUSTED_FIELDS
+from gateway.request.reader import TRUSTED_FIELDS
 
 STRIPPED: Final = frozenset({*TRUSTED_FIELDS, "priority"})
 """Taken out of every body; `priority` unless `security.allow_priority`."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.endpoints import Endpoint, endpoint_of
 from gateway.errors import ApiError, bad_field
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, read_prompt
-from gateway.request.paths import PROMPT_PATHS, USAGE_PATHS
 from gateway.request.reading.form import is_form, read_form
 from gateway.request.reading.media import guard_media
 from gateway.request.reading.structure import StructureLimits, check_structure
@@ -25,10 +25,7 @@ Body = bytes | bytearray
 _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
-# Of a batch of conversations to embed, only the first is read. A score names its two sides in one of four ways, and
-# the engine may take another than the one that is read.
-_READ_IN_FULL = PROMPT_PATHS - {"/v1/embeddings", "/v1/score", "/score"}
-# Whose calls the client runs itself; those of any other tool the server runs.
+# The client runs these tools. The server runs all others.
 _TOOLS_OF_CLIENTS = ("function", "custom")
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
@@ -53,8 +50,12 @@ class Ask(NamedTuple):
 
     @property
     def is_form(self) -> bool:
-        """A form, where there can be one: a prompt's JSON is read as such whatever it is called."""
-        return self.path not in PROMPT_PATHS and is_form(self.content_type)
+        """Whether the body is a form. A path that reads a prompt takes JSON, whatever the content type says."""
+        return self.endpoint.prompt is None and is_form(self.content_type)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return endpoint_of(self.path)
 
 
 Resolve = Callable[[str, str | None, str | None], CacheScope]
@@ -88,35 +89,37 @@ def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps
         form = read_form(ask.content_type, body, rules.removed_from_forms, rules.max_form_parts)
         resolve(ask.path, form.model, None)
         return Reading(ask.path, form.model, form.body)
-    if not body and ask.path not in PROMPT_PATHS:
+    if not body and ask.endpoint.prompt is None:
         resolve(ask.path, None, None)
         return Reading(ask.path)
     check_structure(body, rules.structure)
     document = parse_document(body)
     path = ask.path or api_path(document)
+    endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document)
-    engine = resolve(path, model, salt)
-    added, strip_usage = usage_request(path, document)
-    if engine.cache_salt is not None and engine.cache_salt != salt:
-        added["cache_salt"] = engine.cache_salt
+    scope = resolve(path, model, salt)
+    added, strip_usage = usage_request(endpoint, document)
+    if scope.cache_salt is not None and scope.cache_salt != salt:
+        added["cache_salt"] = scope.cache_salt
     reading = Reading(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
     reading.wants_token_ids = bool(document.get("return_token_ids"))
     tells_logprobs = document.get("echo") and document.get("logprobs") is not None
     reading.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
-    if path == "/v1/responses":
+    if endpoint.stores_responses:
         reading.previous_response_id = _previous_response(document)
         reading.has_effects = _has_effects(document)
-    had_media_ids = path not in _READ_IN_FULL and guard_media(document, rules.prompt, steps)
+    is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
+    had_media_ids = not is_read_in_full and guard_media(document, rules.prompt, steps)
     prompt = reading.prompt = read_prompt(
         path,
-        document if model is not None else {**document, "model": engine.root_model},
-        root_model=engine.root_model,
-        adapter=engine.adapter,
-        cache_salt=engine.cache_salt,
+        document if model is not None else {**document, "model": scope.root_model},
+        root_model=scope.root_model,
+        adapter=scope.adapter,
+        cache_salt=scope.cache_salt,
         limits=rules.prompt,
         steps=steps,
     )
-    reading.is_batch = bool(prompt.keys) and _is_batch(path, document)
+    reading.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
     reading.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
     return reading
 
@@ -165,9 +168,9 @@ def with_fields(body: Body, added: Mapping[str, Any], is_empty: bool = False) ->
     return memoryview(body)[: body.rindex(b"}")], appended[1:] if is_empty else b"," + appended[1:]
 
 
-def usage_request(path: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def usage_request(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The fields that make a stream end with its usage, and whether the client must not see that chunk."""
-    if path not in USAGE_PATHS or document.get("stream") is not True:
+    if not endpoint.adds_usage or document.get("stream") is not True:
         return {}, False
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -213,9 +216,12 @@ def _has_effects(document: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_batch(path: str, document: Mapping[str, Any]) -> bool:
+def _is_batch(endpoint: Endpoint, document: Mapping[str, Any]) -> bool:
+    """Whether the body holds several prompts. (A list of numbers is one prompt of token ids.)"""
     prompt = document.get("prompt")
-    return path == "/v1/completions" and isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    if endpoint.prompt != "completion" or not isinstance(prompt, list):
+        return False
+    return len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
 def _is_plain_input(value: Any) -> bool:

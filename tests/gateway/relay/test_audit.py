@@ -7,7 +7,7 @@ import pytest
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement, PolicyKnobs
 from gateway.relay.audit import Usage, cause_of, is_eviction, known_cached_tokens, read_usage
-from gateway.routing.router import Ticket
+from gateway.routing.ticket import Ticket
 
 
 @pytest.mark.parametrize(

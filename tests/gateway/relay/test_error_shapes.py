@@ -5,6 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.relay.error_shapes import error_body, error_event
 
@@ -33,7 +34,7 @@ def refused(status: int) -> ApiError:
 def test_anthropics_paths_have_anthropics_errors_with_our_code_and_field(path: str, status: int, kind: str) -> None:
     error = {"type": kind, "message": "What went wrong.", "code": "a_code", "param": "field"}
     wanted = {"type": "error", "error": error, "request_id": "req-1"}
-    assert orjson.loads(error_body(refused(status), path, "req-1")) == wanted
+    assert orjson.loads(error_body(refused(status), endpoint_of(path).api, "req-1")) == wanted
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages_of_another", "/tokenize"])
@@ -44,7 +45,7 @@ def test_all_other_paths_have_openais(path: str) -> None:
 
 def test_each_api_has_an_error_event_of_its_own() -> None:
     events = {
-        path: error_event(refused(502), path, "req-1", 7)
+        path: error_event(refused(502), endpoint_of(path).api, "req-1", 7)
         for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses")
     }
     plain = b'{"message":"What went wrong.","type":"server_error","param":"field","code":"a_code"}'

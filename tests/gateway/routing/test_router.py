@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
+from gateway.endpoints import ENDPOINTS
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
-from gateway.replicas.served import Served
-from gateway.request.job import Job
+from gateway.replicas.fleet import Served
 from gateway.request.keyring import Caller
-from gateway.routing.router import Router, Ticket
+from gateway.request.reader import Job
+from gateway.routing.router import Router
+from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
@@ -31,6 +33,7 @@ def job(affinity: bytes) -> Job:
         id="job",
         method="POST",
         path="/v1/completions",
+        endpoint=ENDPOINTS["/v1/completions"],
         target="/v1/completions",
         caller=Caller(None, True),
         policy="prefix_kv_aware",
@@ -44,7 +47,7 @@ def job(affinity: bytes) -> Job:
 
 
 async def place(router: Router, affinity: bytes) -> Ticket:
-    ticket = await router.place(job(affinity), (), "")
+    ticket = await router.place(job(affinity), (), None)
     assert ticket is not None
     assert ticket.why == "fallback"
     return ticket

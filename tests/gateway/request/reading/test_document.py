@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.endpoints import ENDPOINTS
 from gateway.errors import ApiError
 from gateway.request.reading.document import parse_document, upstream_body, usage_request
 
@@ -104,8 +105,8 @@ def test_of_duplicate_keys_the_last_wins() -> None:
 def test_usage_is_asked_for_in_streams_and_hidden_from_who_did_not_ask(
     document: dict[str, Any], added: dict[str, Any], strip: bool
 ) -> None:
-    assert usage_request("/v1/chat/completions", document) == (added, strip)
+    assert usage_request(ENDPOINTS["/v1/chat/completions"], document) == (added, strip)
 
 
 def test_usage_is_not_asked_for_where_the_api_has_no_such_field() -> None:
-    assert usage_request("/v1/responses", {"stream": True}) == ({}, False)
+    assert usage_request(ENDPOINTS["/v1/responses"], {"stream": True}) == ({}, False)

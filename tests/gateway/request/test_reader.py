@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.request.job import upstream_headers
+from gateway.request.reader import upstream_headers
 
 
 def test_replicas_see_an_allow_list_of_headers() -> None:
