@@ -1,4 +1,4 @@
-"""The attempts of one request: place, send, and either relay the answer or try elsewhere."""
+"""The attempts of one request: place it, send it, and relay the answer or try another replica."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.held import HeldBytes
 from gateway.relay.moves import Moves
-from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken, asks_token_ids
+from gateway.relay.relay import MAX_GATHERED_BYTES, Relay, StreamBroken
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.retries import RETRIED_STATUSES, Failure, ends_attempts, held_against_replicas, maybe_executed
 from gateway.relay.retry_budget import RetryBudget
 from gateway.relay.sse import event_data
+from gateway.relay.token_ids import ASK, asked_token_ids
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.request.reader import Job, no_replica
@@ -32,7 +33,7 @@ _JSON = ((b"content-type", b"application/json"),)
 
 
 class Attempts:
-    """Runs the attempts of a request until one is answered."""
+    """Runs the attempts of a request until a replica answers."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Attempts:
         self._metrics = metrics
 
     async def run(self, job: Job, reply: Reply) -> None:
-        """Answer the client. Raises ApiError when nobody could, or when a started stream broke."""
+        """Answers the client. Raises ApiError if no replica could, or if a stream broke after it began."""
         try:
             with self._deadlines.within(self._timeouts.request_s, reply.task):
                 await self._run(job, reply)
@@ -95,39 +96,40 @@ class Attempts:
         self._give_up(job, tickets, failures, reply)
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
-        """Whether another replica shall be asked, if there is one."""
+        """Whether to ask another replica."""
         others = 0 if job.pinned else len(job.served.replicas) - len(failures)
         if others <= 0 or len(failures) >= self._max_attempts or ends_attempts(failures, job.has_effects):
             return False
         if failures[-1].reason in ("refused", "unreachable") or not self._fleet.is_ready(tickets[-1].replica):
-            return True  # such a replica is soon chosen no more: this cannot go on for long
+            return True  # placements soon avoid such a replica, so these retries end by themselves
         if self._budget.take(time.monotonic()):
             return True
         self._metrics.retries_withheld.inc()
         return False
 
     def _tried(self, job: Job, tickets: list[Ticket]) -> list[str]:
-        """Who shall not be asked: those that were, and who cannot be reached from here."""
+        """The replicas not to ask: those that were asked, and those that this gateway cannot reach."""
         lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
         return [*(each.replica for each in tickets), *lost]
 
     def _others(self, job: Job, failures: list[Failure]) -> Collection[str]:
-        """Who else may be asked, should this attempt fail. What may not be done twice is left where it is."""
+        """The replicas that may be asked if this attempt fails. A request with effects stays where it is."""
         is_last = job.pinned or job.has_effects or len(failures) + 1 >= self._max_attempts
         return () if is_last else job.served.replicas
 
     def _is_uncompared(self, job: Job, failures: list[Failure]) -> bool:
-        """Whether one replica failed and others, though there are some, were not asked: nothing tells then whose fault
-        it was. So nobody can open breakers with requests that are pinned, nor by using the budget up."""
+        """Whether one replica failed and no other was asked, although there are others. Then the fault may be the
+        request's own, so it does not count against the replica. Otherwise a client could open breakers with pinned
+        requests, or by using up the retry budget."""
         return len(failures) == 1 and self._max_attempts > 1 and len(job.served.replicas) > 1
 
     def _count(self, tickets: list[Ticket], failures: list[Failure], *, was_answered: bool) -> None:
-        """Hold server errors against their replicas, where they are not the request's own."""
+        """Counts server errors against their replicas, unless they are the request's own fault."""
         for index in held_against_replicas(failures, was_answered):
             self._router.failed(tickets[index])
 
     def _give_up(self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply) -> None:
-        """Tell the client what the last replica answered that did; where none did, a 503 or 502."""
+        """Passes on the last error that a replica answered. If none answered, raises a 503 or 502."""
         if job.has_effects and (unsure := maybe_executed(failures)) is not None:
             raise unsure
         for ticket, failure in reversed(list(zip(tickets, failures, strict=True))):
@@ -144,7 +146,7 @@ class Attempts:
     async def _attempt(
         self, job: Job, tickets: list[Ticket], failures: list[Failure], reply: Reply, held: HeldBytes
     ) -> Failure | None:
-        """One attempt, by the last ticket: None when the client was answered, whatever the answer."""
+        """One attempt, with the last ticket. None if the client was answered, whatever the answer was."""
         ticket = tickets[-1]
         answer: Answer | None = None
         try:
@@ -166,7 +168,7 @@ class Attempts:
             self._router.succeeded(ticket)
             if failures:
                 self._count(tickets, failures, was_answered=True)
-                failures.clear()  # what they answered is not needed any more
+                failures.clear()  # their bodies are not needed any more
             if is_whole and not streamed:
                 await self._relay.whole(job, ticket, reply, answer)
             else:
@@ -200,8 +202,8 @@ class Attempts:
         return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
-        """The replica may have died. Where it gave no answer, no other one has to be asked whose fault that is. Where
-        this gateway alone cannot reach it, that is no reason for others to do without it."""
+        """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.
+        But a replica that only this gateway cannot reach stays in use for other gateways."""
         if not failure.status and failure.reason != "unreachable":
             self._router.failed(ticket)
         self._fleet.doubt(ticket.replica)
@@ -209,7 +211,7 @@ class Attempts:
 
 
 async def _declined(answer: Answer, held: HeldBytes) -> Failure:
-    """The replica answered that it cannot: passed on only if nobody else can, and if there is room to keep it."""
+    """The replica refused. The answer is kept, if there is room, and passed on only if no other replica can serve."""
     is_whole = await answer.gathered(MAX_GATHERED_BYTES, held.has_room)
     body = answer.take() if is_whole else None
     held.keep()
@@ -217,20 +219,21 @@ async def _declined(answer: Answer, held: HeldBytes) -> Failure:
 
 
 def _body(job: Job, ticket: Ticket) -> Sequence[Buffer]:
-    """The body for this replica: where its agent has to learn what an answer was computed from, asked to tell."""
+    """The body for this replica. It gains fields if the replica's agent must learn which blocks the prompt uses."""
     if ticket.placement is None or job.is_batch:
         return (job.body,)
     asked: dict[str, Any] = {}
     if ticket.placement.report:
         asked["vllm_xargs"] = {"kv_cache_report_mode": "full"}
-    if asks_token_ids(job, ticket):
-        asked["return_token_ids"] = True
+    if asked_token_ids(job, ticket) is not None:
+        asked |= ASK
     return with_fields(job.body, asked) if asked else (job.body,)
 
 
 def _broken_start(first: bytes) -> Failure | None:
-    """The failure that a stream's first bytes tell of, if any. vLLM reports an engine that died as an event, under a
-    status of 200; as nothing was sent on yet, the client gets it as an answer with the status that it names."""
+    """The failure in a stream's first bytes, if there is one. vLLM reports an engine that died as an event, under
+    status 200. Nothing was sent to the client yet, so it can still get an answer with the status that the event
+    names."""
     if not first:
         return Failure("empty")
     if b'"error"' not in first:

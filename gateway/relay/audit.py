@@ -1,4 +1,4 @@
-"""What the engine says it had cached, against what was predicted: the feedback that keeps the map honest."""
+"""Compares the tokens that an engine had cached with the prediction, and corrects the map where it was wrong."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from gateway.tasks import Tasks
 _log = structlog.get_logger("kvgate.audit")
 
 _MISS_TOKENS = 64
-"""A shortfall below this is a block's rounding, or the estimate's error."""
+"""A smaller shortfall comes from rounding to blocks, or from the estimate of tokens."""
 _IN_FLIGHT_MS = 10_000
-"""A claim made so recently may still have been waiting for its prefill."""
+"""The prefill of a claim that is younger than this may not be over."""
 _TOLD_S = 4.0
-"""Events tell of an eviction within this time, or never: who reads or applies them and stands still for longer has
-lost his lease."""
+"""Events report an eviction within this time, or never: an agent or applier that pauses for longer loses its lease."""
 _DOUBTS = 3
 _DOUBT_S = 60.0
-"""So many different keys that were not there within this time, and a replica's events are started anew."""
+"""After so many different missing keys within this time, the replica's agent starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Prompt tokens of one answer; `cached_tokens` is None where the answer does not say."""
+    """Prompt tokens of one answer. `cached_tokens` is None if the answer does not report them."""
 
     prompt_tokens: int
     cached_tokens: int | None
     omits_zero: bool = False
-    """Whether an engine that reports cached tokens leaves them out of such an answer when there were none."""
+    """Whether an engine that reports cached tokens omits the field in such an answer if there were none."""
 
 
 def read_usage(usage: Any) -> Usage | None:
-    """Usage in OpenAI's chat form, in that of its responses, or in Anthropic's."""
+    """Reads usage in the form of OpenAI's chat, of OpenAI's responses, or of Anthropic's messages."""
     if not isinstance(usage, dict):
         return None
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
@@ -54,22 +53,22 @@ def read_usage(usage: Any) -> Usage | None:
         details = usage.get(name)
         if isinstance(details, dict):
             cached = details.get("cached_tokens")
-    # Chat and text completions do; messages and pooling answers never tell, responses always do.
+    # Chat and text completions omit a zero. Messages and pooling never have the field, responses always have it.
     omits_zero = "prompt_tokens" in usage and bool(usage.get("completion_tokens"))
     return Usage(prompt, cached if isinstance(cached, int) else None, omits_zero)
 
 
 def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:
-    """What was cached; None where that cannot be told. vLLM leaves a zero out, as it leaves out what it is not asked
-    to report: only of a replica that is known to report does the absence mean a complete miss."""
+    """The tokens that were cached; None if that is not known. vLLM omits the field for a zero, and also if it is not
+    configured to report it. So a missing field means a complete miss only for a replica that is known to report."""
     if usage.cached_tokens is None and usage.omits_zero and replica_reports:
         return 0
     return usage.cached_tokens
 
 
 def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_life: bool) -> str:
-    """Why a prediction was wrong; empty where it was right, that is within a block of what the map could know: no less
-    than the matched key, no more than the chain's next one."""
+    """Why a prediction was wrong; empty if it was right. It is right within a block of what the map could know: at
+    least the matched key, at most the chain's next key."""
     placement = ticket.placement
     if placement is None:
         return ""
@@ -88,22 +87,22 @@ def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_l
 
 
 class Audit:
-    """Compares, counts, and corrects."""
+    """Compares answers with predictions, counts the errors, and corrects the map."""
 
     def __init__(self, metrics: Metrics, tasks: Tasks, block_tokens: Callable[[str], int]) -> None:
         self._metrics = metrics
         self._tasks = tasks
         self._block_tokens = block_tokens
         self._reporting: dict[str, str] = {}
-        """The incarnation of each replica that reported cached tokens last, where one ever did."""
+        """By replica: the last incarnation that reported cached tokens."""
         self._doubts: dict[str, dict[str, float]] = {}
-        """By replica: keys that were not there, and when that was seen."""
+        """By replica: keys that were missing, and when that was seen."""
 
     def observe(self, ticket: Ticket, usage: Usage) -> None:
-        """Count one answer; where the engine had more or less than the map promised, correct the map."""
+        """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map."""
         replica, predicted = ticket.replica, ticket.matched_tokens
         self._metrics.prompt_tokens.inc(replica, by=usage.prompt_tokens)
-        if usage.cached_tokens is not None and usage.omits_zero:  # a response's usage has the field in any case
+        if usage.cached_tokens is not None and usage.omits_zero:  # responses have the field in any case
             self._reporting[replica] = ticket.incarnation
         cached = known_cached_tokens(usage, self._reporting.get(replica) == ticket.incarnation)
         if cached is None:
@@ -128,11 +127,11 @@ class Audit:
         elif cause == "evicted" and is_eviction(ticket.matched_tokens, cached):
             if placement.matched_kind == "resident" and placement.is_exact:
                 self._tasks.spawn(self._doubt(ticket, placement), "doubt residency")
-            elif placement.touch and placement.last_use_ms < placement.placed_ms:  # else the clock went back since
+            elif placement.touch and placement.last_use_ms < placement.placed_ms:  # else the clock was set back
                 self._tasks.spawn(_forget(ticket), "forget evicted")
 
     async def _doubt(self, ticket: Ticket, placement: Placement) -> None:
-        """An eviction may have been on its way; if no event tells of one, the events cannot be trusted any more."""
+        """Waits for an event that reports the eviction. Without one, the replica's events cannot be trusted."""
         await asyncio.sleep(_TOLD_S)
         key = ticket.request.keys[placement.matched_keys - 1]
         try:
@@ -147,19 +146,19 @@ class Audit:
             del doubts[old]
         _log.warning("residency was not true", replica=ticket.replica, key=key)
         self._metrics.doubts.inc(ticket.replica)
-        if len(doubts) >= _DOUBTS:  # one may be a request of a kind that reads no cache
+        if len(doubts) >= _DOUBTS:  # a single one may be a request that does not read the cache
             doubts.clear()
             ask_reset(ticket.pool, ticket.replica)
 
 
 def is_eviction(predicted_tokens: int, cached_tokens: int) -> bool:
-    """Whether so much is missing that the engine must have dropped it: estimates are never that wrong."""
+    """Whether so much is missing that the engine must have evicted it. Estimates are never that wrong."""
     return cached_tokens < predicted_tokens / 2 and predicted_tokens - cached_tokens >= _MISS_TOKENS
 
 
 async def _forget(ticket: Ticket) -> None:
-    """The matched key had not been used for 10 s and more, and was gone: so is, in an LRU cache, whatever was used
-    before it. (The key itself has just been computed again.)"""
+    """Drops the keys that were last used before the matched key. The cache is LRU, and the matched key was evicted, so
+    the older keys are gone too. (The matched key itself has just been computed again.)"""
     assert ticket.placement is not None
     try:
         await forget_older(ticket.pool, ticket.replica, ticket.placement.last_use_ms)

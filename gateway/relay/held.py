@@ -1,4 +1,4 @@
-"""What one request holds of answers: counted with what all others hold, request bodies included."""
+"""Counts the bytes of answers that one request holds, together with those of all other requests and their bodies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway.request.admission import Admission
 
 
 class HeldBytes:
-    """Bytes of answers, counted until they are `let_go`."""
+    """Bytes of answers, counted until `let_go`."""
 
     __slots__ = ("_admission", "_counted_bytes", "_kept_bytes")
 
@@ -16,8 +16,8 @@ class HeldBytes:
         self._kept_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes of the current answer may be held; then they are counted. What was counted of it before
-        is part of them."""
+        """Whether so many bytes of the current answer may be held. If so, they are counted. Bytes of this answer that
+        were counted before are part of them."""
         more = self._uncounted_bytes(size_bytes)
         if more and not self._admission.try_hold(more):
             return False
@@ -25,21 +25,21 @@ class HeldBytes:
         return True
 
     def hold(self, size_bytes: int) -> None:
-        """So many bytes of the current answer are held already: they are counted, whether there is room or not."""
+        """Counts so many bytes of the current answer, whether there is room or not: they are held already."""
         if more := self._uncounted_bytes(size_bytes):
             self._admission.hold(more)
             self._counted_bytes += more
 
     def _uncounted_bytes(self, size_bytes: int) -> int:
-        """How much of the current answer is not counted yet."""
+        """Bytes of the current answer that are not counted yet."""
         return max(0, self._kept_bytes + size_bytes - self._counted_bytes)
 
     def keep(self) -> None:
-        """What is counted stays; another answer follows."""
+        """Keeps what is counted. The bytes of another answer follow."""
         self._kept_bytes = self._counted_bytes
 
     def let_go(self) -> None:
-        """Nothing is held any more."""
+        """Counts nothing any more."""
         if self._counted_bytes:
             self._admission.let_go(self._counted_bytes)
             self._counted_bytes = self._kept_bytes = 0

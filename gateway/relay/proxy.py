@@ -1,8 +1,7 @@
-"""The request path: read, place, forward, retry, relay, settle.
+"""The request path: admit, read, place, send, relay, release.
 
-Until the first byte of an answer reaches the client, a failing replica costs the client nothing: the attempt is given
-back and placed elsewhere in one step. After that the stream ends with an error event, never by silence. Whatever
-happens, the reservation is given back once.
+Before the first byte of an answer reaches the client, another replica can replace one that fails, and the client
+notices nothing. After that byte, a broken stream ends with an error event. Every ending releases what the request held.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from gateway.settings.limit_settings import TimeoutSettings
 _log = structlog.get_logger("kvgate.proxy")
 
 CLIENT_GONE = 499
-"""What a request whose client hung up counts as (nginx's convention)."""
+"""The status that is counted if the client hung up (nginx's convention)."""
 
 Pin = Callable[[Job], Awaitable[None]]
 
 
 class Proxy:
-    """The hot routes."""
+    """Answers requests to the paths that replicas serve."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Proxy:
         self._large_bodies = LargeBodies()
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request; every ending is counted and logged here."""
+        """Answers one request. Every ending is counted and logged here."""
         started = time.perf_counter()
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
@@ -79,10 +78,10 @@ class Proxy:
             reply.status = CLIENT_GONE
             self._metrics.disconnects.inc()
         except asyncio.CancelledError:
-            # The grace period is over: this is the answer, and nothing is left that could be cancelled.
+            # The grace period of the shutdown is over.
             reply.refuse(ApiError(503, "shutting_down", "This gateway stopped before it could finish."))
         except Exception as error:
-            # Where, not what: an exception's text may hold a piece of the prompt.
+            # The place, not the text: an exception's text may hold a piece of the prompt.
             raised = traceback.extract_tb(error.__traceback__)[-1]
             _log.error(
                 "unexpected failure",
@@ -99,14 +98,14 @@ class Proxy:
             self._count(endpoint, reply, time.perf_counter() - started)
 
     async def _receive(self, place: AdmissionSlot, exchange: Exchange) -> Body:
-        """The whole body, which is mostly here already."""
+        """The whole body. Most bodies have arrived already."""
         if exchange.has_body:
             return whole_body(place, exchange.headers, exchange.take())
         rate = self._admission.limits.min_body_bytes_per_s
         return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 
     async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: AdmissionSlot) -> None:
-        """Read the request and run its attempts; stop at once when the client hangs up: a replica then aborts."""
+        """Reads the request and runs its attempts. If the client hangs up, it stops at once, and the replica aborts."""
         body = await self._receive(place, exchange)
         place.begin()
         if exchange.is_gone:
@@ -114,7 +113,7 @@ class Proxy:
         exchange.stops_when_gone = True
         try:
             job = await self._reader.read(exchange, reply.request_id, caller, place, body)
-            del body  # the job has what the replica gets; nobody else may hold it, as it is not accounted for any more
+            del body  # only the job's body still counts as held
             await self._pin(job)
             await self._attempts.run(job, reply)
         except asyncio.CancelledError:

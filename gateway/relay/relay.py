@@ -1,8 +1,12 @@
-"""An answer on its way from a replica to the client, and what it teaches: usage, token ids, stored responses."""
+"""Passes a replica's answer on to the client, and learns from it: usage, cached tokens, stored responses.
+
+An answer comes in one of three ways: whole (small, gathered first), large (passed on as it comes), or as a stream of
+events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
@@ -11,28 +15,29 @@ from coordinator.pool.engine_feedback import tell_measured
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
-from gateway.relay.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
+from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
 from gateway.relay.stored_responses import Responses
+from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.progress import Progress
 from gateway.request.reader import Job, Reader
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
-from gateway.upstream.excerpts import WINDOW_BYTES, is_light, last_usage
+from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 _PREFACE = tuple(
     b"event: response." + state + end for state in (b"created", b"queued", b"in_progress") for end in (b"\n", b"\r")
 )
 
 MAX_GATHERED_BYTES = 2**20
-"""An answer that is not streamed is gathered up to here, and can be asked for again until then."""
+"""An answer that is not streamed is gathered up to this size. Until then, another replica can be asked instead."""
 _MAX_READ_BYTES = 2**16
-"""Of answers that are parsed only to learn from them."""
+"""A larger answer is not parsed to learn from it. Only its usage is looked for."""
 _WRITE_AHEAD_BYTES = 2**16
 _UNCOUNTED_BYTES = 2**16
 
 
 class StreamBroken(Exception):
-    """A stream ended before its end mark; `by_replica`: its connection failed, it did not end by itself."""
+    """An answer broke off. `by_replica`: its connection failed; otherwise the answer ended too early by itself."""
 
     def __init__(self, reason: str, *, by_replica: bool) -> None:
         super().__init__(reason)
@@ -50,14 +55,13 @@ class Relay:
         self._audit = audit
 
     async def whole(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer) -> None:
-        """Pass on an answer that was gathered; what it holds is free for others once the client has taken it."""
+        """Passes on an answer that was gathered. Its bytes count as held until the client has taken them."""
         body = answer.take()
         self._pieces[ticket.replica] += 1
         if _teaches(job, ticket):
-            is_asked = asks_token_ids(job, ticket) and len(body) <= MAX_PARSED_BYTES and is_light(body)
-            document = self._read(job, ticket, body, parse=is_asked or len(body) <= _MAX_READ_BYTES)
-            self._learn(job, ticket, document, take_token_ids(document) if is_asked else [])
-            body = orjson.dumps(document) if is_asked and document and not job.wants_token_ids else body
+            token_ids = asked_token_ids(job, ticket)
+            body = token_ids.take_from_body(body) if token_ids is not None else body
+            self._learn(job, ticket, self._read(job, ticket, body), token_ids.of_prompt if token_ids else ())
         ticket.done()  # before the answer: the client may ask on at once
         if len(body) <= _WRITE_AHEAD_BYTES:
             reply.whole(answer.status, passed_headers(answer), body)
@@ -66,7 +70,7 @@ class Relay:
         await _ended(reply, body, reply.drained)
 
     async def large(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
-        """Relay an answer that is not to be gathered as it comes. Raises StreamBroken when it breaks off."""
+        """Passes on an answer as it comes. Raises StreamBroken if it breaks off."""
         end = b""
 
         def pass_on(piece: bytes) -> bool:
@@ -90,24 +94,21 @@ class Relay:
             raise StreamBroken(error.reason, by_replica=True) from error
         ticket.done()
         if _teaches(job, ticket):
-            self._learn(job, ticket, {"usage": last_usage(end + last)}, [])
+            self._learn(job, ticket, {"usage": last_usage(end + last)})
         await _ended(reply, last, drained)
 
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
-        """Relay events as they come. Raises StreamBroken when the stream breaks off."""
+        """Passes on events as they come. Raises StreamBroken if the stream breaks off."""
         watch = self._watch(job, ticket, reply) if job.endpoint.stores_responses else None
         if watch is None:
             ticket.first_token()
-        relay = EventRelay(
-            job.strip_usage,
-            job.endpoint.end_marks,
-            reads_token_ids=asks_token_ids(job, ticket),
-            strip_token_ids=not job.wants_token_ids,
-        )
+        token_ids = asked_token_ids(job, ticket)
+        edit_event = token_ids.take_from_event if token_ids is not None else None
+        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit_event)
         reason, pieces = "", self._pieces
 
         def complete(piece: bytes) -> bytes:
-            ready = relay.feed(piece)
+            ready = events.feed(piece)
             if watch is None:
                 pieces[ticket.replica] += 1
             elif ready:
@@ -118,7 +119,7 @@ class Relay:
             nonlocal reason
             if ready := complete(piece):
                 return reply.more(ready)
-            reason = _why_not_held(relay.held_bytes, held)
+            reason = _why_not_held(events.held_bytes, held)
             return not reason
 
         async def drained() -> None:
@@ -132,17 +133,17 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         ready = complete(last) if last else b""
-        rest = relay.finish()
-        if reason or not relay.saw_end:
+        rest = events.finish()
+        if reason or not events.saw_end:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
         ticket.done()
-        self._learn(job, ticket, {"usage": relay.usage}, relay.prompt_token_ids)
+        self._learn(job, ticket, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
         await _ended(reply, ready + rest, drained)
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
-        """What looks at the events of a response as they pass: for its first token, its id and their numbers."""
+        """Watches the events of a stored response: for its first token, its id, and the numbers of its events."""
         has_begun = False
 
         def watch(events: bytes) -> None:
@@ -158,15 +159,15 @@ class Relay:
 
         return watch
 
-    def _read(self, job: Job, ticket: Ticket, body: bytes, parse: bool) -> dict[str, Any]:
-        """What is to be learned from an answer: all of it, or without parsing it no more than its usage."""
-        if parse:
+    def _read(self, job: Job, ticket: Ticket, body: bytes) -> dict[str, Any]:
+        """The document of an answer. Of a large one only its usage, without parsing it."""
+        if len(body) <= _MAX_READ_BYTES:
             return _json_object(body)
         self._responses.notice(job, ticket, body)
         return {"usage": last_usage(body)}
 
-    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any], token_ids: list[int]) -> None:
-        """What an answer teaches: the size of prompts, what was cached, where a stored response lives."""
+    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any], token_ids: Sequence[int] = ()) -> None:
+        """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
         self._responses.notice_whole(job, ticket, document)
         usage = read_usage(document.get("usage"))
         if usage is None or job.prompt is None or job.is_batch:
@@ -180,21 +181,21 @@ class Relay:
 
 
 def _teaches(job: Job, ticket: Ticket) -> bool:
-    """Whether something can be learned from an answer that is not streamed."""
+    """Whether an answer that is not streamed tells about the cache."""
     return ticket.is_computed and job.prompt is not None and bool(job.prompt.keys)
 
 
 async def _drained(reply: Reply, held: HeldBytes) -> None:
-    """Until the client has taken most of what was sent on. What waits for it is counted, so it leaves less room for
-    others, but it is not given up."""
+    """Waits until the client has taken most of what was sent. The rest counts as held, so that it leaves less room for
+    other requests. It is never given up."""
     held.hold(reply.unsent_bytes)
     await reply.drained()
     held.let_go()
 
 
 async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None]]) -> None:
-    """End an answer with its last piece. What is left to the connection then is little: nobody counts it any more.
-    Whoever ends the wait for that (a shutdown, a deadline): the answer is complete."""
+    """Ends an answer with its last piece. The few bytes that the connection then holds are not counted. The answer is
+    complete even if a shutdown or a deadline ends the wait."""
     try:
         if len(last) > _WRITE_AHEAD_BYTES:
             has_room, last = reply.more(last), b""
@@ -205,26 +206,14 @@ async def _ended(reply: Reply, last: bytes, drained: Callable[[], Awaitable[None
 
 
 def _why_not_held(size_bytes: int, held: HeldBytes) -> str:
-    """Why so much of an event that is not complete cannot be held; empty where it can. Little is not counted."""
+    """Why an unfinished event of this size cannot be held; empty if it can. A small one is not counted."""
     if size_bytes > MAX_EVENT_BYTES:
         return "event_too_large"
     return "" if size_bytes <= _UNCOUNTED_BYTES or held.has_room(size_bytes) else "no_room"
 
 
-def asks_token_ids(job: Job, ticket: Ticket) -> bool:
-    """Whether this attempt's answer is asked for the token ids of its prompt."""
-    placement = ticket.placement
-    return (
-        placement is not None
-        and placement.mode == "token_ids"
-        and placement.claimed_from > 0
-        and job.endpoint.returns_token_ids
-        and not job.is_batch
-    )
-
-
 def _is_preface(events: bytes) -> bool:
-    """Whether a stream has only said that it will begin: responses are announced before their prompt is computed."""
+    """Whether these events only announce a response. They come before its prompt is computed."""
     return all(event.startswith(_PREFACE) for event in split_events(events))
 
 

@@ -1,4 +1,4 @@
-"""The answer to one client, as far as it has got."""
+"""The answer to one client, while it is sent."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _NOT_PASSED = frozenset(
     }
 )
 _MAX_ID_CHARS = 128
-# Without them, nginx and other proxies collect a stream's tokens and deliver them in lumps.
+# Without these headers, nginx and other proxies collect tokens and deliver many at once.
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Reply:
-    """Sends status, headers and body once, and remembers what the log and the metrics need."""
+    """Sends status, headers and body once. Remembers what the log and the metrics need."""
 
     def __init__(self, exchange: Exchange, api: Api, started: float) -> None:
         self.request_id = request_id(exchange.headers)
@@ -51,14 +51,14 @@ class Reply:
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
         self.numbered_events = b""
-        """Of a streamed response: what went by last that has sequence numbers."""
+        """Of a streamed response: the last events that have sequence numbers."""
         self._exchange = exchange
         self._api = api
         self._started = started
         self._has_events = False
 
     def note(self, ticket: Ticket, visible: bool) -> None:
-        """The decision behind this answer; its headers only where the caller may see them."""
+        """Remembers the decision behind this answer, and adds its headers if the caller may see them."""
         self.replica, self.decision = ticket.replica, ticket.decision
         if visible:
             self.receipt = [
@@ -70,7 +70,7 @@ class Reply:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """What answers."""
+        """The task that answers."""
         return self._exchange.task
 
     @property
@@ -78,12 +78,12 @@ class Reply:
         return self._exchange.has_started
 
     def whole(self, status: int, upstream_headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """An answer in one piece."""
+        """Sends an answer in one piece."""
         self.status = status
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
-        """Begin to answer with a stream of events."""
+        """Begins a stream of events."""
         self.first_byte_s = time.perf_counter() - self._started
         self.status = answer.status
         self._has_events = True
@@ -93,29 +93,32 @@ class Reply:
         self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
 
     def start_body(self, answer: Answer, length_bytes: int | None) -> None:
-        """Begin to answer with something else, of this length if it is known."""
+        """Begins an answer that is no stream of events. `length_bytes` is None if the length is not known."""
         self.status = answer.status
         self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()], length_bytes)
 
     def more(self, data: bytes) -> bool:
-        """Send on a piece of the body; False where the client does not keep up: then wait until it is `drained`."""
+        """Sends a piece of the body. False if the client does not keep up: then wait until it is `drained`."""
         return self._exchange.write(data)
 
     @property
     def unsent_bytes(self) -> int:
-        """What was sent on and the client has not taken."""
+        """Bytes that were sent and that the client has not taken."""
         return self._exchange.unsent_bytes
 
     async def drained(self) -> None:
         await self._exchange.drained()
 
     def end(self, data: bytes = b"") -> None:
-        """The answer is complete with this last piece of its body."""
+        """Ends the answer with this last piece of its body."""
         self._exchange.end(data)
 
     def refuse(self, error: ApiError) -> None:
-        """An error in its API's shape. Nobody may take for complete what has begun and cannot go on: a stream ends with
-        an error event; of anything else the connection is cut, as is done with all that is left without an end."""
+        """Answers with an error in the shape of the path's API.
+
+        An answer that has begun and cannot go on must not look complete. A stream ends with an error event. Any other
+        answer is left without an end, so its connection is cut.
+        """
         self.code = error.code
         if self._exchange.is_answered:
             return
@@ -137,7 +140,7 @@ class Reply:
 
 
 def request_id(headers: Mapping[str, str]) -> str:
-    """The client's x-request-id where it is printable and short, else a new one."""
+    """The client's x-request-id if it is short and printable, else a new one."""
     given = headers.get("x-request-id", "")
     if 0 < len(given) <= _MAX_ID_CHARS and given.isascii() and given.isprintable():
         return given
@@ -145,7 +148,7 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 
 def passed_headers(answer: Answer) -> RawHeaders:
-    """The replica's headers that are the client's business."""
+    """The headers of a replica's answer that the client gets."""
     return [
         header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(b"x-kvgate-")
     ]

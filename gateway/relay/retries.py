@@ -1,12 +1,12 @@
-"""What the failed attempts of one request mean: the request's own fault, or the replicas'; executed, or not. Pure.
+"""Judges the failed attempts of one request: whose fault they are, and whether the request was executed. Pure.
 
-A prompt can make an engine fail, and it fails every engine in the same way. Who sends such prompts must not open the
-breakers of all replicas for everyone. So a status of 500 and more is held against a replica only where another one did
-otherwise with the same request. A connection that fails is the replica's fault in any case.
+A prompt can make an engine fail, and then it fails every engine in the same way. A client that sends such prompts must
+not open the breakers of all replicas. So a status of 500 or more counts against a replica only if another replica
+answered the same request in another way. A failed connection always counts against the replica.
 
-A request that does more than compute its answer must not be executed twice. So it is sent elsewhere only where the
-replica has not executed it for certain: it refused to connect, or it answered that it takes no requests. A connection
-that was kept and breaks proves nothing: whether the replica closed it before it read the request, nobody can tell.
+A request with effects beyond its answer must not be executed twice. So another replica gets it only if the first one
+certainly has not executed it: it refused the connection, or it answered that it takes no requests. A broken connection
+proves nothing, because the replica may have read the request before.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _UNAVAILABLE = 503
 _NOT_EXECUTED = frozenset({"refused", "status_429", "status_503"})
 _MAX_ERROR_BYTES = 16 * 1024
-"""No error body is so large; of a larger one, only the status is looked at."""
+"""Real error bodies are smaller. Of a larger one, only the status is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that failed before its first byte; `status` 0: the replica gave no answer."""
+    """An attempt that failed before its first byte. `status` is 0 if the replica gave no answer."""
 
     reason: str
     status: int = 0
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes | None = b""
-    """None: more than is kept."""
+    """None if it was too large to keep."""
 
     @property
     def is_server_error(self) -> bool:
-        """Whether the replica answered that it failed (429: that it has too much to do)."""
+        """Whether the replica answered that it failed. (429 says that it is overloaded.)"""
         return self.status >= 500
 
 
 def ends_attempts(failures: Sequence[Failure], has_effects: bool = False) -> bool:
-    """Whether no other replica shall be asked. Either the request may have been executed and `has_effects` beyond its
-    answer. Or the last failure repeats an earlier one, so that a third replica would fail in the same way. Not a 503:
-    it says that a server cannot serve now, whatever the request is. Two of several may be stopping at once."""
+    """Whether to ask no other replica. There are two reasons: the request `has_effects` and may have been executed; or
+    the last failure repeats an earlier one, so that a third replica would fail in the same way. A repeated 503 is no
+    such reason: it says that a server cannot serve now, and two servers may be stopping at the same time."""
     last = failures[-1]
     if has_effects and last.reason not in _NOT_EXECUTED:
         return True
@@ -52,8 +52,8 @@ def ends_attempts(failures: Sequence[Failure], has_effects: bool = False) -> boo
 
 
 def maybe_executed(failures: Sequence[Failure]) -> ApiError | None:
-    """The error for a request with effects of which nobody can say what became of it: the replica that it was sent to
-    gave no answer, or none that can be passed on. None where that is known."""
+    """The error for a request with effects whose fate is not known: its replica gave no answer, or none that can be
+    passed on. None if it is known."""
     if not failures:
         return None
     last = failures[-1]
@@ -63,14 +63,14 @@ def maybe_executed(failures: Sequence[Failure]) -> ApiError | None:
         f"The replica gave no usable answer ({last.reason}) and may have executed this request. It was not sent "
         "to another one, because it has effects beyond its answer. Find out what became of it before you send it again."
     )
-    # OpenAI's and Anthropic's SDKs send a request again after a 502, unless they are told not to.
+    # OpenAI's and Anthropic's SDKs send a request again after a 502 unless this header forbids it.
     return ApiError(502, "maybe_executed", message, headers={"x-should-retry": "false"})
 
 
 def held_against_replicas(failures: Sequence[Failure], was_answered: bool) -> list[int]:
-    """Which server errors, by index, count against their replicas, now that the request's last attempt is over.
+    """The indexes of the server errors that count against their replicas. Call it after the last attempt.
 
-    All of them where another replica has answered; else those that no other replica has repeated.
+    If a replica answered, all of them count. Otherwise those count that no other replica repeated.
     """
     said = [_said(failure) for failure in failures]
     return [
@@ -81,13 +81,13 @@ def held_against_replicas(failures: Sequence[Failure], was_answered: bool) -> li
 
 
 def _said(failure: Failure) -> tuple[int, str]:
-    """What a replica answered, as far as another one's answer can be compared with it: status, and error code."""
+    """The part of an answer that can be compared with that of another replica: its status and error code."""
     return failure.status, error_code(failure.body)
 
 
 def error_code(body: bytes | None) -> str:
-    """The `code` and `type` in an error's body, in OpenAI's shape, in Anthropic's, or in that of older vLLM, which has
-    them at the top; empty where there are none."""
+    """The `code` and `type` in an error's body; empty if there are none. It may have OpenAI's shape, Anthropic's, or
+    that of older vLLM, where they are at the top."""
     if body is None or len(body) > _MAX_ERROR_BYTES:
         return ""
     try:

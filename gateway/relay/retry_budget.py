@@ -1,7 +1,7 @@
-"""How many retries a gateway may add to the load. Pure: the clock is passed in.
+"""Limits the retries that a gateway adds to the load. Pure: the clock is passed in.
 
-Each retry is one more request to replicas that may fail because they have too much to do. So retries are bounded by a
-share of the requests, as in Envoy's and Finagle's retry budgets, and a few are always allowed.
+A retry is one more request to replicas that may fail because they are overloaded. So retries are limited to a share of
+the requests, as in Envoy's and Finagle's retry budgets. A few are always allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WINDOW_S = 10.0
 
 
 class RetryBudget:
-    """Of the last 10 s: retries are at most `budget_min_retries`, or `budget_percent` of the requests."""
+    """Within 10 s, allows `budget_min_retries` retries, or `budget_percent` of the requests if that is more."""
 
     def __init__(self, settings: RetrySettings) -> None:
         self._min_retries = settings.budget_min_retries
@@ -22,11 +22,11 @@ class RetryBudget:
         self._retries = Recent(WINDOW_S)
 
     def note_request(self, now_s: float) -> None:
-        """A client's request has come."""
+        """Counts a client's request."""
         self._requests.add(now_s)
 
     def take(self, now_s: float) -> bool:
-        """Whether one more retry is within the budget; it is then counted."""
+        """Whether one more retry is within the budget. If so, it is counted."""
         allowed = max(self._min_retries, self._share * self._requests.total(now_s))
         if self._retries.total(now_s) >= allowed:
             return False

@@ -1,4 +1,4 @@
-"""Stored responses: they live on the replica that made them, and only that one can continue or cancel them."""
+"""Stored responses. Only the replica that made a response can continue or cancel it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
 
 
 class Responses:
-    """Remembers where responses were made, and pins the requests that need one to its replica."""
+    """Remembers which replica made a response, and pins the requests that name the response to that replica."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
         self._store = store
         self._fleet = fleet
 
     async def pin(self, job: Job) -> None:
-        """Pin a request that names a stored response. Raises a 404 when nobody here has it."""
+        """Pins a request that names a stored response. Raises a 404 if no replica is known to have it."""
         by_id = stored_response(job.path)
         wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
         if wanted:
             job.pinned, job.served = await self._find(job, wanted, param)
 
     async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, Served]:
-        """The replica that made it, and what that replica serves; `param` names the id in errors."""
+        """The replica that made it, and the model that it serves. `param` names the field in errors."""
         try:
             for served in {one.pool: one for one in self._fleet.served.values()}.values():
                 pool = self._store.pool(served.pool)
@@ -56,19 +56,19 @@ class Responses:
         raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
 
     def _served_by(self, replica: str, served: Served) -> Served:
-        """A name of the same pool that this replica serves: an adapter may be loaded on others only."""
+        """A model name of the same pool that this replica serves. An adapter may be loaded on other replicas only."""
         names = self._fleet.served.values()
         return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)
 
     def notice(self, job: Job, ticket: Ticket, body: bytes) -> None:
-        """Remember a response by the first events that name it, or by the beginning of an answer that is not parsed."""
+        """Remembers a response by its first events, or by the beginning of an answer that is not parsed."""
         if not job.endpoint.stores_responses or job.response_noted:
             return
         if found := _ID_IN_BODY.search(body, 0, WINDOW_BYTES):
             self._remember(job, ticket, found[1].decode("ascii", "replace"))
 
     def notice_whole(self, job: Job, ticket: Ticket, document: dict[str, Any]) -> None:
-        """Remember a response answered in one piece."""
+        """Remembers a response that was answered in one piece."""
         response_id = document.get("id")
         if job.endpoint.stores_responses and not job.response_noted and isinstance(response_id, str):
             self._remember(job, ticket, response_id)

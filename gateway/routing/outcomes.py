@@ -1,8 +1,8 @@
-"""How a gateway's own attempts on one replica have ended lately. Pure: the clock is passed in.
+"""The recent outcomes of this gateway's attempts on one replica. Pure: the clock is passed in.
 
-The breakers that all gateways share are in the store (coordinator/lua/report.lua). To spare calls, a gateway tells the
-store of attempts that ended well only beside the next one that failed, as a count. While the store is away, each
-gateway goes by the same rule and its own attempts alone.
+All gateways share the breakers in the store (coordinator/lua/report.lua). To save calls, a gateway reports successes
+only together with the next failure, as a count. While the store is away, each gateway applies the same rule to its own
+attempts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gateway.routing.recent import Recent
 
 
 class Outcomes:
-    """Of one replica."""
+    """The outcomes on one replica."""
 
     __slots__ = ("_bad", "_good", "_knobs", "_suspect_until_s")
 
@@ -23,16 +23,16 @@ class Outcomes:
         self._suspect_until_s = 0.0
 
     def succeeded(self, now_s: float) -> None:
-        """An attempt was answered."""
+        """Counts an attempt that was answered."""
         self._good.add(now_s)
         self._suspect_until_s = 0.0
 
     def broke_off(self, now_s: float) -> None:
-        """An attempt that had been answered has failed after all: it is not one that ended well."""
+        """An answer broke off after it was counted as a success: takes that back."""
         self._good.add(now_s, -1)
 
     def failed(self, now_s: float) -> int:
-        """An attempt failed. Returns how many ended well that the store was not told of yet."""
+        """Counts a failed attempt. Returns the successes that were not reported to the store yet."""
         knobs = self._knobs
         self._bad.add(now_s)
         bad, good = self._bad.total(now_s), max(0, self._good.total(now_s))
@@ -41,9 +41,9 @@ class Outcomes:
         return max(0, self._good.untold(now_s))
 
     def is_suspect(self, now_s: float) -> bool:
-        """Whether requests are better sent elsewhere while the store is away."""
+        """Whether to avoid the replica while the store is away."""
         return self._suspect_until_s > now_s
 
     def are_over(self, now_s: float) -> bool:
-        """Whether nothing of it is recent any more."""
+        """Whether no outcome is recent any more."""
         return not (self.is_suspect(now_s) or self._good.total(now_s) or self._bad.total(now_s))

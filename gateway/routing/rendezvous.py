@@ -1,7 +1,7 @@
-"""Rendezvous hashing: an order of replicas that everyone who knows the same replicas agrees on.
+"""Rendezvous hashing: gateways that know the same replicas try them in the same order.
 
-Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996): each replica scores the request, the
-highest score comes first; a replica that leaves moves only the requests it had.
+Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996). Each replica scores the request, and
+the highest score comes first. A replica that leaves moves only the requests that it had.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def rendezvous_order(replicas: Iterable[str], affinity: bytes) -> list[str]:
 
 
 def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[str]) -> str | None:
-    """The first of the order that was not tried; those to avoid (broken, saturated) come last, not never."""
+    """The first replica of the order that was not tried. Replicas to avoid come last."""
     tried, avoided = set(tried), set(avoided)
     left = [replica for replica in order if replica not in tried]
     return next((replica for replica in left if replica not in avoided), left[0] if left else None)

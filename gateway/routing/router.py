@@ -1,4 +1,4 @@
-"""Where a request goes: one placement in the store, or the rule that all gateways share while it is away."""
+"""Chooses a replica for a request: by a placement in the store, or by hashing while the store is away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger("kvgate.router")
 
 
 class Router:
-    """Places requests, and keeps what this gateway alone has seen of replicas that fail."""
+    """Places requests. Remembers the failures that this gateway saw on each replica."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, metrics: Metrics, block_tokens: Callable[[str], int]
@@ -79,8 +79,8 @@ class Router:
         )
 
     def _predicted_tokens(self, request: PlaceRequest, placement: Placement) -> int:
-        """Engines serve whole blocks from cache, and compute a prompt's last token in any case. Where the tokens behind
-        the matched key are this gateway's estimate, one block more is left out."""
+        """The tokens that the engine will serve from its cache. Engines cache whole blocks, and always compute the last
+        token of a prompt. If the tokens up to the matched key are only estimated, one more block is left out."""
         keys, tokens = placement.matched_keys, placement.matched_tokens
         if not keys:
             return 0
@@ -95,7 +95,7 @@ class Router:
         return self._store.pool(job.served.pool)
 
     def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str) -> PlaceRequest:
-        """What the store is asked."""
+        """The question to the store."""
         order: Sequence[str] = ()
         if job.policy == "consistent_hash":
             order = rendezvous_order(pool.records, _affinity(job))
@@ -122,7 +122,7 @@ class Router:
         return self._knobs[policy]
 
     def _fall_back(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
-        """The rule without a store: rendezvous hashing over the last known replicas."""
+        """Places a request without the store: by rendezvous hashing over the last known replicas."""
         replica = first_usable(self.fallback_order(job, pool), self._avoided(pool), request.tried)
         if replica is None:
             return None
@@ -132,7 +132,7 @@ class Router:
         return Ticket(pool, request, replica, incarnation, job.served.replicas[replica], "fallback", 0, None)
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
-        """The replicas as all gateways would try them without a store: those ready, or, when none is, all."""
+        """The order in which all gateways try replicas without a store: the ready ones, or all if none is ready."""
         shared = job.served.shared
         serving = [record for record in pool.records.values() if record.replica in shared]
         if job.pinned:
@@ -140,7 +140,7 @@ class Router:
         return rendezvous_order((record.replica for record in ready_records(serving)), _affinity(job))
 
     def _place_apart(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
-        """Where all others were tried, one whose id is another engine's in the store, which is told nothing of this."""
+        """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
         replica = first_usable(self.order_apart(job), self._avoided(pool), request.tried)
         if replica is None:
             return None
@@ -148,13 +148,13 @@ class Router:
         return Ticket(pool, request, replica, lives[replica], urls[replica], "fallback", 0, None)
 
     def order_apart(self, job: Job) -> list[str]:
-        """The replicas whose ids are others' in the store, as all gateways that reach them would try them."""
+        """The replicas whose ids mean other engines in the store, in the order in which gateways try them."""
         if job.pinned:
             return [job.pinned] if job.pinned in job.served.apart else []
         return rendezvous_order(job.served.apart, _affinity(job))
 
     def _avoided(self, pool: Pool) -> list[str]:
-        """Replicas that failed this gateway just now, or carry all that it may give them."""
+        """The replicas that failed recently for this gateway, or that have all the requests they may have."""
         now = time.monotonic()
         avoided = [replica for replica, outcomes in self._outcomes.items() if outcomes.is_suspect(now)]
         cap = self._settings.policy.max_active_requests
@@ -166,17 +166,17 @@ class Router:
         return avoided
 
     def failed(self, ticket: Ticket) -> None:
-        """The replica itself failed: tell everyone."""
+        """The replica itself failed: reports that to its shared breaker."""
         untold = self._outcomes_of(ticket.replica).failed(time.monotonic())
         ticket.pool.report(ticket.replica, ticket.incarnation, "failure", self._breaker, untold)
 
     def broke_off(self, ticket: Ticket) -> None:
-        """The replica failed in the middle of an answer, whose beginning was taken for a success."""
+        """The replica failed in the middle of an answer, which was counted as a success when it began."""
         self._outcomes_of(ticket.replica).broke_off(time.monotonic())
         self.failed(ticket)
 
     def succeeded(self, ticket: Ticket) -> None:
-        """The replica answered: where its breaker is open and this was the probe, it closes for everyone."""
+        """The replica answered. If its breaker was open and this request was the probe, the breaker closes."""
         self._outcomes_of(ticket.replica).succeeded(time.monotonic())
         fleet = ticket.pool.fleet
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
@@ -192,7 +192,7 @@ class Router:
 
 
 def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
-    """When a replica's breaker opens, as configured."""
+    """The settings of breakers, as scripts take them."""
     return BreakerKnobs(
         health.breaker_failures,
         health.breaker_error_rate,
@@ -202,7 +202,7 @@ def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
 
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
-    """The cost expression's numbers, for one policy."""
+    """The settings of one policy, as scripts take them."""
     chosen = settings.policy
     return PolicyKnobs(
         name=policy,
@@ -219,5 +219,5 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
 
 
 def _affinity(job: Job) -> bytes:
-    """What rendezvous hashing goes by; a request without a prompt has none, and goes anywhere."""
+    """The bytes that rendezvous hashing hashes. Without a prompt they are random, so the request may go anywhere."""
     return job.prompt.affinity if job.prompt is not None and job.prompt.keys else random.randbytes(8)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import orjson
 import pytest
 
 from gateway.relay import sse
-from gateway.relay.sse import EventRelay, event_data, next_sequence_number, take_token_ids
+from gateway.relay.sse import EventRelay, event_data, next_sequence_number
 
 DONE = b"data: [DONE]\n\n"
 END = (b"data: [DONE]",)
@@ -172,18 +171,6 @@ def test_every_usage_chunk_in_one_read_is_taken_out() -> None:
     assert (relay.usage or {})["prompt_tokens"] == 8
 
 
-def test_token_ids_of_long_prompts_are_taken_out_up_to_a_megabyte(parsed: Parsed) -> None:
-    relay = EventRelay(False, END, reads_token_ids=True, strip_token_ids=True)
-    long, longer = ([100_000] * count for count in (100_000, 200_000))
-    assert relay.feed(told({"choices": [], "prompt_token_ids": long})) == told({"choices": []})
-    assert relay.prompt_token_ids == long
-    event = told({"choices": [], "prompt_token_ids": longer})
-    assert relay.feed(event) == event
-    intricate = told({"choices": [{"token_ids": [{}] * 50_000}]})
-    assert relay.feed(intricate) == intricate
-    assert len(parsed.sizes) == 1
-
-
 def test_usage_nested_in_a_response_or_a_message_is_found() -> None:
     completed = b'event: response.completed\ndata: {"response":{"usage":{"input_tokens":5}}}\n\n'
     started = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":6}}}\n\n'
@@ -207,81 +194,3 @@ def test_events_without_a_json_object_carry_nothing(event: bytes) -> None:
 )
 def test_the_next_event_of_a_response_goes_on_counting(events: bytes, number: int) -> None:
     assert next_sequence_number(events) == number
-
-
-def told(document: dict[str, object]) -> bytes:
-    return b"data: " + orjson.dumps(document) + b"\n\n"
-
-
-CHAT_WITH_IDS = [
-    {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6, 7]},
-    {"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [8]}]},
-    {"choices": [{"index": 0, "delta": {"content": 'of "token_ids"'}, "token_ids": [9, 10]}]},
-]
-TEXT_WITH_IDS = [
-    {"choices": [{"index": 0, "text": "a", "prompt_token_ids": [5, 6, 7], "token_ids": [8]}]},
-    {"choices": [{"index": 0, "text": "b", "prompt_token_ids": None, "token_ids": [9]}]},
-]
-
-
-def without_ids(document: dict[str, Any]) -> dict[str, Any]:
-    choices = [
-        {name: value for name, value in choice.items() if not name.endswith("token_ids")}
-        for choice in document["choices"]
-    ]
-    return {"choices": choices}
-
-
-@pytest.mark.parametrize("chunks", [CHAT_WITH_IDS, TEXT_WITH_IDS], ids=["chat", "text"])
-def test_wherever_the_bytes_are_split_the_client_gets_no_token_ids(chunks: list[dict[str, Any]]) -> None:
-    stream = b"".join(told(chunk) for chunk in chunks) + USAGE + DONE
-    wanted = b"".join(told(without_ids(chunk)) for chunk in chunks) + DONE
-    for at in range(1, len(stream)):
-        relay = EventRelay(True, END, reads_token_ids=True, strip_token_ids=True)
-        assert relay.feed(stream[:at]) + relay.feed(stream[at:]) == wanted
-        assert relay.prompt_token_ids == [5, 6, 7]
-        assert (relay.usage or {})["prompt_tokens"] == 7
-        assert relay.saw_end
-
-
-@pytest.mark.parametrize("chunks", [CHAT_WITH_IDS, TEXT_WITH_IDS], ids=["chat", "text"])
-def test_a_client_that_wants_token_ids_gets_them_as_they_came(chunks: list[dict[str, Any]]) -> None:
-    stream = b"".join(told(chunk) for chunk in chunks) + DONE
-    relay = EventRelay(False, END, reads_token_ids=True)
-    assert relay.feed(stream) == stream
-    assert relay.prompt_token_ids == [5, 6, 7]
-
-
-def test_where_nobody_reads_token_ids_they_are_the_clients_own() -> None:
-    stream = b"".join(told(chunk) for chunk in CHAT_WITH_IDS) + DONE
-    relay = EventRelay(False, END, strip_token_ids=True)
-    assert relay.feed(stream) == stream
-    assert relay.prompt_token_ids == []
-
-
-def test_what_stands_above_an_events_data_stays() -> None:
-    relay = EventRelay(False, END, reads_token_ids=True, strip_token_ids=True)
-    event = b": token_ids\r\nevent: chunk\r\n" + told(CHAT_WITH_IDS[0])
-    assert relay.feed(event) == b": token_ids\r\nevent: chunk\r\n" + told(without_ids(CHAT_WITH_IDS[0]))
-    assert relay.feed(b": token_ids\n\n") == b": token_ids\n\n"
-
-
-def test_a_last_event_without_its_blank_line_has_no_token_ids_either() -> None:
-    relay = EventRelay(False, (), reads_token_ids=True, strip_token_ids=True)
-    assert relay.feed(told(CHAT_WITH_IDS[1]).rstrip()) == b""
-    assert b"token_ids" not in relay.finish()
-
-
-@pytest.mark.parametrize(
-    ("document", "ids"),
-    [
-        ({"prompt_token_ids": [1], "choices": [{"token_ids": [2]}]}, [1]),
-        ({"choices": [{"prompt_token_ids": [1]}, {"prompt_token_ids": [3]}]}, [1]),
-        ({"choices": [{"token_ids": None}], "prompt_token_ids": None}, []),
-        ({"choices": None, "prompt_token_ids": "5"}, []),
-        ({"choices": ["token_ids"]}, []),
-    ],
-)
-def test_token_ids_are_taken_out_of_a_whole_answer(document: dict[str, Any], ids: list[int]) -> None:
-    assert take_token_ids(document) == ids
-    assert b'token_ids":' not in orjson.dumps(document)

@@ -1,0 +1,83 @@
+"""The gateway's part in following engines older than vLLM 0.30, whose KV events name no session.
+
+The agent of such an engine recognises a prompt by its token ids. So the gateway asks for them in requests that claimed
+keys, reads them from the answer, and takes them out again unless the client wanted them too.
+
+To drop support for these engines, delete this module, the lines that name it, and coordinator's part.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any, Final
+
+import orjson
+
+from gateway.relay.sse import event_data
+from gateway.request.reader import Job
+from gateway.routing.ticket import Ticket
+from gateway.upstream.excerpts import is_light
+
+ASK: Final = {"return_token_ids": True}
+"""The field that asks vLLM for the token ids of the prompt."""
+_MAX_PARSED_BYTES = 2**20
+"""A larger answer or event is passed on with its token ids: parsing it would hold the event loop."""
+
+
+class TokenIds:
+    """The token ids in one answer."""
+
+    def __init__(self, strip: bool) -> None:
+        self.of_prompt: list[int] = []
+        """Those of the first prompt; empty until they were found."""
+        self._strip = strip
+
+    def take_from_event(self, event: bytes) -> bytes:
+        """Reads one event of a stream; returns the event for the client."""
+        document = event_data(event) if _is_readable(event) else None
+        if document is None:
+            return event
+        self._take(document)
+        return _with_data(event, document) if self._strip else event
+
+    def take_from_body(self, body: bytes) -> bytes:
+        """Reads an answer in one piece; returns the body for the client."""
+        try:
+            document = orjson.loads(body) if _is_readable(body) else None
+        except orjson.JSONDecodeError:
+            return body
+        if not isinstance(document, dict):
+            return body
+        self._take(document)
+        return orjson.dumps(document) if self._strip else body
+
+    def _take(self, document: dict[str, Any]) -> None:
+        choices = [choice for choice in document.get("choices") or () if isinstance(choice, dict)]
+        found = document.pop("prompt_token_ids", None)
+        for choice in choices:
+            choice.pop("token_ids", None)
+            of_choice = choice.pop("prompt_token_ids", None)  # text completions have them here
+            found = found or of_choice
+        if not self.of_prompt and isinstance(found, list):
+            self.of_prompt = found
+
+
+def asked_token_ids(job: Job, ticket: Ticket) -> TokenIds | None:
+    """The token ids that this attempt asks for; None if it asks for none."""
+    placement = ticket.placement
+    if placement is None or placement.mode != "token_ids" or not placement.claimed_from:
+        return None
+    if not job.endpoint.returns_token_ids or job.is_batch:
+        return None
+    return TokenIds(strip=not job.wants_token_ids)
+
+
+def _is_readable(data: bytes) -> bool:
+    return b"token_ids" in data and len(data) <= _MAX_PARSED_BYTES and is_light(data)
+
+
+def _with_data(event: bytes, document: dict[str, Any]) -> bytes:
+    """The event with another object in its data line. The lines above it stay."""
+    lines = event.splitlines(keepends=True)
+    above = takewhile(lambda line: not line.startswith(b"data:"), lines)
+    return b"".join(above) + b"data: " + orjson.dumps(document) + b"\n\n"
