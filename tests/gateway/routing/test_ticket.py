@@ -1,0 +1,96 @@
+"""A ticket gives back what its attempt holds, in whatever order the endings of an attempt arrive."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool.pool import Pool
+from gateway.routing.ticket import Ticket
+from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, owners, register, request
+from tests.redis_server import RedisServer, running_redis
+
+EVENTS = ("computed", "first_token", "failed", "done")
+PROMPT = chain("a prompt", "of two keys")
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
+    client = redis.Redis.from_url(redis_server.url, decode_responses=True, protocol=2)
+    yield client
+    await client.flushdb()
+    await client.aclose()
+
+
+@pytest.fixture
+async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
+    async with joined(redis_server.url) as pool:
+        await register(pool, 2)
+        yield pool
+
+
+async def placed(pool: Pool, reservation: str) -> Ticket:
+    asked = request(reservation, PROMPT, pinned="r0")
+    placement = await pool.place(asked)
+    assert placement is not None
+    return Ticket(pool, asked, "r0", placement.incarnation, "http://r0", placement.why, 0, placement)
+
+
+async def claims(client: redis.Redis) -> list[bool]:
+    return [bool(await owners(client, key)) for key in PROMPT]
+
+
+@pytest.mark.parametrize("told", [*itertools.permutations(EVENTS), ("failed", "failed", "done", "done"), ("done",)])
+async def test_every_order_of_endings_gives_the_load_back_once_and_claims_unless_they_are_true(
+    pool: Pool, client: redis.Redis, told: tuple[str, ...]
+) -> None:
+    other = await placed(pool, "another request on the same replica")
+    other.first_token()
+    ticket = await placed(pool, "this request")
+    for event in (*told, *told):
+        getattr(ticket, event)()
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {"r0": 1}
+    assert await numbers(client, KEYS.backlog_tokens) == {}
+    assert await claims(client) == [True, True]  # the other request made them
+    other.done()
+    await drained(pool)
+    assert await numbers(client, KEYS.active) == {}
+
+
+async def test_an_attempt_that_computed_nothing_takes_its_claims_back_and_one_that_did_keeps_them(
+    pool: Pool, client: redis.Redis
+) -> None:
+    failed = await placed(pool, "failed")
+    assert await claims(client) == [True, True]
+    failed.failed()
+    failed.done()
+    await drained(pool)
+    assert await claims(client) == [False, False]
+
+    computed = await placed(pool, "computed")
+    computed.first_token()
+    await drained(pool)
+    assert (await numbers(client, KEYS.active), await numbers(client, KEYS.backlog_tokens)) == ({"r0": 1}, {})
+    computed.failed()
+    computed.done()
+    await drained(pool)
+    assert await claims(client) == [True, True]
+    assert await numbers(client, KEYS.active) == {}
+
+
+async def test_without_the_store_a_ticket_gives_back_what_it_counts_here() -> None:
+    pool = Pool("m", "gw0", 1.0)
+    ticket = Ticket(pool, request("one", PROMPT), "r0", "life1", "http://r0", "fallback", 0, None)
+    for event in EVENTS:
+        getattr(ticket, event)()
+    assert pool.live == {}
