@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gateway.errors import ApiError
+from gateway.request.fairness import FairShares
 from gateway.request.keyring import Caller
-from gateway.request.shares import Shares
 from gateway.settings.limit_settings import LimitSettings
 
 _RETRY_AFTER = {"retry-after": "1"}
@@ -26,15 +26,15 @@ class Admission:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
-        self.uploads = Shares(limits.max_uploads, time.monotonic)
-        self.requests = Shares(limits.max_in_flight, time.monotonic)
-        self.held_bytes = Shares(limits.max_buffered_bytes, time.monotonic)
+        self.uploads = FairShares(limits.max_uploads, time.monotonic)
+        self.requests = FairShares(limits.max_in_flight, time.monotonic)
+        self.held_bytes = FairShares(limits.max_buffered_bytes, time.monotonic)
 
     def __repr__(self) -> str:
         uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken
         return f"<Admission {uploads} uploads, {requests} in flight, {held} bytes held>"
 
-    def place(self, holder: str) -> AdmissionSlot:
+    def admit(self, holder: str) -> AdmissionSlot:
         """What one request will take, nothing yet."""
         return AdmissionSlot(self, holder)
 
@@ -77,7 +77,7 @@ class AdmissionSlot:
         if not self._is_in_flight:
             raise _overloaded("has as many requests in flight as it may", "limits.max_in_flight", closes=False)
 
-    def refuse_larger(self, size_bytes: int) -> None:
+    def check_size(self, size_bytes: int) -> None:
         """Raises a 413 for a body of this size, received or only announced, if it is too large."""
         limit = self._admission.limits.max_body_bytes
         if size_bytes > limit:
@@ -104,7 +104,7 @@ class AdmissionSlot:
         finally:
             self._let_go(count)
 
-    def hold_only(self, count: int) -> None:
+    def set_held_bytes(self, count: int) -> None:
         """So many bytes is what is left of it, or what it has become."""
         if count > self._held_bytes:
             self.hold(count - self._held_bytes)

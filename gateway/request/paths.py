@@ -47,7 +47,7 @@ def upstream_target(path: str, query: bytes) -> str:
     return f"{target}?{quote(query, safe=_SAFE_IN_QUERY)}" if query else target
 
 
-def stored_response(path: str) -> str:
+def stored_response_id(path: str) -> str:
     """The id of the stored response that a path names; empty if it names none."""
     found = _BY_RESPONSE.fullmatch(path) if path.startswith(_OF_RESPONSES) else None
     return found[1] if found else ""

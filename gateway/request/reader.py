@@ -23,10 +23,10 @@ from gateway.request.paths import (
     is_denied,
     is_plain,
     may_have_effects,
-    stored_response,
+    stored_response_id,
     upstream_target,
 )
-from gateway.request.reading import Ask, Body, Reading, Resolve, Rules, read_body
+from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
 from gateway.request.reading.structure import StructureLimits, is_sparse
 from gateway.request.reading.workers import Workers
 from gateway.settings.gateway_settings import GatewaySettings
@@ -102,7 +102,7 @@ class Reader:
         self._denied = tuple(folded(path) for path in security.denied_paths)
         self._allowed = frozenset(path for path in ENDPOINTS if not is_denied(path, self._denied))
         removed = TRUSTED_FIELDS if security.allow_priority else (*TRUSTED_FIELDS, "priority")
-        self._rules = Rules(
+        self._rules = BodyRules(
             removed,
             # The gateway adds no tenant's salt to a form, so a form may have none at all.
             (*removed, "cache_salt") if security.api_keys else removed,
@@ -135,65 +135,67 @@ class Reader:
         """Reads one request. A worker process reads a large one, so that other requests' tokens are not delayed.
         Raises ApiError naming the field that is wrong."""
         headers = exchange.headers
-        ask = Ask(exchange.path, headers.get("content-type", ""))
-        _check_kind(exchange.method, ask, has_body=bool(body))
+        head = BodyHead(exchange.path, headers.get("content-type", ""))
+        _check_method_and_type(exchange.method, head, has_body=bool(body))
         policy = self.policy(headers)
         passed = upstream_headers(headers, request_id, pass_authorization=self._pass_authorization)
-        if body and not ask.is_form:
+        if body and not head.is_form:
             passed["content-type"] = "application/json"  # engines know JSON by this name only
-        endpoint = ask.endpoint
+        endpoint = head.endpoint
         target = upstream_target(exchange.path, exchange.query)
         job = Job(request_id, exchange.method, exchange.path, endpoint, target, caller, policy, passed)
-        await self.fill(job, ask, slot, body)
+        await self.fill(job, head, slot, body)
         return job
 
-    async def fill(self, job: Job, ask: Ask, slot: AdmissionSlot, body: Body) -> None:
+    async def fill(self, job: Job, head: BodyHead, slot: AdmissionSlot, body: Body) -> None:
         """Reads the body into `job`: what it says, and what the replica gets of it."""
 
-        def resolve(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
+        def resolve_scope(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
             served = job.served = resolve_model(self._fleet, model, path)
             return CacheScope(served.root_model, served.adapter, self._keyring.cache_salt(job.caller, cache_salt))
 
-        reading = self._read_here(ask, body, resolve)
-        if reading is None:
+        parsed = self._read_here(head, body, resolve_scope)
+        if parsed is None:
             self._metrics.worker_reads.inc()
-            reading = await self._read_by_a_worker(ask, body, slot, resolve)
-        job.body = body if reading.body is None else reading.body
-        slot.hold_only(len(job.body))
-        self._take(job, reading)
+            parsed = await self._read_by_a_worker(head, body, slot, resolve_scope)
+        job.body = body if parsed.body is None else parsed.body
+        slot.set_held_bytes(len(job.body))
+        self._apply(job, parsed)
 
-    def _read_here(self, ask: Ask, body: Body, resolve: Resolve) -> Reading | None:
+    def _read_here(self, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody | None:
         """Reads a body at once; None if that would hold the event loop for too long."""
-        if len(body) > _INLINE_BYTES and (len(body) > _INLINE_SPARSE_BYTES or ask.is_form or not is_sparse(body)):
+        if len(body) > _INLINE_BYTES and (len(body) > _INLINE_SPARSE_BYTES or head.is_form or not is_sparse(body)):
             return None
         try:
-            return read_body(ask, body, self._rules, resolve, Steps(_INLINE_STEPS))
+            return read_body(head, body, self._rules, resolve_scope, Steps(_INLINE_STEPS))
         except TooManySteps:
             return None
 
-    async def _read_by_a_worker(self, ask: Ask, body: Body, slot: AdmissionSlot, resolve: Resolve) -> Reading:
+    async def _read_by_a_worker(
+        self, head: BodyHead, body: Body, slot: AdmissionSlot, resolve_scope: ResolveScope
+    ) -> ParsedBody:
         """Waits for a turn and for a worker. Raises a 429 if that takes too long or too much memory."""
-        parsed_bytes = 0 if ask.is_form else min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
+        parsed_bytes = 0 if head.is_form else min(_PARSED_BYTES_PER_BYTE * len(body), _MAX_PARSED_BYTES)
         # A gateway that admits a body also reads it, however little memory it may hold.
         reading_bytes = min(_COPIES * len(body) + parsed_bytes, self._max_buffered_bytes // 2)
         try:
-            async with asyncio.timeout(_TURN_S) as waiting, self._workers.turns.of(slot.holder):
+            async with asyncio.timeout(_TURN_S) as waiting, self._workers.turns.take(slot.holder):
                 waiting.reschedule(None)
                 with slot.holding(reading_bytes):
-                    return await self._workers.read(ask, body, resolve)
+                    return await self._workers.read(head, body, resolve_scope)
         except TimeoutError:
             message = f"body: too many large bodies are read before it; it waited for {_TURN_S:g} s. Retry shortly."
             raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None
 
-    def _take(self, job: Job, reading: Reading) -> None:
-        if reading.path != job.path:  # explain: the body told which API it belongs to
-            job.path, job.endpoint = reading.path, endpoint_of(reading.path)
-        job.model = reading.model
-        job.stream, job.strip_usage = reading.stream, reading.strip_usage
-        job.wants_token_ids, job.reads_cache = reading.wants_token_ids, reading.reads_cache
-        job.previous_response_id = reading.previous_response_id
-        job.has_effects = reading.has_effects or may_have_effects(job.method, job.endpoint)
-        job.prompt, job.is_batch = reading.prompt, reading.is_batch
+    def _apply(self, job: Job, parsed: ParsedBody) -> None:
+        if parsed.path != job.path:  # explain: the body told which API it belongs to
+            job.path, job.endpoint = parsed.path, endpoint_of(parsed.path)
+        job.model = parsed.model
+        job.stream, job.strip_usage = parsed.stream, parsed.strip_usage
+        job.wants_token_ids, job.reads_cache = parsed.wants_token_ids, parsed.reads_cache
+        job.previous_response_id = parsed.previous_response_id
+        job.has_effects = parsed.has_effects or may_have_effects(job.method, job.endpoint)
+        job.prompt, job.is_batch = parsed.prompt, parsed.is_batch
         if job.prompt is not None and job.prompt.keys:
             job.tokens = self.estimator(job.served.pool).estimate(job.prompt)
             job.prompt_tokens = job.tokens[-1]
@@ -218,7 +220,7 @@ def resolve_model(fleet: Fleet, name: str | None, path: str) -> Served:
     """The pool that serves the model of a request. Raises a 400 without a model, a 404 for an unknown one."""
     if name is None:
         only = fleet.only_pool()
-        if only is None and stored_response(path):  # the response's id tells later which pool has it
+        if only is None and stored_response_id(path):  # the response's id tells later which pool has it
             only = next(iter(fleet.served.values()), None)
         if endpoint_of(path).needs_model or (only is None and fleet.served):
             raise bad_field("model", "required; GET /v1/models lists what is served here.", "missing_model")
@@ -252,16 +254,16 @@ def upstream_headers(headers: Mapping[str, str], request_id: str, pass_authoriza
     return passed
 
 
-def _check_kind(method: str, ask: Ask, has_body: bool) -> None:
+def _check_method_and_type(method: str, head: BodyHead, has_body: bool) -> None:
     """Raises a 405 for a prompt that does not come by POST. Raises a 415 for a body that is neither JSON nor a form: a
     web page of another origin may send such a body without asking."""
-    if ask.endpoint.prompt is not None and method != "POST":
-        raise ApiError(405, "method_not_allowed", f"{ask.path} takes POST.", headers={"allow": "POST"})
-    if ask.content_type == "application/json":
+    if head.endpoint.prompt is not None and method != "POST":
+        raise ApiError(405, "method_not_allowed", f"{head.path} takes POST.", headers={"allow": "POST"})
+    if head.content_type == "application/json":
         return
-    media_type = ask.content_type.partition(";")[0].strip().lower()
+    media_type = head.content_type.partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or (media_type[:12] == "application/" and media_type[-5:] == "+json")
-    if has_body and not is_json and not ask.is_form:
+    if has_body and not is_json and not head.is_form:
         raise ApiError(
             415,
             "unsupported_media_type",

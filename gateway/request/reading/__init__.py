@@ -11,6 +11,6 @@ Nothing here does I/O but `workers` and `process`. A worker process imports this
 in a third of the time, and takes half the memory.
 """
 
-from gateway.request.reading.document import Ask, Body, Reading, Resolve, Rules, read_body
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
 
-__all__ = ["Ask", "Body", "Reading", "Resolve", "Rules", "read_body"]
+__all__ = ["Body", "BodyHead", "BodyRules", "ParsedBody", "ResolveScope", "read_body"]

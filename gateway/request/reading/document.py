@@ -31,7 +31,7 @@ _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BodyRules:
     """By what a gateway reads all bodies."""
 
     removed: tuple[str, ...]
@@ -42,7 +42,7 @@ class Rules:
     max_form_parts: int = 256
 
 
-class Ask(NamedTuple):
+class BodyHead(NamedTuple):
     """What comes with a body. `path` may be empty: then the body's fields tell which API it belongs to."""
 
     path: str
@@ -58,13 +58,13 @@ class Ask(NamedTuple):
         return endpoint_of(self.path)
 
 
-Resolve = Callable[[str, str | None, str | None], CacheScope]
+ResolveScope = Callable[[str, str | None, str | None], CacheScope]
 """From a request's path, the model that its body names, and its cache_salt. Raises ApiError for a model that is not
 served."""
 
 
 @dataclass(slots=True)
-class Reading:
+class ParsedBody:
     """What a body says."""
 
     path: str
@@ -83,34 +83,34 @@ class Reading:
     """Whether the body asks for more than an answer."""
 
 
-def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps) -> Reading:
+def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: ResolveScope, steps: Steps) -> ParsedBody:
     """Read one body. Raises ApiError naming the field that is wrong, and TooManySteps."""
-    if ask.is_form:
-        form = read_form(ask.content_type, body, rules.removed_from_forms, rules.max_form_parts)
-        resolve(ask.path, form.model, None)
-        return Reading(ask.path, form.model, form.body)
-    if not body and ask.endpoint.prompt is None:
-        resolve(ask.path, None, None)
-        return Reading(ask.path)
+    if head.is_form:
+        form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
+        resolve_scope(head.path, form.model, None)
+        return ParsedBody(head.path, form.model, form.body)
+    if not body and head.endpoint.prompt is None:
+        resolve_scope(head.path, None, None)
+        return ParsedBody(head.path)
     check_structure(body, rules.structure)
     document = parse_document(body)
-    path = ask.path or api_path(document)
+    path = head.path or api_path(document)
     endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document)
-    scope = resolve(path, model, salt)
+    scope = resolve_scope(path, model, salt)
     added, strip_usage = usage_request(endpoint, document)
     if scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
-    reading = Reading(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
-    reading.wants_token_ids = bool(document.get("return_token_ids"))
+    parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
+    parsed.wants_token_ids = bool(document.get("return_token_ids"))
     tells_logprobs = document.get("echo") and document.get("logprobs") is not None
-    reading.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
+    parsed.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
     if endpoint.stores_responses:
-        reading.previous_response_id = _previous_response(document)
-        reading.has_effects = _has_effects(document)
+        parsed.previous_response_id = _previous_response(document)
+        parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
     had_media_ids = not is_read_in_full and guard_media(document, rules.prompt, steps)
-    prompt = reading.prompt = read_prompt(
+    prompt = parsed.prompt = read_prompt(
         path,
         document if model is not None else {**document, "model": scope.root_model},
         root_model=scope.root_model,
@@ -119,9 +119,9 @@ def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps
         limits=rules.prompt,
         steps=steps,
     )
-    reading.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
-    reading.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
-    return reading
+    parsed.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
+    parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
+    return parsed
 
 
 def parse_document(body: Body) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
     if found is None:
         raise bad_field("content-type", "must be multipart/form-data with one boundary.", "invalid_form")
     delimiter = b"--" + found[2].encode()
-    places = _places(body, delimiter, max_parts)
+    offsets = _offsets(body, delimiter, max_parts)
     parts = _Parts()
     parser = MultipartParser(
         delimiter[2:],
@@ -71,29 +71,29 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
             parser.write(bytes(view[start : start + _SLICE_BYTES]))
     except FormParserError:
         raise _unreadable("a part of this form has a head that cannot be read.") from None
-    if not parts.has_ended or len(parts.fields) != len(places) - 1:
+    if not parts.has_ended or len(parts.fields) != len(offsets) - 1:
         raise _unreadable("does not begin and end with the form's boundary, or holds it elsewhere.")
-    kept = [place for place, name in zip(places, [*parts.fields, ""], strict=True) if name not in removed]
-    if len(kept) == len(places):
+    kept = [offset for offset, name in zip(offsets, [*parts.fields, ""], strict=True) if name not in removed]
+    if len(kept) == len(offsets):
         return Form(parts.model, None)
-    ends = dict(zip(places, [*places[1:], len(body)], strict=True))
-    return Form(parts.model, b"".join(view[place : ends[place]] for place in kept))
+    ends = dict(zip(offsets, [*offsets[1:], len(body)], strict=True))
+    return Form(parts.model, b"".join(view[offset : ends[offset]] for offset in kept))
 
 
-def _places(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
+def _offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
     """Where the boundary stands; the last one closes the form."""
-    places = []
-    place = body.find(delimiter)
-    while place >= 0:
-        places.append(place)
-        if len(places) > max_parts + 1:
+    offsets = []
+    offset = body.find(delimiter)
+    while offset >= 0:
+        offsets.append(offset)
+        if len(offsets) > max_parts + 1:
             message = f"body: has more than {max_parts} parts (limits.max_form_parts)."
             raise ApiError(400, "limit_exceeded", message, "body")
-        place = body.find(delimiter, place + len(delimiter))
-    behind = places[-1] + len(delimiter) if places else 0
-    if not places or places[0] != 0 or body[behind : behind + 2] != b"--":
+        offset = body.find(delimiter, offset + len(delimiter))
+    behind = offsets[-1] + len(delimiter) if offsets else 0
+    if not offsets or offsets[0] != 0 or body[behind : behind + 2] != b"--":
         raise _unreadable("does not begin and end with the form's boundary.")
-    return places
+    return offsets
 
 
 @dataclass(slots=True)

@@ -72,10 +72,10 @@ def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
 
 def _has_more_than(body: bytes | bytearray, mark: bytes, count: int) -> bool:
     """Whether a mark occurs more than `count` times, inside of strings or not. Ends as soon as it does."""
-    place = -1
+    position = -1
     for _ in range(count + 1):
-        place = body.find(mark, place + 1)
-        if place < 0:
+        position = body.find(mark, position + 1)
+        if position < 0:
             return False
     return True
 

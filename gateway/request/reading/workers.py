@@ -18,9 +18,19 @@ import msgspec
 import structlog
 
 from gateway.errors import ApiError
-from gateway.request.reading.document import Ask, Body, Reading, Resolve, Rules
-from gateway.request.reading.process import ENGINE, FAILURE, HEAD, QUESTION, READING, REFUSAL, TASK, Task, message
-from gateway.request.reading.process_turns import Turns
+from gateway.request.fairness import FairTurns
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope
+from gateway.request.reading.worker_process import (
+    FAILURE,
+    MESSAGE_HEADER,
+    REFUSAL,
+    RESULT,
+    SCOPE,
+    SCOPE_REQUEST,
+    TASK,
+    Task,
+    encode_message,
+)
 
 _log = structlog.get_logger("kvgate.reading")
 
@@ -44,44 +54,44 @@ class _Worker:
 class Workers:
     """Reads bodies in processes of its own, `WORKERS` at a time, fairly between clients. `close` it at the end."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: BodyRules) -> None:
         self._rules = rules
-        self.turns = Turns(WORKERS)
+        self.turns = FairTurns(WORKERS)
         """Wait here for a turn before `read`."""
         self._idle: dict[_Worker, asyncio.TimerHandle] = {}
         """Those that nobody needs, and when each ends."""
         self._running: set[_Worker] = set()
         self._ending: set[asyncio.Future[int]] = set()
 
-    async def read(self, ask: Ask, body: Body, resolve: Resolve) -> Reading:
+    async def read(self, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
         """As `read_body`, in another process. Raises ApiError."""
-        worker = self._idle_one() or await self._start()
+        worker = self._take_idle() or await self._start()
         is_reusable = False
         try:
             async with asyncio.timeout(LIMIT_S):
-                reading = await self._converse(worker, ask, body, resolve)
+                parsed = await self._converse(worker, head, body, resolve_scope)
             is_reusable = len(body) < _LARGE_BYTES
         except ApiError:
             is_reusable = len(body) < _LARGE_BYTES
             raise
         except TimeoutError:
-            _log.error("reading a body took too long", limit_s=LIMIT_S, body_bytes=len(body), path=ask.path)
+            _log.error("reading a body took too long", limit_s=LIMIT_S, body_bytes=len(body), path=head.path)
             raise _failed() from None
         except (asyncio.IncompleteReadError, OSError):
-            _log.error("the process that read a body has ended", body_bytes=len(body), path=ask.path)
+            _log.error("the process that read a body has ended", body_bytes=len(body), path=head.path)
             raise _failed() from None
         finally:
             if is_reusable:
                 self._idle[worker] = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle, worker)
             else:
                 self._end(worker)
-        return reading
+        return parsed
 
     def _end_idle(self, worker: _Worker) -> None:
         del self._idle[worker]
         self._end(worker)
 
-    def _idle_one(self) -> _Worker | None:
+    def _take_idle(self) -> _Worker | None:
         while self._idle:
             worker, ends = self._idle.popitem()
             ends.cancel()
@@ -101,26 +111,26 @@ class Workers:
         self._running.add(worker)
         return worker
 
-    async def _converse(self, worker: _Worker, ask: Ask, body: Body, resolve: Resolve) -> Reading:
-        await _send(worker.writer, *message(TASK, Task(ask, self._rules), body))
+    async def _converse(self, worker: _Worker, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
+        await _send(worker.writer, *encode_message(TASK, Task(head, self._rules), body))
         while True:
-            kind, told, changed = await _receive(worker.reader)
-            if kind == QUESTION:
+            kind, content, changed = await _receive(worker.reader)
+            if kind == SCOPE_REQUEST:
                 try:
-                    engine = resolve(*msgspec.msgpack.decode(told))
+                    scope = resolve_scope(*msgspec.msgpack.decode(content))
                 except ApiError:
-                    await _send(worker.writer, *message(ENGINE, None))
+                    await _send(worker.writer, *encode_message(SCOPE, None))
                     raise
-                await _send(worker.writer, *message(ENGINE, engine))
-            elif kind == READING:
-                reading = msgspec.msgpack.decode(told, type=Reading)
-                reading.body = changed or None
-                return reading
+                await _send(worker.writer, *encode_message(SCOPE, scope))
+            elif kind == RESULT:
+                parsed = msgspec.msgpack.decode(content, type=ParsedBody)
+                parsed.body = changed or None
+                return parsed
             elif kind == REFUSAL:
-                raise ApiError(*msgspec.msgpack.decode(told))
+                raise ApiError(*msgspec.msgpack.decode(content))
             else:
                 assert kind == FAILURE
-                _log.error("reading a body failed", error=msgspec.msgpack.decode(told), path=ask.path)
+                _log.error("reading a body failed", error=msgspec.msgpack.decode(content), path=head.path)
                 raise _failed()
 
     def _end(self, worker: _Worker) -> None:
@@ -149,7 +159,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         # -P: what lies in the working directory is not imported.
-        command = [sys.executable, "-P", "-m", "gateway.request.reading.process"]
+        command = [sys.executable, "-P", "-m", "gateway.request.reading.worker_process"]
         return subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno()), ours
 
 
@@ -163,15 +173,15 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, body: Body) -> None:
 
 async def _receive(reader: asyncio.StreamReader) -> tuple[bytes, bytes, bytes]:
     """One message: its kind, what it says, and the body behind it."""
-    kind, told_bytes, body_bytes = HEAD.unpack(await reader.readexactly(HEAD.size))
-    told = await reader.readexactly(told_bytes)
+    kind, content_bytes, body_bytes = MESSAGE_HEADER.unpack(await reader.readexactly(MESSAGE_HEADER.size))
+    content = await reader.readexactly(content_bytes)
     body = bytearray()
     while len(body) < body_bytes:
         piece = await reader.read(min(_PIECE_BYTES, body_bytes - len(body)))
         if not piece:
             raise asyncio.IncompleteReadError(bytes(body), body_bytes)
         body += piece
-    return kind, told, cast("Any", body)
+    return kind, content, cast("Any", body)
 
 
 def _failed() -> ApiError:
