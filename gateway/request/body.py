@@ -1,4 +1,4 @@
-"""A request's body, read whole, its bytes accounted for."""
+"""Receives a request's body. Its bytes count as held by the request's slot."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from gateway.http.pieces import joined
 from gateway.request.admission import AdmissionSlot
 
 ReadPiece = Callable[[], Awaitable[bytes | bytearray]]
-"""The next piece of a body; empty at its end."""
-
+"""Gives the next piece of a body; an empty piece at its end."""
 GRACE_S = 5.0
-"""A body may begin as slowly as this before its rate counts."""
+"""A body has this time before its rate counts."""
 
 
 def accept_body(slot: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
-    """A body that is here already. Raises ApiError where it is not taken."""
-    _check_head(slot, headers)
+    """Accepts a body that is complete already. Raises ApiError if it is refused."""
+    _check_headers(slot, headers)
     if body:
         slot.check_size(len(body))
         slot.hold(len(body))
@@ -36,22 +35,20 @@ async def receive_body(
     limit_s: float,
     min_bytes_per_s: int,
 ) -> bytes | bytearray:
-    """Read a body that is still coming, counted as an upload meanwhile. Raises ApiError as soon as it is too large, a
-    408 when it is not complete after `limit_s` or slower than `min_bytes_per_s`, and what `more` raises."""
-    _check_head(slot, headers)
-    slot.upload()
-    started_s, received = time.monotonic(), 0
-
-    async def timed() -> bytes | bytearray:
-        nonlocal received
-        piece = await read_piece()
-        received += len(piece)
-        limit.due_s = started_s + min(limit_s, GRACE_S + received / min_bytes_per_s)
-        return piece
-
+    """Receives a body piece by piece, as an upload. Raises ApiError as soon as the body is too large, and a 408 if it
+    is not complete after `limit_s` or slower than `min_bytes_per_s`. Errors of `read_piece` pass through."""
+    _check_headers(slot, headers)
+    slot.begin_upload()
+    started_s = time.monotonic()
+    body: bytes | bytearray = b""
     try:
         with deadlines.within(min(limit_s, GRACE_S), cast("asyncio.Task[None]", asyncio.current_task())) as limit:
-            return await _gather(slot, timed)
+            while piece := await read_piece():
+                slot.check_size(len(body) + len(piece))
+                slot.hold(len(piece))
+                body = joined(body, piece)
+                limit.due_s = started_s + min(limit_s, GRACE_S + len(body) / min_bytes_per_s)
+            return body
     except TimeoutError:
         message = (
             f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {min_bytes_per_s} bytes per "
@@ -60,16 +57,8 @@ async def receive_body(
         raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 
 
-async def _gather(slot: AdmissionSlot, read_piece: ReadPiece) -> bytes | bytearray:
-    body: bytes | bytearray = b""
-    while piece := await read_piece():
-        slot.check_size(len(body) + len(piece))
-        slot.hold(len(piece))
-        body = joined(body, piece)
-    return body
-
-
-def _check_head(slot: AdmissionSlot, headers: Mapping[str, str]) -> None:
+def _check_headers(slot: AdmissionSlot, headers: Mapping[str, str]) -> None:
+    """Raises a 415 for a compressed body, and a 413 if the announced size is too large."""
     if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise ApiError(
             415, "unsupported_encoding", "content-encoding: compressed bodies are not accepted.", "content-encoding"

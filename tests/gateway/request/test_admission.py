@@ -29,9 +29,9 @@ def test_bodies_that_are_still_coming_take_no_request_its_place() -> None:
     admission = Admission(LimitSettings(max_in_flight=1, max_uploads=2))
     slow = [admission.admit("slow") for _ in range(2)]
     for slot in slow:
-        slot.upload()
+        slot.begin_upload()
     with pytest.raises(ApiError) as refused:
-        admission.admit("slow").upload()
+        admission.admit("slow").begin_upload()
     assert refused.value.headers["connection"] == "close"
     admission.admit("other").begin()
     for slot in slow:
