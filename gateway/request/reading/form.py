@@ -1,8 +1,8 @@
-"""Multipart forms (uploads of audio): the model they name, and what the engine would trust taken out.
+"""Reads multipart forms (uploads of audio): finds the model, and removes the fields that engines trust.
 
-python-multipart parses, as it does for vLLM. The engine's parser must find no field that was not seen here, so two
-things are stricter than there: a boundary counts wherever it stands, not only where a line begins, and a part whose
-head could be read in more than one way is refused.
+python-multipart parses forms here, as in vLLM. The engine's parser must not find a field that this module missed, so
+this module is stricter in two ways. It counts a boundary anywhere, not only at the start of a line. It refuses a part
+whose headers can be read in more than one way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_HEADERS: Final = 8
 _MAX_HEADER_BYTES: Final = 2048
 _MAX_MODEL_BYTES: Final = 256
 
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of what is answered with a 400 here
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns about forms that get a 400 here
 
 
 def is_form(content_type: str) -> bool:
@@ -42,22 +42,23 @@ def is_form(content_type: str) -> bool:
 
 @dataclass(slots=True)
 class Form:
-    """What a form says: the `model` it names, and the `body` without the removed fields; None where that is all."""
+    """What the gateway learns from a form: its `model`, and its `body` without the removed fields. `body` is None if no
+    field was removed."""
 
     model: str | None
     body: bytes | None
 
 
 def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str], max_parts: int) -> Form:
-    """Read a form. Raises a 400 for what is not plainly one, and for more than `max_parts` parts.
+    """Reads a form without the fields in `removed`. A field `name[…]` counts as `name`.
 
-    `removed` names fields; of `name[…]` the name counts.
+    Raises a 400 if the body is not clearly a form, or has more than `max_parts` parts.
     """
     found = _CONTENT_TYPE.fullmatch(content_type)
     if found is None:
         raise bad_field("content-type", "must be multipart/form-data with one boundary.", "invalid_form")
     delimiter = b"--" + found[2].encode()
-    offsets = _offsets(body, delimiter, max_parts)
+    offsets = _boundary_offsets(body, delimiter, max_parts)
     parts = _Parts()
     parser = MultipartParser(
         delimiter[2:],
@@ -80,8 +81,8 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
     return Form(parts.model, b"".join(view[offset : ends[offset]] for offset in kept))
 
 
-def _offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
-    """Where the boundary stands; the last one closes the form."""
+def _boundary_offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
+    """The offsets of all boundaries in the body. The last boundary closes the form."""
     offsets = []
     offset = body.find(delimiter)
     while offset >= 0:
@@ -90,15 +91,15 @@ def _offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[
             message = f"body: has more than {max_parts} parts (limits.max_form_parts)."
             raise ApiError(400, "limit_exceeded", message, "body")
         offset = body.find(delimiter, offset + len(delimiter))
-    behind = offsets[-1] + len(delimiter) if offsets else 0
-    if not offsets or offsets[0] != 0 or body[behind : behind + 2] != b"--":
+    end = offsets[-1] + len(delimiter) if offsets else 0
+    if not offsets or offsets[0] != 0 or body[end : end + 2] != b"--":
         raise _unreadable("does not begin and end with the form's boundary.")
     return offsets
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Takes what the parser finds: the field of each part, and the value of `model`."""
+    """Collects the field name of each part, and the value of `model`, from the parser's callbacks."""
 
     fields: list[str] = field(default_factory=list)
     model: str | None = None

@@ -1,16 +1,16 @@
-"""What runs in a process that reads bodies: `python -m gateway.request.reading.worker_process`, started by `workers`.
+"""Runs in a worker process: `python -m gateway.request.reading.worker_process`, started by `workers`.
 
-On its standard input come tasks, on its standard output go answers, one after the other. Each message is a head (its
-kind, the length of its MessagePack, the length of the body behind it) and those two parts:
+Tasks come on standard input, one after the other, and answers go to standard output. A message has a header (its kind,
+the length of its content, the length of its body), a content in MessagePack, and a body:
 
-    in   TASK      a Task, and the body to read
-    out  SCOPE_REQUEST  the path, and the model and cache_salt that the body names: what is the engine's view of them?
-    in   SCOPE    an Engine; None: the gateway has refused the request, read no further
-    out  RESULT   a ParsedBody, and the body for the replica where that changes
-    out  REFUSAL   the parts of an ApiError
-    out  FAILURE   the name of an exception and where it was raised: a bug
+    in   TASK             a Task, and the body to read
+    out  SCOPE_REQUEST    the path, and the model and cache_salt in the body
+    in   SCOPE            the CacheScope for these; None if the gateway has refused the request, which ends the task
+    out  RESULT           a ParsedBody, and the body for the replica if it differs
+    out  REFUSAL          the parts of an ApiError
+    out  FAILURE          a bug: the name of an exception, and where it was raised
 
-It ends when its input does, as it does when the gateway is gone.
+The process ends when its input ends. The input also ends when the gateway is gone.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _PIPE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What comes with a body that is to be read."""
+    """The order to read a body."""
 
     head: BodyHead
     rules: BodyRules
 
 
 class _Refused(Exception):
-    """The gateway has answered the request already."""
+    """The gateway has refused the request."""
 
 
 def encode_message(kind: bytes, content: object, body: Body = b"") -> tuple[bytes, Body]:
-    """A message: its head with what it says, and the body behind that."""
+    """A message in two pieces: its header with its content, and its body."""
     encoded = msgspec.msgpack.encode(content)
     return MESSAGE_HEADER.pack(kind, len(encoded), len(body)) + encoded, body
 
 
 def main() -> None:
-    """Read tasks until the input ends."""
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # the gateway says when: it may have requests to end
+    """Reads tasks until the input ends."""
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):  # the gateway may still serve requests, and ends this process
         signal.signal(stop_signal, signal.SIG_IGN)
     gc.disable()  # parsed JSON has no cycles
     while header := _read_exactly(MESSAGE_HEADER.size):
@@ -79,7 +79,7 @@ def _run(task: Task, body: Body) -> None:
     except ApiError as error:
         _write(REFUSAL, (error.status, error.code, error.message, error.param, error.headers))
     except Exception as error:
-        # Where, not what: an exception's text may hold a piece of the prompt.
+        # Not the exception's text, because it may hold a piece of the prompt.
         raised = traceback.extract_tb(error.__traceback__)[-1]
         _write(FAILURE, f"{type(error).__name__} at {raised.filename}:{raised.lineno}")
 
@@ -94,22 +94,22 @@ def _request_scope(path: str, model: str | None, cache_salt: str | None) -> Cach
 
 
 def _write(kind: bytes, content: object, body: Body = b"") -> None:
-    for part in encode_message(kind, content, body):
-        left = memoryview(part)
+    for piece in encode_message(kind, content, body):
+        left = memoryview(piece)
         while left:
             left = left[os.write(_OUTPUT, left[:_PIPE_BYTES]) :]
 
 
 def _read_exactly(count: int) -> bytearray:
-    """So many bytes of the input; none at its end."""
-    taken = bytearray(count)
-    view, position = memoryview(taken), 0
+    """The next `count` bytes of the input; no bytes if the input has ended."""
+    data = bytearray(count)
+    view, position = memoryview(data), 0
     while position < count:
         read = os.readv(_INPUT, [view[position:]])
         if read == 0:
             return bytearray()
         position += read
-    return taken
+    return data
 
 
 if __name__ == "__main__":
