@@ -34,7 +34,7 @@ class Endpoint:
     prompt: PromptKind | None = None
     """The kind of its prompt. None: the gateway does not read the prompt, and the body may be a form."""
     reads_all_of_prompt: bool = True
-    """Whether the prompt's reader sees every image in the body. If not, `reading/media.py` checks all media."""
+    """Whether the prompt's reader sees every image in the body. If not, `request/reading/media.py` checks all media."""
     needs_model: bool = False
     """Whether a body without `model` is refused. If not, such a body is for the only served model."""
     is_pure: bool = True
@@ -49,9 +49,9 @@ class Endpoint:
     usage_counts_prompt: bool = False
     """Whether the answer's usage counts exactly the tokens of the request's one prompt."""
     reports_blocks: bool = False
-    """Whether vLLM accepts `vllm_xargs`, which ask for a report of the blocks that the request reuses."""
+    """Whether vLLM accepts `vllm_xargs` on this path. They ask it to report the blocks that a request reuses."""
     returns_token_ids: bool = False
-    """Whether vLLM accepts `return_token_ids`."""
+    """Whether vLLM accepts `return_token_ids` on this path."""
     stores_responses: bool = False
     """Whether the replica stores the answer under an id (OpenAI's `store`)."""
 

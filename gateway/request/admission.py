@@ -43,7 +43,7 @@ class Admission:
         return self.held_bytes.try_take(_ANSWERS, count)
 
     def hold(self, count: int) -> None:
-        """Counts `count` bytes of an answer that is in memory already."""
+        """Counts `count` bytes of an answer that are in memory already, even if that exceeds the limit."""
         self.held_bytes.take(_ANSWERS, count)
 
     def let_go(self, count: int) -> None:
@@ -132,8 +132,8 @@ class AdmissionSlot:
 
 
 def holder_of(caller: Caller, peer: str) -> str:
-    """The client that a request counts for: its API key, or its address without one. An IPv6 client is a /64 network,
-    because a host has a whole one."""
+    """The holder under which a request counts: the caller's API key, or the peer's address if no keys are configured.
+    Of an IPv6 address only the /64 network counts, because one host may use all addresses in it."""
     if caller.key:
         return f"key {caller.key}"
     if ":" not in peer:

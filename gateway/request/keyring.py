@@ -47,7 +47,7 @@ class Keyring:
             raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
         digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
         found = None
-        for known, key in self._keys:  # compares every key, so that the time tells nothing about a key
+        for known, key in self._keys:  # compares every key in constant time, so that timing reveals nothing
             if hmac.compare_digest(known, digest):
                 found = key
         if found is None:

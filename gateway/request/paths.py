@@ -26,7 +26,7 @@ def is_plain(path: str) -> bool:
 
 
 def is_denied(path: str, denied: Iterable[str]) -> bool:
-    """Whether a path is one of the `denied` paths, or lies below one, in upper or lower case. These are `folded`."""
+    """Whether a path is in `denied` (`folded` paths) or lies below a path in it. Letter case does not matter."""
     asked = folded(path)
     return any(asked == prefix or asked.startswith(prefix + "/") for prefix in denied)
 

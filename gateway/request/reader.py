@@ -130,7 +130,7 @@ class Reader:
 
     async def read(self, exchange: Exchange, request_id: str, caller: Caller, slot: AdmissionSlot, body: Body) -> Job:
         """Reads one request. A worker process reads a large body, so that it does not delay other requests' tokens.
-        Raises ApiError that names the wrong field."""
+        Raises an ApiError that names the wrong field."""
         headers = exchange.headers
         head = BodyHead(exchange.path, headers.get("content-type", ""))
         _check_method_and_type(exchange.method, head, has_body=bool(body))

@@ -1,7 +1,7 @@
 """Reads a request's body: parses it, checks it, and makes it fit for a replica. No I/O.
 
 Fields that vLLM trusts are removed by their parsed key, not by their bytes, because `\\u0073ession_id` is the same key.
-The replica gets a body without changes as the client sent it. New fields are appended before the closing brace,
+A body that needs no change goes to the replica as the client sent it. New fields are appended before the closing brace,
 because the last duplicate wins in JSON. A body is serialised again only if fields are removed or their values change.
 """
 
@@ -83,7 +83,7 @@ class ParsedBody:
 
 
 def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: ResolveScope, steps: Steps) -> ParsedBody:
-    """Reads one body. Raises ApiError that names the wrong field, and TooManySteps."""
+    """Reads one body. Raises an ApiError that names the wrong field, and TooManySteps."""
     if head.is_form:
         form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
         resolve_scope(head.path, form.model, None)

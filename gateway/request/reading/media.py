@@ -11,7 +11,7 @@ from gateway.prompt.images import media_url_digest
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
 _URL_LISTS: Final = frozenset({"images", "audio", "videos"})  # of /v1/systemone
 _VALUES_PER_STEP: Final = 32
-"""One step covers this many values. Most are neither lists nor objects, and cost little."""
+"""One step covers this many values, because values that are neither lists nor objects are only skipped."""
 
 
 def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> bool:

@@ -32,7 +32,7 @@ from gateway.request.memory import give_memory_back
 from gateway.request.reading.document import Body, BodyHead, BodyRules, read_body
 
 MESSAGE_HEADER: Final = struct.Struct(">cIQ")
-TASK, SCOPE_REQUEST, SCOPE, RESULT, REFUSAL, FAILURE = b"T", b"Q", b"E", b"R", b"X", b"F"
+TASK, SCOPE_REQUEST, SCOPE, RESULT, REFUSAL, FAILURE = b"T", b"Q", b"S", b"R", b"X", b"F"
 
 _INPUT, _OUTPUT = 0, 1
 _PIPE_BYTES = 2**20
@@ -40,7 +40,7 @@ _PIPE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The order to read a body."""
+    """The content of a TASK message."""
 
     head: BodyHead
     rules: BodyRules

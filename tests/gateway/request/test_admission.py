@@ -1,4 +1,4 @@
-"""Room: uploads, requests, bytes; what one request takes comes back at every ending."""
+"""Limits of uploads, requests and bytes. A slot gives back all that its request took, however the request ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies as they come: whole, bounded, and not too slowly."""
+"""Bodies are received whole, within the limits, and not too slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shares: alone a client may take all; while others want some, there is always some left."""
+"""Fair shares: a client alone may take all units; while others want some, some are always left.
+
+Fair turns: clients take turns one after the other, and no turn is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Clock:
 
 
 def taken_all(shares: FairShares, holder: str) -> int:
-    """How many one holder gets, one at a time, until it is refused."""
+    """The number of units that one holder gets, one at a time, until it is refused."""
     count = 0
     while shares.try_take(holder, 1):
         count += 1
@@ -79,7 +82,7 @@ def test_what_is_taken_is_never_more_than_there_is_and_all_of_it_comes_back(
 
 
 async def started(turns: FairTurns, holder: str, begun: Began, end: asyncio.Event) -> asyncio.Task[None]:
-    """A task that takes a turn as soon as it can and keeps it until `end`."""
+    """Starts a task that takes a turn as soon as it can, and keeps it until `end`."""
 
     async def work() -> None:
         async with turns.take(holder):
@@ -123,7 +126,7 @@ async def test_clients_that_hang_up_together_lose_nobodys_place() -> None:
     gone = [await started(turns, "crowd", begun, end) for _ in range(8)]
     other = await started(turns, "other", begun, asyncio.Event())
     for task in gone:
-        task.cancel()  # those that hold a place and those that wait, before any of them runs again
+        task.cancel()  # tasks with a turn and tasks that wait, before any of them runs again
     await asyncio.gather(*gone, return_exceptions=True)
     await eventually(lambda: begun[-1] == "other")
     other.cancel()

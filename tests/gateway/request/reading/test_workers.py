@@ -1,4 +1,4 @@
-"""Bodies read in another process: the same as here, and no ending of a process is a client's fault or a loss."""
+"""A worker process reads a body as this process does. When a worker ends, other requests are not affected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def read(workers: Workers, body: bytes, head: BodyHead = CHAT) -> ParsedBo
 
 
 def children() -> set[int]:
-    """The processes that this one started and that still run."""
+    """The running worker processes of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         found |= {int(pid) for pid in (task / "children").read_text().split()}
@@ -131,7 +131,7 @@ async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(work
     stopped = children()
     assert len(stopped) == 2
     for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)  # both are at work for ever
+        os.kill(pid, signal.SIGSTOP)  # neither finishes its work
     gone = [asyncio.ensure_future(read(workers, chat())) for _ in range(2)]
     other = asyncio.ensure_future(read(workers, chat()))
     await asyncio.sleep(0)
