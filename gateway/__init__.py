@@ -5,7 +5,7 @@ A request's way through this package, in order (each word is a file, or a folder
     http/        a client's connection (`protocol`), and one request with its answer (`exchange`)
     app          proxied paths go to `proxy`, the rest to `control` (FastAPI)
     keyring      who is calling: API keys and tenants
-    admission    is there room: uploads, requests in flight, bytes; and how much of it one client gets (`shares`)
+    admission    is there room: uploads, requests in flight, bytes; and how much of it one client gets (`fairness`)
     body         the body, as it comes
     paths        which paths may reach a replica, and how they are spelled there
     reader       from the body to a `job`, ready to be placed

@@ -1,7 +1,7 @@
-"""The API paths that KVGate knows, with everything that it knows of each: one record a path.
+"""The API paths that KVGate knows. Each path has one record with all that KVGate knows about it.
 
-To add an endpoint, add a record here. Only a prompt of a new kind needs more: a reader in `gateway/prompt/`. A path
-under /v1/ without a record is passed on to a replica as well, as `OTHER`.
+To add an endpoint, add a record here. Only a new kind of prompt also needs a reader in `gateway/prompt/`. Requests to
+other paths under /v1/ go to a replica too; their record is `OTHER`.
 
 Sources: the routes of vLLM 0.30 to 0.32, and the API references of OpenAI and Anthropic.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 PromptKind = Literal["chat", "completion", "embedding", "response", "message", "tokenize", "rerank", "score"]
-"""How a prompt is written in the body: `gateway/prompt/read.py` has a reader for each."""
+"""The form of the prompt in the body. `gateway/prompt/read.py` has a reader for each kind."""
 Api = Literal["openai", "openai-responses", "anthropic"]
-"""Whose shape errors have."""
+"""The API whose format errors have."""
 
 _DONE = (b"data: [DONE]", b"data:[DONE]")
 _MESSAGE_STOP = (b"event: message_stop", b"event: error")
@@ -28,36 +28,36 @@ _RESPONSE_ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One API path. The defaults are those of a path whose prompt is not read."""
+    """One API path. The defaults fit a path whose prompt the gateway does not read."""
 
     path: str
     prompt: PromptKind | None = None
-    """The kind of its prompt. None: the body is passed on without a look at its prompt, and may be a form."""
+    """The kind of its prompt. None: the gateway does not read the prompt, and the body may be a form."""
     reads_all_of_prompt: bool = True
-    """Whether the prompt's reader sees every image in the body. Where it does not, all media are checked apart."""
+    """Whether the prompt's reader sees every image in the body. If not, `request/reading/media.py` checks all media."""
     needs_model: bool = False
-    """Whether a body without `model` is refused. Otherwise the only model that is served is meant."""
+    """Whether a body without `model` is refused. If not, such a body is for the only served model."""
     is_pure: bool = True
-    """Whether a POST only computes its answer, so that another replica may be asked after a failure."""
+    """Whether a POST only computes its answer, so that a failed request may be sent to another replica."""
     computes_prompt: bool = True
     """Whether the engine computes the prompt's KV cache (tokenization does not)."""
     api: Api = "openai"
     end_marks: tuple[bytes, ...] = ()
-    """Beginnings of the line with which a complete stream ends. Empty: a stream may end anywhere."""
+    """A complete stream ends with a line that begins with one of these. Empty: a stream may end anywhere."""
     adds_usage: bool = False
-    """Whether streams are asked to end with their usage (OpenAI's `stream_options`)."""
+    """Whether the gateway asks for usage at the end of a stream (OpenAI's `stream_options`)."""
     usage_counts_prompt: bool = False
-    """Whether the answer's usage counts exactly the tokens of the one prompt."""
+    """Whether the answer's usage counts exactly the tokens of the request's one prompt."""
     reports_blocks: bool = False
-    """Whether vLLM takes `vllm_xargs` there, by which a request asks for a report of the blocks that it reuses."""
+    """Whether vLLM accepts `vllm_xargs` on this path. They ask it to report the blocks that a request reuses."""
     returns_token_ids: bool = False
-    """Whether vLLM takes `return_token_ids` there."""
+    """Whether vLLM accepts `return_token_ids` on this path."""
     stores_responses: bool = False
-    """Whether the replica keeps the answer under an id (OpenAI's `store`)."""
+    """Whether the replica stores the answer under an id (OpenAI's `store`)."""
 
     @property
     def label(self) -> str:
-        """The path in metrics and logs: clients can invent paths without end."""
+        """The path in metrics and logs. Other paths share one label, because clients can invent any number of paths."""
         return self.path if self.prompt is not None else "other"
 
 
@@ -100,11 +100,11 @@ _RECORDS: Final = (
         end_marks=_MESSAGE_STOP,
         reports_blocks=True,
     ),
-    # Of a batch of conversations to embed, only the first is read.
+    # The reader reads only the first of a batch of conversations.
     Endpoint("/v1/embeddings", "embedding", needs_model=True, reads_all_of_prompt=False),
     Endpoint("/v1/rerank", "rerank", needs_model=True),
     Endpoint("/rerank", "rerank", needs_model=True),
-    # A score names its two sides in one of four ways, and the engine may take another than the one that is read.
+    # A score has four ways to name its two sides. The engine may use another one than the reader.
     Endpoint("/v1/score", "score", needs_model=True, reads_all_of_prompt=False),
     Endpoint("/score", "score", needs_model=True, reads_all_of_prompt=False),
     Endpoint("/tokenize", "tokenize", computes_prompt=False),
@@ -128,9 +128,9 @@ _RECORDS: Final = (
     Endpoint("/v1/moderations"),
 )
 ENDPOINTS: Final = {record.path: record for record in _RECORDS}
-"""By path."""
+"""The records by path."""
 OTHER: Final = Endpoint("", is_pure=False)
-"""Any other path: nobody knows what its requests do."""
+"""The record of any other path. What its requests do is unknown."""
 _OTHER_ANTHROPIC: Final = Endpoint("", is_pure=False, api="anthropic")
 
 
@@ -143,7 +143,7 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 def is_proxied(path: str) -> bool:
-    """Whether requests to a path go to a replica; the gateway answers all others itself."""
+    """Whether requests to a path go to a replica. The gateway itself answers all other requests."""
     return path in ENDPOINTS or (
         path.startswith("/v1/") and path not in _OWN_PATHS and not path.startswith("/v1/models/")
     )

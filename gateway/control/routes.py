@@ -23,7 +23,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission, holder_of
-from gateway.request.body import upload_body
+from gateway.request.body import receive_body
 from gateway.request.keyring import Keyring
 from gateway.settings.gateway_settings import GatewaySettings
 
@@ -184,16 +184,16 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
         caller = keyring.identify(headers)
         if not caller.sees_decisions:
             raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
-        place = admission.place(holder_of(caller, request.client.host if request.client else ""))
+        slot = admission.admit(holder_of(caller, request.client.host if request.client else ""))
         more = partial(anext, request.stream(), b"")
         try:
-            body = await upload_body(place, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
-            place.begin()
-            return _json(200, await explainer.explain(body, headers, caller, place, path))
+            body = await receive_body(slot, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
+            slot.begin()
+            return _json(200, await explainer.explain(body, headers, caller, slot, path))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
-            place.release()
+            slot.release()
 
 
 async def _api_error(_: Request, error: ApiError) -> Response:

@@ -21,7 +21,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
-from gateway.request.body import upload_body, whole_body
+from gateway.request.body import accept_body, receive_body
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.memory import LARGE_BYTES, LargeBodies
 from gateway.request.reader import Job, Reader
@@ -66,12 +66,12 @@ class Proxy:
         started = time.perf_counter()
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
-        place: AdmissionSlot | None = None
+        slot: AdmissionSlot | None = None
         try:
             caller = self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
-            place = self._admission.place(holder_of(caller, exchange.peer))
-            await self._serve(exchange, reply, caller, place)
+            slot = self._admission.admit(holder_of(caller, exchange.peer))
+            await self._serve(exchange, reply, caller, slot)
         except ApiError as error:
             reply.refuse(error)
         except ClientGone:
@@ -91,28 +91,28 @@ class Proxy:
             )
             reply.refuse(ApiError(500, "internal_error", "This gateway failed; its log says where."))
         finally:
-            if place is not None:
-                if place.held_bytes >= LARGE_BYTES:
+            if slot is not None:
+                if slot.held_bytes >= LARGE_BYTES:
                     self._large_bodies.released()
-                place.release()
+                slot.release()
             self._count(endpoint, reply, time.perf_counter() - started)
 
-    async def _receive(self, place: AdmissionSlot, exchange: Exchange) -> Body:
+    async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""
         if exchange.has_body:
-            return whole_body(place, exchange.headers, exchange.take())
+            return accept_body(slot, exchange.headers, exchange.take())
         rate = self._admission.limits.min_body_bytes_per_s
-        return await upload_body(place, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
+        return await receive_body(slot, exchange.headers, exchange.receive, self._deadlines, self._body_s, rate)
 
-    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, place: AdmissionSlot) -> None:
+    async def _serve(self, exchange: Exchange, reply: Reply, caller: Caller, slot: AdmissionSlot) -> None:
         """Reads the request and runs its attempts. If the client hangs up, it stops at once, and the replica aborts."""
-        body = await self._receive(place, exchange)
-        place.begin()
+        body = await self._receive(slot, exchange)
+        slot.begin()
         if exchange.is_gone:
             raise ClientGone
         exchange.stops_when_gone = True
         try:
-            job = await self._reader.read(exchange, reply.request_id, caller, place, body)
+            job = await self._reader.read(exchange, reply.request_id, caller, slot, body)
             del body  # only the job's body still counts as held
             await self._pin(job)
             await self._attempts.run(job, reply)

@@ -10,7 +10,7 @@ from coordinator.pool import response_owners as stored
 from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.replicas.fleet import Fleet, Served
-from gateway.request.paths import stored_response
+from gateway.request.paths import stored_response_id
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 from gateway.upstream.excerpts import WINDOW_BYTES
@@ -27,7 +27,7 @@ class Responses:
 
     async def pin(self, job: Job) -> None:
         """Pins a request that names a stored response. Raises a 404 if no replica is known to have it."""
-        by_id = stored_response(job.path)
+        by_id = stored_response_id(job.path)
         wanted, param = (by_id, "response_id") if by_id else (job.previous_response_id, "previous_response_id")
         if wanted:
             job.pinned, job.served = await self._find(job, wanted, param)

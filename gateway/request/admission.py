@@ -1,7 +1,7 @@
-"""Is there room: bodies that are still coming, requests in flight, bytes held in memory; and how much one client takes.
+"""Limits what requests take of a gateway: uploads, requests in flight, and bytes held in memory.
 
-A client is an API key; where no keys are configured, an address. While there is room for all, nobody is bounded; see
-`shares` for what holds when there is not.
+An upload is a body that the gateway still receives. `fairness` shares each limit between clients. A client is an API
+key; if no keys are configured, it is an address.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gateway.errors import ApiError
+from gateway.request.fairness import FairShares
 from gateway.request.keyring import Caller
-from gateway.request.shares import Shares
 from gateway.settings.limit_settings import LimitSettings
 
 _RETRY_AFTER = {"retry-after": "1"}
 _ANSWERS = "answers"
-"""Who holds what replicas have answered."""
+"""The holder of the bytes of all answers."""
 
 
 class Admission:
-    """What a gateway has room for."""
+    """The limits of a gateway, and how much of each is taken."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
-        self.uploads = Shares(limits.max_uploads, time.monotonic)
-        self.requests = Shares(limits.max_in_flight, time.monotonic)
-        self.held_bytes = Shares(limits.max_buffered_bytes, time.monotonic)
+        self.uploads = FairShares(limits.max_uploads, time.monotonic)
+        self.requests = FairShares(limits.max_in_flight, time.monotonic)
+        self.held_bytes = FairShares(limits.max_buffered_bytes, time.monotonic)
 
     def __repr__(self) -> str:
         uploads, requests, held = self.uploads.taken, self.requests.taken, self.held_bytes.taken
         return f"<Admission {uploads} uploads, {requests} in flight, {held} bytes held>"
 
-    def place(self, holder: str) -> AdmissionSlot:
-        """What one request will take, nothing yet."""
+    def admit(self, holder: str) -> AdmissionSlot:
+        """The slot of a new request. It takes nothing yet."""
         return AdmissionSlot(self, holder)
 
     def try_hold(self, count: int) -> bool:
-        """Account for bytes of an answer, if there is room for them."""
+        """Counts `count` bytes of an answer as held. False if that exceeds the limit."""
         return self.held_bytes.try_take(_ANSWERS, count)
 
     def hold(self, count: int) -> None:
-        """Account for bytes of an answer that are held already."""
+        """Counts `count` bytes of an answer that are in memory already, even if that exceeds the limit."""
         self.held_bytes.take(_ANSWERS, count)
 
     def let_go(self, count: int) -> None:
-        """Give back what `try_hold` and `hold` took."""
+        """Gives back bytes that `try_hold` or `hold` counted."""
         self.held_bytes.give_back(_ANSWERS, count)
 
 
 class AdmissionSlot:
-    """What one request takes: `release` gives all of it back, at every ending."""
+    """What one request takes of the gateway's limits. `release` gives all of it back, however the request ends."""
 
     __slots__ = ("_admission", "_held_bytes", "_is_in_flight", "_is_upload", "holder")
 
@@ -62,14 +62,14 @@ class AdmissionSlot:
         self._held_bytes = 0
         self._is_upload = self._is_in_flight = False
 
-    def upload(self) -> None:
-        """Its body is still coming. Raises a 429 where too many are."""
+    def begin_upload(self) -> None:
+        """Counts the request as an upload. Raises a 429 if there are too many."""
         self._is_upload = self._admission.uploads.try_take(self.holder, 1)
         if not self._is_upload:
             raise _overloaded("receives as many bodies as it may", "limits.max_uploads")
 
     def begin(self) -> None:
-        """Its body is here: from now on it is in flight. Raises a 429 where too many are."""
+        """Counts the request as in flight: its body is complete. Raises a 429 if too many requests are in flight."""
         if self._is_upload:
             self._is_upload = False
             self._admission.uploads.give_back(self.holder, 1)
@@ -77,8 +77,8 @@ class AdmissionSlot:
         if not self._is_in_flight:
             raise _overloaded("has as many requests in flight as it may", "limits.max_in_flight", closes=False)
 
-    def refuse_larger(self, size_bytes: int) -> None:
-        """Raises a 413 for a body of this size, received or only announced, if it is too large."""
+    def check_size(self, size_bytes: int) -> None:
+        """Raises a 413 if a body of this size is too large. The size may be received or announced."""
         limit = self._admission.limits.max_body_bytes
         if size_bytes > limit:
             raise ApiError(
@@ -90,22 +90,22 @@ class AdmissionSlot:
             )
 
     def hold(self, count: int) -> None:
-        """Account for `count` more bytes. Raises a 429 where that is too much."""
+        """Counts `count` more bytes as held. Raises a 429 if that is too much."""
         if not self._admission.held_bytes.try_take(self.holder, count):
             raise _overloaded("holds as many bytes of requests as it may", "limits.max_buffered_bytes")
         self._held_bytes += count
 
     @contextmanager
     def holding(self, count: int) -> Iterator[None]:
-        """Account for `count` more bytes for as long as the block runs. Raises a 429 where that is too much."""
+        """Counts `count` more bytes as held until the block ends. Raises a 429 if that is too much."""
         self.hold(count)
         try:
             yield
         finally:
             self._let_go(count)
 
-    def hold_only(self, count: int) -> None:
-        """So many bytes is what is left of it, or what it has become."""
+    def set_held_bytes(self, count: int) -> None:
+        """Changes the bytes that the request holds to `count`. Raises a 429 if that is too much."""
         if count > self._held_bytes:
             self.hold(count - self._held_bytes)
         else:
@@ -121,7 +121,7 @@ class AdmissionSlot:
         return self._held_bytes
 
     def release(self) -> None:
-        """All of it is free again. Twice is harmless."""
+        """Gives back all that the request takes. May be called twice."""
         self._let_go(self._held_bytes)
         if self._is_upload:
             self._is_upload = False
@@ -132,7 +132,8 @@ class AdmissionSlot:
 
 
 def holder_of(caller: Caller, peer: str) -> str:
-    """Whose share a request is of: the API key's, else the address'. IPv6 hosts have a /64 network each."""
+    """The holder under which a request counts: the caller's API key, or the peer's address if no keys are configured.
+    Of an IPv6 address only the /64 network counts, because one host may use all addresses in it."""
     if caller.key:
         return f"key {caller.key}"
     if ":" not in peer:
@@ -142,7 +143,7 @@ def holder_of(caller: Caller, peer: str) -> str:
 
 
 def _overloaded(what: str, setting: str, *, closes: bool = True) -> ApiError:
-    """`closes`: the rest of the body is not wanted."""
+    """A 429. With `closes`, the connection is closed, because the gateway does not read the rest of the body."""
     message = f"This gateway {what} ({setting}), or as many of one client's while others wait. Retry shortly."
     headers = {**_RETRY_AFTER, "connection": "close"} if closes else _RETRY_AFTER
     return ApiError(429, "gateway_overloaded", message, headers=dict(headers))

@@ -1,4 +1,4 @@
-"""A request's body, read whole, its bytes accounted for."""
+"""Receives a request's body. Its bytes count as held by the request's slot."""
 
 from __future__ import annotations
 
@@ -12,46 +12,43 @@ from gateway.errors import ApiError
 from gateway.http.pieces import joined
 from gateway.request.admission import AdmissionSlot
 
-More = Callable[[], Awaitable[bytes | bytearray]]
-"""The next piece of a body; empty at its end."""
-
+ReadPiece = Callable[[], Awaitable[bytes | bytearray]]
+"""Gives the next piece of a body; an empty piece at its end."""
 GRACE_S = 5.0
-"""A body may begin as slowly as this before its rate counts."""
+"""A body has this time before its rate counts."""
 
 
-def whole_body(place: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
-    """A body that is here already. Raises ApiError where it is not taken."""
-    _check_head(place, headers)
+def accept_body(slot: AdmissionSlot, headers: Mapping[str, str], body: bytes | bytearray) -> bytes | bytearray:
+    """Accepts a body that is complete already. Raises ApiError if it is refused."""
+    _check_headers(slot, headers)
     if body:
-        place.refuse_larger(len(body))
-        place.hold(len(body))
+        slot.check_size(len(body))
+        slot.hold(len(body))
     return body
 
 
-async def upload_body(
-    place: AdmissionSlot,
+async def receive_body(
+    slot: AdmissionSlot,
     headers: Mapping[str, str],
-    more: More,
+    read_piece: ReadPiece,
     deadlines: Deadlines,
     limit_s: float,
     min_bytes_per_s: int,
 ) -> bytes | bytearray:
-    """Read a body that is still coming, counted as an upload meanwhile. Raises ApiError as soon as it is too large, a
-    408 when it is not complete after `limit_s` or slower than `min_bytes_per_s`, and what `more` raises."""
-    _check_head(place, headers)
-    place.upload()
-    started_s, received = time.monotonic(), 0
-
-    async def timed() -> bytes | bytearray:
-        nonlocal received
-        piece = await more()
-        received += len(piece)
-        limit.due_s = started_s + min(limit_s, GRACE_S + received / min_bytes_per_s)
-        return piece
-
+    """Receives a body piece by piece, as an upload. Raises ApiError as soon as the body is too large, and a 408 if it
+    is not complete after `limit_s` or slower than `min_bytes_per_s`. Errors of `read_piece` pass through."""
+    _check_headers(slot, headers)
+    slot.begin_upload()
+    started_s = time.monotonic()
+    body: bytes | bytearray = b""
     try:
         with deadlines.within(min(limit_s, GRACE_S), cast("asyncio.Task[None]", asyncio.current_task())) as limit:
-            return await _gathered(place, timed)
+            while piece := await read_piece():
+                slot.check_size(len(body) + len(piece))
+                slot.hold(len(piece))
+                body = joined(body, piece)
+                limit.due_s = started_s + min(limit_s, GRACE_S + len(body) / min_bytes_per_s)
+            return body
     except TimeoutError:
         message = (
             f"body: not complete after {limit_s:g} s (timeouts.body_s), or slower than {min_bytes_per_s} bytes per "
@@ -60,20 +57,12 @@ async def upload_body(
         raise ApiError(408, "body_timeout", message, "body", {"connection": "close"}) from None
 
 
-async def _gathered(place: AdmissionSlot, more: More) -> bytes | bytearray:
-    body: bytes | bytearray = b""
-    while piece := await more():
-        place.refuse_larger(len(body) + len(piece))
-        place.hold(len(piece))
-        body = joined(body, piece)
-    return body
-
-
-def _check_head(place: AdmissionSlot, headers: Mapping[str, str]) -> None:
+def _check_headers(slot: AdmissionSlot, headers: Mapping[str, str]) -> None:
+    """Raises a 415 for a compressed body, and a 413 if the announced size is too large."""
     if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise ApiError(
             415, "unsupported_encoding", "content-encoding: compressed bodies are not accepted.", "content-encoding"
         )
     declared = headers.get("content-length", "")
     if declared.isdigit():
-        place.refuse_larger(int(declared))
+        slot.check_size(int(declared))

@@ -1,4 +1,4 @@
-"""Who is calling: API keys and tenants."""
+"""Identifies callers by their API keys, and separates their tenants' caches."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and what it may see."""
+    """The sender of a request, and what it may see."""
 
     tenant: str | None
-    """None where no keys are configured: everybody is the same caller."""
+    """None if no keys are configured: then all senders are the same caller."""
     sees_decisions: bool
-    """Whether x-kvgate-* headers and explain are for it: they tell one tenant what another sent."""
+    """Whether it gets x-kvgate-* headers and may use explain. Both show one tenant what another sent."""
     key: str = ""
-    """The name of its API key; empty where no keys are configured."""
+    """The name of its API key; empty if no keys are configured."""
 
 
 class Keyring:
-    """The configured API keys; only their SHA-256 is known here."""
+    """The configured API keys. The gateway knows only the SHA-256 of each."""
 
     def __init__(self, security: SecuritySettings) -> None:
         self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
-        self._open = Caller(None, True)
-        self._expose = security.expose_decisions
+        self._anyone = Caller(None, True)
+        self._expose_decisions = security.expose_decisions
         secret = security.cache_salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
         self._share_cache = security.share_cache
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller by `Authorization: Bearer` or `x-api-key`. Raises a 401 for a missing or unknown key."""
+        """The caller that `Authorization: Bearer` or `x-api-key` names. Raises a 401 for a missing or unknown key."""
         if not self._keys:
-            return self._open
+            return self._anyone
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not presented:
@@ -47,17 +47,18 @@ class Keyring:
             raise ApiError(401, "missing_api_key", message, headers=_CHALLENGE)
         digest = hashlib.sha256(presented.encode("latin-1", "replace")).digest()
         found = None
-        for known, key in self._keys:  # every key is compared, in constant time
+        for known, key in self._keys:  # compares every key in constant time, so that timing reveals nothing
             if hmac.compare_digest(known, digest):
                 found = key
         if found is None:
             raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
-        return Caller(found.tenant, found.admin or self._expose, found.name)
+        return Caller(found.tenant, found.admin or self._expose_decisions, found.name)
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
-        """The salt the engine gets: one of the tenant's own, so that no tenant can probe another's cache.
+        """The cache salt for the engine. Each tenant has its own, so that no tenant can probe another's cache.
 
-        The HMAC's input frames the two names by length; a client's salt still separates within its tenant.
+        A client's salt still separates caches within its tenant. The HMAC's input begins with the length of the
+        tenant's name, so that no two pairs of tenant and salt give the same input.
         """
         if caller.tenant is None or self._share_cache:
             return client_salt

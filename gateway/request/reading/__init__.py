@@ -1,16 +1,16 @@
-"""From a request's body to what the gateway has to know of it.
+"""Reads a request's body: a `BodyHead` and a body give a `ParsedBody`.
 
-    document     a JSON body: checked, its prompt read, made fit for a replica
-    structure    how many values a JSON body holds, counted before it is parsed
-    form         a multipart form, the same way
-    media        media in bodies whose prompt is not read
-    workers      processes that read what would hold the event loop for too long, and whose turn it is (`turns`)
-    process      what runs in such a process
+    document          reads a JSON body: checks it, reads its prompt, makes it fit for a replica
+    form              reads a multipart form
+    structure         counts the values of a JSON body before it is parsed
+    media             checks the media in bodies whose prompt is not read in full
+    workers           starts the processes that read large bodies, and talks to them
+    worker_process    runs in such a process
 
-Nothing here does I/O but `workers` and `process`. A worker process imports this package without `workers`: so it starts
-in a third of the time, and takes half the memory.
+Only `workers` and `worker_process` do I/O. A worker process imports this package without `workers`, so that it starts
+in a third of the time and takes half the memory.
 """
 
-from gateway.request.reading.document import Ask, Body, Reading, Resolve, Rules, read_body
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
 
-__all__ = ["Ask", "Body", "Reading", "Resolve", "Rules", "read_body"]
+__all__ = ["Body", "BodyHead", "BodyRules", "ParsedBody", "ResolveScope", "read_body"]

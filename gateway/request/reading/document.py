@@ -1,8 +1,8 @@
-"""A request's body as the gateway understands it: read, checked, and made fit for a replica. No I/O.
+"""Reads a request's body: parses it, checks it, and makes it fit for a replica. No I/O.
 
-Fields that vLLM trusts are taken out by parsed key, never by byte search (`\\u0073ession_id` is the same key). A body
-that needs no change travels as it came; one that only gains fields gets them appended before its closing brace,
-because JSON's last duplicate wins; only a body that loses fields is serialised again.
+Fields that vLLM trusts are removed by their parsed key, not by their bytes, because `\\u0073ession_id` is the same key.
+A body that needs no change goes to the replica as the client sent it. New fields are appended before the closing brace,
+because the last duplicate wins in JSON. A body is serialised again only if fields are removed or their values change.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Body = bytes | bytearray
 _MAX_ID_CHARS = 256
 _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
-# The client runs these tools. The server runs all others.
+# Clients run tools of these types. The server runs all others.
 _TOOLS_OF_CLIENTS = ("function", "custom")
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """By what a gateway reads all bodies."""
+class BodyRules:
+    """The rules by which a gateway reads all bodies."""
 
     removed: tuple[str, ...]
-    """Fields of JSON bodies that no replica gets."""
+    """Fields that are removed from JSON bodies."""
     removed_from_forms: tuple[str, ...]
     prompt: PromptLimits = field(default_factory=PromptLimits)
     structure: StructureLimits = field(default_factory=StructureLimits)
     max_form_parts: int = 256
 
 
-class Ask(NamedTuple):
-    """What comes with a body. `path` may be empty: then the body's fields tell which API it belongs to."""
+class BodyHead(NamedTuple):
+    """The path and the content type that come with a body. If `path` is empty, the body's fields show its API."""
 
     path: str
     content_type: str = ""
 
     @property
     def is_form(self) -> bool:
-        """Whether the body is a form. A path that reads a prompt takes JSON, whatever the content type says."""
+        """Whether the body is a form. If the path's prompt is read, the body is JSON whatever its content type."""
         return self.endpoint.prompt is None and is_form(self.content_type)
 
     @property
@@ -58,21 +58,20 @@ class Ask(NamedTuple):
         return endpoint_of(self.path)
 
 
-Resolve = Callable[[str, str | None, str | None], CacheScope]
-"""From a request's path, the model that its body names, and its cache_salt. Raises ApiError for a model that is not
-served."""
+ResolveScope = Callable[[str, str | None, str | None], CacheScope]
+"""Gives the cache scope for a request's path, model and cache_salt. Raises ApiError if the model is not served."""
 
 
 @dataclass(slots=True)
-class Reading:
-    """What a body says."""
+class ParsedBody:
+    """What the gateway learns from a body."""
 
     path: str
     model: str | None = None
     body: bytes | None = None
-    """What the replica gets, where that is not the body as it came."""
+    """The body for the replica. None if that is the client's body."""
     prompt: Prompt | None = None
-    """None where the body has no JSON; without keys on paths that carry no prompt."""
+    """None if the body is not JSON. It has no keys if the path's prompt is not read."""
     stream: bool = False
     strip_usage: bool = False
     is_batch: bool = False
@@ -80,37 +79,37 @@ class Reading:
     wants_token_ids: bool = False
     previous_response_id: str = ""
     has_effects: bool = False
-    """Whether the body asks for more than an answer."""
+    """Whether the body asks for effects besides the answer."""
 
 
-def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps) -> Reading:
-    """Read one body. Raises ApiError naming the field that is wrong, and TooManySteps."""
-    if ask.is_form:
-        form = read_form(ask.content_type, body, rules.removed_from_forms, rules.max_form_parts)
-        resolve(ask.path, form.model, None)
-        return Reading(ask.path, form.model, form.body)
-    if not body and ask.endpoint.prompt is None:
-        resolve(ask.path, None, None)
-        return Reading(ask.path)
+def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: ResolveScope, steps: Steps) -> ParsedBody:
+    """Reads one body. Raises an ApiError that names the wrong field, and TooManySteps."""
+    if head.is_form:
+        form = read_form(head.content_type, body, rules.removed_from_forms, rules.max_form_parts)
+        resolve_scope(head.path, form.model, None)
+        return ParsedBody(head.path, form.model, form.body)
+    if not body and head.endpoint.prompt is None:
+        resolve_scope(head.path, None, None)
+        return ParsedBody(head.path)
     check_structure(body, rules.structure)
     document = parse_document(body)
-    path = ask.path or api_path(document)
+    path = head.path or api_path(document)
     endpoint = endpoint_of(path)
     model, salt = _model(document), _salt(document)
-    scope = resolve(path, model, salt)
+    scope = resolve_scope(path, model, salt)
     added, strip_usage = usage_request(endpoint, document)
     if scope.cache_salt is not None and scope.cache_salt != salt:
         added["cache_salt"] = scope.cache_salt
-    reading = Reading(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
-    reading.wants_token_ids = bool(document.get("return_token_ids"))
-    tells_logprobs = document.get("echo") and document.get("logprobs") is not None
-    reading.reads_cache = document.get("prompt_logprobs") is None and not tells_logprobs
+    parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
+    parsed.wants_token_ids = bool(document.get("return_token_ids"))
+    echoes_logprobs = document.get("echo") and document.get("logprobs") is not None
+    parsed.reads_cache = document.get("prompt_logprobs") is None and not echoes_logprobs
     if endpoint.stores_responses:
-        reading.previous_response_id = _previous_response(document)
-        reading.has_effects = _has_effects(document)
+        parsed.previous_response_id = _previous_response(document)
+        parsed.has_effects = _has_effects(document)
     is_read_in_full = endpoint.prompt is not None and endpoint.reads_all_of_prompt
     had_media_ids = not is_read_in_full and guard_media(document, rules.prompt, steps)
-    prompt = reading.prompt = read_prompt(
+    prompt = parsed.prompt = read_prompt(
         path,
         document if model is not None else {**document, "model": scope.root_model},
         root_model=scope.root_model,
@@ -119,13 +118,13 @@ def read_body(ask: Ask, body: Body, rules: Rules, resolve: Resolve, steps: Steps
         limits=rules.prompt,
         steps=steps,
     )
-    reading.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
-    reading.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
-    return reading
+    parsed.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
+    parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
+    return parsed
 
 
 def parse_document(body: Body) -> dict[str, Any]:
-    """The JSON object in a body. Raises a 400 for anything else; duplicate keys: the last wins, as in vLLM."""
+    """The JSON object in a body. Raises a 400 for anything else. The last of duplicate keys wins, as in vLLM."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -136,7 +135,7 @@ def parse_document(body: Body) -> dict[str, Any]:
 
 
 def api_path(document: Mapping[str, Any]) -> str:
-    """The API that a bare request body belongs to, by its fields."""
+    """The API path of a body without a path, by the body's fields."""
     if "messages" in document:
         return "/v1/messages" if "system" in document else "/v1/chat/completions"
     if "query" in document:
@@ -151,7 +150,7 @@ def api_path(document: Mapping[str, Any]) -> str:
 def upstream_body(
     body: Body, document: dict[str, Any], removed: tuple[str, ...], added: Mapping[str, Any], changed: bool
 ) -> bytes | None:
-    """The body for the replica: None as it came, with `added` appended, or serialised again where fields must go."""
+    """The body for the replica, with `added` and without `removed`. None if the client's body needs no change."""
     if changed or not document.keys().isdisjoint(removed):
         kept = {name: value for name, value in document.items() if name not in removed}
         kept.update(added)
@@ -163,18 +162,18 @@ def upstream_body(
 
 
 def with_fields(body: Body, added: Mapping[str, Any], is_empty: bool = False) -> tuple[memoryview, bytes]:
-    """A JSON object's text with fields appended: the last duplicate wins. In two pieces, so that nothing is copied."""
+    """A JSON object's text with fields appended, in two pieces, so that the body is not copied."""
     appended = orjson.dumps(dict(added))
     return memoryview(body)[: body.rindex(b"}")], appended[1:] if is_empty else b"," + appended[1:]
 
 
 def usage_request(endpoint: Endpoint, document: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The fields that make a stream end with its usage, and whether the client must not see that chunk."""
+    """The fields that make a stream end with its usage, and whether that chunk must be hidden from the client."""
     if not endpoint.adds_usage or document.get("stream") is not True:
         return {}, False
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        return {}, False  # the replica will say what is wrong with it
+        return {}, False  # the replica answers with an error
     if options and options.get("include_usage") is True:
         return {}, False
     return {"stream_options": {**(options or {}), "include_usage": True}}, True
@@ -184,7 +183,7 @@ def _model(document: Mapping[str, Any]) -> str | None:
     name = document.get("model")
     if name is not None and not isinstance(name, str):
         raise bad_field("model", "must be a string.", "invalid_type")
-    return name if name is None else name[:_MAX_MODEL_CHARS]  # none that is longer is served
+    return name if name is None else name[:_MAX_MODEL_CHARS]  # no served name is longer
 
 
 def _salt(document: Mapping[str, Any]) -> str | None:
@@ -206,8 +205,8 @@ def _previous_response(document: Mapping[str, Any]) -> str:
 
 
 def _has_effects(document: Mapping[str, Any]) -> bool:
-    """Whether a response goes on without its client, is to be kept, or may use tools that the server runs. Without
-    `store`, engines keep it or not as they are configured: nobody has asked for that."""
+    """Whether a response runs in the background, is stored, or may use tools that the server runs. A missing `store`
+    is no effect: the engine's configuration decides then, not the client."""
     if any(document.get(name) not in (None, False) for name in ("background", "store")):
         return True
     tools = document.get("tools")
@@ -217,7 +216,7 @@ def _has_effects(document: Mapping[str, Any]) -> bool:
 
 
 def _is_batch(endpoint: Endpoint, document: Mapping[str, Any]) -> bool:
-    """Whether the body holds several prompts. (A list of numbers is one prompt of token ids.)"""
+    """Whether the body holds several prompts. A list of numbers is one prompt of token ids."""
     prompt = document.get("prompt")
     if endpoint.prompt != "completion" or not isinstance(prompt, list):
         return False
@@ -225,5 +224,5 @@ def _is_batch(endpoint: Endpoint, document: Mapping[str, Any]) -> bool:
 
 
 def _is_plain_input(value: Any) -> bool:
-    """A list of texts or token ids: items of a response's input are objects."""
+    """Whether the input is a list of texts or token ids. A list with objects is the input of a response."""
     return isinstance(value, list) and not any(isinstance(item, dict) for item in value)

@@ -1,8 +1,8 @@
-"""Multipart forms (uploads of audio): the model they name, and what the engine would trust taken out.
+"""Reads multipart forms (uploads of audio): finds the model, and removes the fields that engines trust.
 
-python-multipart parses, as it does for vLLM. The engine's parser must find no field that was not seen here, so two
-things are stricter than there: a boundary counts wherever it stands, not only where a line begins, and a part whose
-head could be read in more than one way is refused.
+python-multipart parses forms here, as in vLLM. The engine's parser must not find a field that this module missed, so
+this module is stricter in two ways. It counts a boundary anywhere, not only at the start of a line. It refuses a part
+whose headers can be read in more than one way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_HEADERS: Final = 8
 _MAX_HEADER_BYTES: Final = 2048
 _MAX_MODEL_BYTES: Final = 256
 
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of what is answered with a 400 here
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns about forms that get a 400 here
 
 
 def is_form(content_type: str) -> bool:
@@ -42,22 +42,23 @@ def is_form(content_type: str) -> bool:
 
 @dataclass(slots=True)
 class Form:
-    """What a form says: the `model` it names, and the `body` without the removed fields; None where that is all."""
+    """What the gateway learns from a form: its `model`, and its `body` without the removed fields. `body` is None if no
+    field was removed."""
 
     model: str | None
     body: bytes | None
 
 
 def read_form(content_type: str, body: bytes | bytearray, removed: Collection[str], max_parts: int) -> Form:
-    """Read a form. Raises a 400 for what is not plainly one, and for more than `max_parts` parts.
+    """Reads a form without the fields in `removed`. A field `name[…]` counts as `name`.
 
-    `removed` names fields; of `name[…]` the name counts.
+    Raises a 400 if the body is not clearly a form, or has more than `max_parts` parts.
     """
     found = _CONTENT_TYPE.fullmatch(content_type)
     if found is None:
         raise bad_field("content-type", "must be multipart/form-data with one boundary.", "invalid_form")
     delimiter = b"--" + found[2].encode()
-    places = _places(body, delimiter, max_parts)
+    offsets = _boundary_offsets(body, delimiter, max_parts)
     parts = _Parts()
     parser = MultipartParser(
         delimiter[2:],
@@ -71,34 +72,34 @@ def read_form(content_type: str, body: bytes | bytearray, removed: Collection[st
             parser.write(bytes(view[start : start + _SLICE_BYTES]))
     except FormParserError:
         raise _unreadable("a part of this form has a head that cannot be read.") from None
-    if not parts.has_ended or len(parts.fields) != len(places) - 1:
+    if not parts.has_ended or len(parts.fields) != len(offsets) - 1:
         raise _unreadable("does not begin and end with the form's boundary, or holds it elsewhere.")
-    kept = [place for place, name in zip(places, [*parts.fields, ""], strict=True) if name not in removed]
-    if len(kept) == len(places):
+    kept = [offset for offset, name in zip(offsets, [*parts.fields, ""], strict=True) if name not in removed]
+    if len(kept) == len(offsets):
         return Form(parts.model, None)
-    ends = dict(zip(places, [*places[1:], len(body)], strict=True))
-    return Form(parts.model, b"".join(view[place : ends[place]] for place in kept))
+    ends = dict(zip(offsets, [*offsets[1:], len(body)], strict=True))
+    return Form(parts.model, b"".join(view[offset : ends[offset]] for offset in kept))
 
 
-def _places(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
-    """Where the boundary stands; the last one closes the form."""
-    places = []
-    place = body.find(delimiter)
-    while place >= 0:
-        places.append(place)
-        if len(places) > max_parts + 1:
+def _boundary_offsets(body: bytes | bytearray, delimiter: bytes, max_parts: int) -> list[int]:
+    """The offsets of all boundaries in the body. The last boundary closes the form."""
+    offsets = []
+    offset = body.find(delimiter)
+    while offset >= 0:
+        offsets.append(offset)
+        if len(offsets) > max_parts + 1:
             message = f"body: has more than {max_parts} parts (limits.max_form_parts)."
             raise ApiError(400, "limit_exceeded", message, "body")
-        place = body.find(delimiter, place + len(delimiter))
-    behind = places[-1] + len(delimiter) if places else 0
-    if not places or places[0] != 0 or body[behind : behind + 2] != b"--":
+        offset = body.find(delimiter, offset + len(delimiter))
+    end = offsets[-1] + len(delimiter) if offsets else 0
+    if not offsets or offsets[0] != 0 or body[end : end + 2] != b"--":
         raise _unreadable("does not begin and end with the form's boundary.")
-    return places
+    return offsets
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Takes what the parser finds: the field of each part, and the value of `model`."""
+    """Collects the field name of each part, and the value of `model`, from the parser's callbacks."""
 
     fields: list[str] = field(default_factory=list)
     model: str | None = None

@@ -1,4 +1,5 @@
-"""Media in requests whose prompt is not read in full: no id of the client's own, no host that is not allowed."""
+"""Checks media in bodies whose prompt is not read in full: removes clients' own ids, refuses hosts that are not
+allowed."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from gateway.prompt.images import media_url_digest
 _URL_FIELDS: Final = frozenset({"url", "image_url", "audio_url", "video_url"})
 _URL_LISTS: Final = frozenset({"images", "audio", "videos"})  # of /v1/systemone
 _VALUES_PER_STEP: Final = 32
-"""Values that are neither lists nor objects are only passed over."""
+"""One step covers this many values, because values that are neither lists nor objects are only skipped."""
 
 
 def guard_media(document: dict[str, Any], limits: PromptLimits, steps: Steps) -> bool:
-    """Drop the `uuid` of every part of `document`, wherever it is; true if there was one. Raises a 400 for a URL on
-    a host that is not allowed, and TooManySteps. Iterative: a body may be nested as deeply as its parser allows."""
+    """Removes the `uuid` of every media part in `document`, at any depth. True if there was one. Raises a 400 for a URL
+    on a host that is not allowed, and TooManySteps. It does not recurse, because bodies may be nested deeply."""
     changed = False
     waiting: list[dict[str, Any] | list[Any]] = [document]
     while waiting:

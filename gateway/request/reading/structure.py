@@ -1,8 +1,8 @@
-"""The structure of a JSON text, counted before it is parsed.
+"""Counts the values of a JSON text before it is parsed.
 
-A parser makes an object of every value: 64 MiB of `{},` become 1.5 GB, and the parser keeps Python's lock meanwhile.
-The counts here cost about 2 ns a byte and no memory: escapes are taken out, then all but structure and quotes, then
-what stands between quotes.
+A parser makes an object of every value: 64 MiB of `{},` become 1.5 GB, and the parser holds Python's lock meanwhile.
+Counting costs about 2 ns per byte and no memory. It removes escapes, then all characters but structure and quotes, then
+the text between quotes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DEPTH: Final = tuple({"{": 1, "[": 1, "}": -1, "]": -1}.get(chr(byte), 0) for b
 
 @dataclass(frozen=True, slots=True)
 class StructureLimits:
-    """What a JSON body may hold: `max_fields` in all objects together, `max_elements` of all kinds (values of lists and
-    objects), `max_nesting` of lists and objects in each other."""
+    """Limits of a JSON body: `max_fields` in all objects, `max_elements` in all lists and objects, and `max_nesting`
+    levels of lists and objects."""
 
     max_fields: int = 262_144
     max_elements: int = 4_194_304
@@ -35,7 +35,8 @@ class StructureLimits:
 
 
 def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
-    """Raise a 400 that names the limit which a JSON text exceeds. What is no JSON may pass: the parser will say so."""
+    """Raises a 400 that names the limit which a JSON text exceeds. A text that is not JSON may pass; the parser refuses
+    it later."""
     if not _may_exceed(body, limits):
         return
     fields = elements = depth = 0
@@ -56,12 +57,12 @@ def check_structure(body: bytes | bytearray, limits: StructureLimits) -> None:
 
 
 def is_sparse(body: bytes | bytearray, marks: int = 1024) -> bool:
-    """Whether a JSON text has few values and escapes for its size: then parsing it costs little more than a copy."""
+    """Whether a JSON text has few values and escapes. Then parsing it costs little more than a copy."""
     return not any(_has_more_than(body, mark, marks) for mark in (b"{", b"[", b",", b'"', b"\\"))
 
 
 def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
-    """Whether it is worth counting: a field takes 5 bytes and more, a value 2."""
+    """Whether the text could exceed a limit. A field takes at least 5 bytes, a value at least 2."""
     return (
         len(body) > 5 * limits.max_fields
         or len(body) > 2 * limits.max_elements
@@ -71,21 +72,21 @@ def _may_exceed(body: bytes | bytearray, limits: StructureLimits) -> bool:
 
 
 def _has_more_than(body: bytes | bytearray, mark: bytes, count: int) -> bool:
-    """Whether a mark occurs more than `count` times, inside of strings or not. Ends as soon as it does."""
-    place = -1
+    """Whether a mark occurs more than `count` times, in strings or outside. Stops at the first mark above `count`."""
+    position = -1
     for _ in range(count + 1):
-        place = body.find(mark, place + 1)
-        if place < 0:
+        position = body.find(mark, position + 1)
+        if position < 0:
             return False
     return True
 
 
 def _structure(body: bytes | bytearray) -> Iterator[bytes]:
-    """The braces, brackets, commas and colons of a JSON text that are not in strings, a slice of the text at a time."""
+    """The braces, brackets, commas and colons of a JSON text outside of its strings, slice by slice."""
     view, start, in_string = memoryview(body), 0, False
     while start < len(body):
         end = min(start + _SLICE_BYTES, len(body))
-        if body[end - 1] == _BACKSLASH and (more := _MORE_BACKSLASHES.match(body, end)):  # an escape stays in one slice
+        if body[end - 1] == _BACKSLASH and (more := _MORE_BACKSLASHES.match(body, end)):  # keeps an escape in one slice
             end = min(more.end() + 1, len(body))
         piece = bytes(view[start:end])
         if b"\\" in piece:

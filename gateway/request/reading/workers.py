@@ -1,8 +1,8 @@
-"""Processes that read bodies which would hold the event loop for too long.
+"""Worker processes, which read bodies that would block the event loop for too long.
 
-JSON's parser keeps Python's lock, so a thread would not help. A process is started when it is needed, and ended when
-nobody has needed it for a while. One that has read a very large body is replaced, since an allocator rarely gives its
-memory back; so is one whose client hung up meanwhile, and one that takes too long.
+The JSON parser holds Python's lock, so a thread would not help. A worker starts when it is needed, and ends when it was
+idle for `IDLE_S`. A worker is replaced after a very large body, because allocators rarely return memory. It is also
+replaced if the client hangs up while it reads, and if it takes too long.
 """
 
 from __future__ import annotations
@@ -18,23 +18,33 @@ import msgspec
 import structlog
 
 from gateway.errors import ApiError
-from gateway.request.reading.document import Ask, Body, Reading, Resolve, Rules
-from gateway.request.reading.process import ENGINE, FAILURE, HEAD, QUESTION, READING, REFUSAL, TASK, Task, message
-from gateway.request.reading.process_turns import Turns
+from gateway.request.fairness import FairTurns
+from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope
+from gateway.request.reading.worker_process import (
+    FAILURE,
+    MESSAGE_HEADER,
+    REFUSAL,
+    RESULT,
+    SCOPE,
+    SCOPE_REQUEST,
+    TASK,
+    Task,
+    encode_message,
+)
 
 _log = structlog.get_logger("kvgate.reading")
 
 WORKERS = 2
 LIMIT_S = 30.0
 IDLE_S = 5.0
-"""A process has 25 MB; starting one takes 0.1 s."""
+"""An idle process takes 25 MB; starting one takes 0.1 s."""
 _LARGE_BYTES = 8 * 2**20
 _PIECE_BYTES = 2**18
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A process, and the connection to its input and output."""
+    """A process, and a connection to its standard input and output."""
 
     process: subprocess.Popen[bytes]
     reader: asyncio.StreamReader
@@ -42,49 +52,49 @@ class _Worker:
 
 
 class Workers:
-    """Reads bodies in processes of its own, `WORKERS` at a time, fairly between clients. `close` it at the end."""
+    """Reads at most `WORKERS` bodies at a time in worker processes. Clients take turns."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: BodyRules) -> None:
         self._rules = rules
-        self.turns = Turns(WORKERS)
-        """Wait here for a turn before `read`."""
+        self.turns = FairTurns(WORKERS)
+        """Callers of `read` take a turn first."""
         self._idle: dict[_Worker, asyncio.TimerHandle] = {}
-        """Those that nobody needs, and when each ends."""
+        """Idle workers, each with the timer that ends it."""
         self._running: set[_Worker] = set()
         self._ending: set[asyncio.Future[int]] = set()
 
-    async def read(self, ask: Ask, body: Body, resolve: Resolve) -> Reading:
-        """As `read_body`, in another process. Raises ApiError."""
-        worker = self._idle_one() or await self._start()
+    async def read(self, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
+        """Does what `read_body` does, in a worker process. Raises ApiError."""
+        worker = self._take_idle() or await self._start()
         is_reusable = False
         try:
             async with asyncio.timeout(LIMIT_S):
-                reading = await self._converse(worker, ask, body, resolve)
+                parsed = await self._converse(worker, head, body, resolve_scope)
             is_reusable = len(body) < _LARGE_BYTES
         except ApiError:
             is_reusable = len(body) < _LARGE_BYTES
             raise
         except TimeoutError:
-            _log.error("reading a body took too long", limit_s=LIMIT_S, body_bytes=len(body), path=ask.path)
+            _log.error("reading a body took too long", limit_s=LIMIT_S, body_bytes=len(body), path=head.path)
             raise _failed() from None
         except (asyncio.IncompleteReadError, OSError):
-            _log.error("the process that read a body has ended", body_bytes=len(body), path=ask.path)
+            _log.error("the process that read a body has ended", body_bytes=len(body), path=head.path)
             raise _failed() from None
         finally:
             if is_reusable:
                 self._idle[worker] = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle, worker)
             else:
                 self._end(worker)
-        return reading
+        return parsed
 
     def _end_idle(self, worker: _Worker) -> None:
         del self._idle[worker]
         self._end(worker)
 
-    def _idle_one(self) -> _Worker | None:
+    def _take_idle(self) -> _Worker | None:
         while self._idle:
-            worker, ends = self._idle.popitem()
-            ends.cancel()
+            worker, timer = self._idle.popitem()
+            timer.cancel()
             if worker.process.poll() is None:
                 return worker
             self._end(worker)
@@ -101,26 +111,26 @@ class Workers:
         self._running.add(worker)
         return worker
 
-    async def _converse(self, worker: _Worker, ask: Ask, body: Body, resolve: Resolve) -> Reading:
-        await _send(worker.writer, *message(TASK, Task(ask, self._rules), body))
+    async def _converse(self, worker: _Worker, head: BodyHead, body: Body, resolve_scope: ResolveScope) -> ParsedBody:
+        await _send(worker.writer, *encode_message(TASK, Task(head, self._rules), body))
         while True:
-            kind, told, changed = await _receive(worker.reader)
-            if kind == QUESTION:
+            kind, content, changed = await _receive(worker.reader)
+            if kind == SCOPE_REQUEST:
                 try:
-                    engine = resolve(*msgspec.msgpack.decode(told))
+                    scope = resolve_scope(*msgspec.msgpack.decode(content))
                 except ApiError:
-                    await _send(worker.writer, *message(ENGINE, None))
+                    await _send(worker.writer, *encode_message(SCOPE, None))
                     raise
-                await _send(worker.writer, *message(ENGINE, engine))
-            elif kind == READING:
-                reading = msgspec.msgpack.decode(told, type=Reading)
-                reading.body = changed or None
-                return reading
+                await _send(worker.writer, *encode_message(SCOPE, scope))
+            elif kind == RESULT:
+                parsed = msgspec.msgpack.decode(content, type=ParsedBody)
+                parsed.body = changed or None
+                return parsed
             elif kind == REFUSAL:
-                raise ApiError(*msgspec.msgpack.decode(told))
+                raise ApiError(*msgspec.msgpack.decode(content))
             else:
                 assert kind == FAILURE
-                _log.error("reading a body failed", error=msgspec.msgpack.decode(told), path=ask.path)
+                _log.error("reading a body failed", error=msgspec.msgpack.decode(content), path=head.path)
                 raise _failed()
 
     def _end(self, worker: _Worker) -> None:
@@ -130,31 +140,34 @@ class Workers:
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
-        ended = asyncio.get_running_loop().run_in_executor(None, process.wait)
-        self._ending.add(ended)
-        ended.add_done_callback(self._ending.discard)
+        waiting = asyncio.get_running_loop().run_in_executor(None, process.wait)
+        self._ending.add(waiting)
+        waiting.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End the processes."""
-        for ends in self._idle.values():
-            ends.cancel()
+        """Ends all worker processes."""
+        for timer in self._idle.values():
+            timer.cancel()
         for worker in list(self._running):
             self._end(worker)
         await asyncio.gather(*self._ending)
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A process, and our end of its input and output. Not by the event loop: uvloop forks, which takes 40 ms where much
-    memory is in use; this takes 2 ms."""
+    """Starts a process. Returns it with a socket to its standard input and output.
+
+    The event loop does not start it, because uvloop forks. That takes 40 ms if the gateway uses much memory; this takes
+    2 ms.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
-        # -P: what lies in the working directory is not imported.
-        command = [sys.executable, "-P", "-m", "gateway.request.reading.process"]
+        # -P: Python does not import files from the working directory.
+        command = [sys.executable, "-P", "-m", "gateway.request.reading.worker_process"]
         return subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno()), ours
 
 
-async def _send(writer: asyncio.StreamWriter, head: bytes, body: Body) -> None:
-    writer.write(head)
+async def _send(writer: asyncio.StreamWriter, message: bytes, body: Body) -> None:
+    writer.write(message)
     view = memoryview(body)
     for start in range(0, len(body), _PIECE_BYTES):
         writer.write(view[start : start + _PIECE_BYTES])
@@ -162,16 +175,16 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, body: Body) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> tuple[bytes, bytes, bytes]:
-    """One message: its kind, what it says, and the body behind it."""
-    kind, told_bytes, body_bytes = HEAD.unpack(await reader.readexactly(HEAD.size))
-    told = await reader.readexactly(told_bytes)
+    """One message: its kind, its content as MessagePack, and its body."""
+    kind, content_bytes, body_bytes = MESSAGE_HEADER.unpack(await reader.readexactly(MESSAGE_HEADER.size))
+    content = await reader.readexactly(content_bytes)
     body = bytearray()
     while len(body) < body_bytes:
         piece = await reader.read(min(_PIECE_BYTES, body_bytes - len(body)))
         if not piece:
             raise asyncio.IncompleteReadError(bytes(body), body_bytes)
         body += piece
-    return kind, told, cast("Any", body)
+    return kind, content, cast("Any", body)
 
 
 def _failed() -> ApiError:

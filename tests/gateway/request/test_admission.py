@@ -1,4 +1,4 @@
-"""Room: uploads, requests, bytes; what one request takes comes back at every ending."""
+"""Limits of uploads, requests and bytes. A slot gives back all that its request took, however the request ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMPTY = "<Admission 0 uploads, 0 in flight, 0 bytes held>"
 
 def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
     admission = Admission(LimitSettings(max_in_flight=1))
-    first, second = admission.place("a"), admission.place("b")
+    first, second = admission.admit("a"), admission.admit("b")
     first.begin()
     with pytest.raises(ApiError) as refused:
         second.begin()
@@ -27,44 +27,44 @@ def test_the_next_request_over_the_limit_is_a_429_until_one_ends() -> None:
 
 def test_bodies_that_are_still_coming_take_no_request_its_place() -> None:
     admission = Admission(LimitSettings(max_in_flight=1, max_uploads=2))
-    slow = [admission.place("slow") for _ in range(2)]
-    for place in slow:
-        place.upload()
+    slow = [admission.admit("slow") for _ in range(2)]
+    for slot in slow:
+        slot.begin_upload()
     with pytest.raises(ApiError) as refused:
-        admission.place("slow").upload()
+        admission.admit("slow").begin_upload()
     assert refused.value.headers["connection"] == "close"
-    admission.place("other").begin()
-    for place in slow:
-        place.release()
-        place.release()
+    admission.admit("other").begin()
+    for slot in slow:
+        slot.release()
+        slot.release()
     assert repr(admission) == "<Admission 0 uploads, 1 in flight, 0 bytes held>"
 
 
 def test_bytes_are_limited_for_one_body_and_for_all() -> None:
     admission = Admission(LimitSettings(max_body_bytes=2048, max_buffered_bytes=3000))
-    place = admission.place("a")
-    place.hold(2000)
+    slot = admission.admit("a")
+    slot.hold(2000)
     with pytest.raises(ApiError) as too_large:
-        place.refuse_larger(2100)
+        slot.check_size(2100)
     with pytest.raises(ApiError) as too_many:
-        admission.place("b").hold(2000)
+        admission.admit("b").hold(2000)
     assert (too_large.value.status, too_many.value.status) == (413, 429)
-    with place.holding(500):
+    with slot.holding(500):
         assert repr(admission) == "<Admission 0 uploads, 0 in flight, 2500 bytes held>"
-    place.hold_only(500)
+    slot.set_held_bytes(500)
     assert not admission.try_hold(2501)
     assert admission.try_hold(2500)
-    place.release()
+    slot.release()
     admission.let_go(2500)
     assert repr(admission) == EMPTY
 
 
 def test_what_is_refused_for_a_while_is_not_held() -> None:
     admission = Admission(LimitSettings(max_buffered_bytes=1024))
-    place = admission.place("a")
-    with pytest.raises(ApiError), place.holding(2000):
+    slot = admission.admit("a")
+    with pytest.raises(ApiError), slot.holding(2000):
         pass
-    place.release()
+    slot.release()
     assert repr(admission) == EMPTY
 
 

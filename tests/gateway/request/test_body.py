@@ -1,4 +1,4 @@
-"""Bodies as they come: whole, bounded, and not too slowly."""
+"""Bodies are received whole, within the limits, and not too slowly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.request import body as bodies
 from gateway.request.admission import Admission, AdmissionSlot
-from gateway.request.body import upload_body, whole_body
+from gateway.request.body import accept_body, receive_body
 from gateway.settings.limit_settings import LimitSettings
 
 LIMITS = LimitSettings(max_body_bytes=4096)
@@ -32,37 +32,37 @@ def admission() -> Admission:
 
 
 @pytest.fixture
-def place(admission: Admission) -> AdmissionSlot:
-    return admission.place("somebody")
+def slot(admission: Admission) -> AdmissionSlot:
+    return admission.admit("somebody")
 
 
 @pytest.mark.parametrize("pieces", [[], [b"whole"], [b"in", b"three", b"pieces"]])
 async def test_a_body_is_what_its_pieces_are_and_all_of_it_is_accounted_for(
-    admission: Admission, place: AdmissionSlot, pieces: list[bytes]
+    admission: Admission, slot: AdmissionSlot, pieces: list[bytes]
 ) -> None:
-    assert await upload_body(place, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1) == b"".join(pieces)
+    assert await receive_body(slot, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1) == b"".join(pieces)
     assert admission.held_bytes.taken == len(b"".join(pieces))
 
 
 @pytest.mark.parametrize("pieces", [[b"a" * 5000], [b"a" * 4000, b"b" * 100]])
 async def test_a_body_that_is_too_large_is_refused_as_soon_as_that_is_known(
-    place: AdmissionSlot, pieces: list[bytes]
+    slot: AdmissionSlot, pieces: list[bytes]
 ) -> None:
     with pytest.raises(ApiError) as refused:
-        await upload_body(place, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1)
+        await receive_body(slot, {}, coming(*pieces), Deadlines(), 600, min_bytes_per_s=1)
     assert refused.value.status == 413
 
 
-def test_a_body_that_is_here_is_bounded_and_accounted_for_as_well(admission: Admission, place: AdmissionSlot) -> None:
-    assert whole_body(place, {}, b"whole") == b"whole"
+def test_a_body_that_is_here_is_bounded_and_accounted_for_as_well(admission: Admission, slot: AdmissionSlot) -> None:
+    assert accept_body(slot, {}, b"whole") == b"whole"
     assert admission.held_bytes.taken == 5
     with pytest.raises(ApiError) as refused:
-        whole_body(place, {}, b"a" * 5000)
+        accept_body(slot, {}, b"a" * 5000)
     assert refused.value.status == 413
 
 
 async def test_a_body_that_comes_too_slowly_is_given_up_long_before_its_time_is_over(
-    place: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
+    slot: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "GRACE_S", 0.01)
     sent = 0
@@ -74,13 +74,13 @@ async def test_a_body_that_comes_too_slowly_is_given_up_long_before_its_time_is_
         return b"x"
 
     with pytest.raises(ApiError) as refused:
-        await upload_body(place, {}, drop_by_drop, Deadlines(), 600, min_bytes_per_s=1000)
+        await receive_body(slot, {}, drop_by_drop, Deadlines(), 600, min_bytes_per_s=1000)
     assert (refused.value.status, refused.value.code) == (408, "body_timeout")
     assert "limits.min_body_bytes_per_s" in refused.value.message
 
 
 async def test_a_body_that_comes_fast_enough_may_take_its_time(
-    place: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
+    slot: AdmissionSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "GRACE_S", 0.5)
     pieces = [b"x" * 100] * 30
@@ -90,4 +90,4 @@ async def test_a_body_that_comes_fast_enough_may_take_its_time(
         await asyncio.sleep(0.03)
         return await read()
 
-    assert await upload_body(place, {}, steadily, Deadlines(), 600, min_bytes_per_s=100) == b"x" * 3000
+    assert await receive_body(slot, {}, steadily, Deadlines(), 600, min_bytes_per_s=100) == b"x" * 3000

@@ -1,4 +1,4 @@
-"""Keys and tenants."""
+"""API keys identify callers, and each tenant has its own cache salts."""
 
 from __future__ import annotations
 

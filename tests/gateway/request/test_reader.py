@@ -1,4 +1,4 @@
-"""What a replica sees of a request besides its body."""
+"""The headers that a replica gets of a request."""
 
 from __future__ import annotations
 

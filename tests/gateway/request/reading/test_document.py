@@ -1,4 +1,4 @@
-"""Bodies for replicas: as they came, with fields appended, or serialised again; and never with what vLLM trusts."""
+"""Bodies for replicas: unchanged, with fields appended, or serialised again; never with a field that vLLM trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms: the model they name, the fields that are taken out, and how much a hostile one is looked at."""
+"""Forms: finding the model, removing fields, and bounding the work for a hostile form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_removed_fields_are_taken_out_and_nothing_else_is_touched(names: list[st
 
 @pytest.mark.parametrize("size", [1, 60, 3000])
 def test_a_form_whose_parts_have_no_end_of_their_heads_is_refused_at_the_first(size: int) -> None:
-    """As it was found: 60 KB of this held a gateway for seconds, searched again from each `name`."""
+    """An older reader searched again from each `name`. So 60 KB of this blocked a gateway for seconds."""
     assert refusal(b"--x\r\n" + b'name="model"\r\nx\r\n' * size + b"--x--\r\n").code == "invalid_form"
 
 

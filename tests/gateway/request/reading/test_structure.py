@@ -1,4 +1,4 @@
-"""How many values a JSON text holds, without parsing it: the same as a parser finds, however it is written."""
+"""The values of a JSON text are counted without parsing it. A parser finds the same number in any spelling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ documents = st.recursive(
 
 
 def counted(value: Any) -> tuple[int, int, int]:
-    """Fields, values in lists and objects (an empty one counts as one), and how deep they lie in each other."""
+    """The number of fields, the number of values in lists and objects (an empty one counts as one), and the nesting."""
     if not isinstance(value, dict | list):
         return 0, 0, 0
     inner = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
@@ -36,7 +36,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 def is_refused(body: bytes, **limits: int) -> bool:
-    """Whether one of these limits is exceeded, and named."""
+    """Whether a limit is exceeded. The error then names all given limits."""
     refused: ApiError | None = None
     try:
         check_structure(body, StructureLimits(**limits))

@@ -1,4 +1,4 @@
-"""Bodies read in another process: the same as here, and no ending of a process is a client's fault or a loss."""
+"""A worker process reads a body as this process does. When a worker ends, other requests are not affected."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 from gateway.errors import ApiError
 from gateway.prompt import CacheScope, PromptLimits, Steps
 from gateway.prompt.steps import UNBOUNDED
-from gateway.request.reading import Ask, Reading, Rules, read_body
+from gateway.request.reading import BodyHead, BodyRules, ParsedBody, read_body
 from gateway.request.reading import workers as processes
 from gateway.request.reading.workers import Workers
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
 
-RULES = Rules(("session_id",), ("session_id",), PromptLimits(max_messages=50))
-CHAT = Ask("/v1/chat/completions", "application/json")
+RULES = BodyRules(("session_id",), ("session_id",), PromptLimits(max_messages=50))
+CHAT = BodyHead("/v1/chat/completions", "application/json")
 
 
-def resolve(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
+def resolve_scope(path: str, model: str | None, cache_salt: str | None) -> CacheScope:
     if model == "nonesuch":
         raise ApiError(404, "model_not_found", "no such model", "model", {"x-more": "1"})
     return CacheScope(f"{path} {model}", None, cache_salt)
@@ -42,17 +42,19 @@ async def workers() -> AsyncIterator[Workers]:
     await workers.close()
 
 
-async def read(workers: Workers, body: bytes, ask: Ask = CHAT) -> Reading:
-    async with workers.turns.of("somebody"):
-        return await workers.read(ask, body, resolve)
+async def read(workers: Workers, body: bytes, head: BodyHead = CHAT) -> ParsedBody:
+    async with workers.turns.take("somebody"):
+        return await workers.read(head, body, resolve_scope)
 
 
 def children() -> set[int]:
-    """The processes that this one started and that still run."""
+    """The running worker processes of this process."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return {pid for pid in found if b"gateway.request.reading.process" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {
+        pid for pid in found if b"gateway.request.reading.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(PNG)}}
@@ -63,17 +65,17 @@ FORM = (
 
 
 @pytest.mark.parametrize(
-    ("ask", "body"),
+    ("head", "body"),
     [
         (CHAT, chat({"type": "text", "text": "x" * 3_000_000})),
         (CHAT, chat(IMAGE, session_id="forged", cache_salt="s", stream=True)),
-        (Ask("/v1/audio/transcriptions", "multipart/form-data; boundary=x"), FORM),
-        (Ask("/v1/nonesuch", "application/json"), b'{"a":1}'),
-        (Ask("", "application/json"), orjson.dumps({"model": "m", "input": [1, 2, 3]})),
+        (BodyHead("/v1/audio/transcriptions", "multipart/form-data; boundary=x"), FORM),
+        (BodyHead("/v1/nonesuch", "application/json"), b'{"a":1}'),
+        (BodyHead("", "application/json"), orjson.dumps({"model": "m", "input": [1, 2, 3]})),
     ],
 )
-async def test_a_body_is_read_as_it_is_here(workers: Workers, ask: Ask, body: bytes) -> None:
-    assert await read(workers, body, ask) == read_body(ask, body, RULES, resolve, Steps(UNBOUNDED))
+async def test_a_body_is_read_as_it_is_here(workers: Workers, head: BodyHead, body: bytes) -> None:
+    assert await read(workers, body, head) == read_body(head, body, RULES, resolve_scope, Steps(UNBOUNDED))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ async def test_a_bad_body_is_refused_as_it_is_here_and_the_process_goes_on(
     workers: Workers, body: bytes, code: str, param: str
 ) -> None:
     with pytest.raises(ApiError) as here:
-        read_body(CHAT, body, RULES, resolve, Steps(UNBOUNDED))
+        read_body(CHAT, body, RULES, resolve_scope, Steps(UNBOUNDED))
     with pytest.raises(ApiError) as there:
         await read(workers, body)
     assert (there.value.code, there.value.param) == (code, param)
@@ -129,7 +131,7 @@ async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(work
     stopped = children()
     assert len(stopped) == 2
     for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)  # both are at work for ever
+        os.kill(pid, signal.SIGSTOP)  # neither finishes its work
     gone = [asyncio.ensure_future(read(workers, chat())) for _ in range(2)]
     other = asyncio.ensure_future(read(workers, chat()))
     await asyncio.sleep(0)
