@@ -14,13 +14,13 @@ import structlog
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import WATCHER
 from coordinator.redis.address import connect_as
+from coordinator.redis.checks import LARGE_ALLOCATION_BYTES, ChunkEvidence, LastMinute, RedisEvidence, conditions
+from coordinator.redis.info import RedisInfo, read_info
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
 from coordinator.scripts import load
 from coordinator.watch.chunk_schedule import ChunkSchedule
-from coordinator.watch.conditions import Condition, Lately, conditions
-from coordinator.watch.figures import Estimate, Info, Sample, Samples, read_info
-from coordinator.watch.kinds import KINDS, Kind, kind_of
+from coordinator.watch.key_samples import KEY_KINDS, Estimate, KeyKind, Sample, Samples, kind_of
 from coordinator.watch.listener import EVICTED, Listener
 
 _log = structlog.get_logger("kvgate.watch")
@@ -52,15 +52,15 @@ class WatchSettings:
 class Report:
     """The store at the last look. Counts are this tenure's."""
 
-    info: Info
+    info: RedisInfo
     estimate: Estimate
-    conditions: Mapping[Condition, str]
+    conditions: Mapping[str, str]
     chunks: int
     """Known by name."""
     ttls_given: int
     renewed: int
     samples: int
-    evicted: Mapping[Kind, int]
+    evicted: Mapping[KeyKind, int]
     """As far as evictions are heard of."""
     hears: bool
     largest_chunk_bytes: int
@@ -94,7 +94,7 @@ class WatchSession:
         self._rota = ChunkSchedule()
         self._samples = Samples()
         self._counts: Counter[str] = Counter()
-        self._evicted: Counter[Kind] = Counter()
+        self._evicted: Counter[KeyKind] = Counter()
         self._looks: deque[_Look] = deque(maxlen=_LOOKS)
         self._look_due_s = self._loop.time() + settings.look_s
         self._life_s = 0.0
@@ -161,7 +161,7 @@ class WatchSession:
 
     async def _sample(self, count: int) -> None:
         """Meet some keys by chance: chunks are tended, of others it is noted what they take."""
-        met: dict[Kind, list[bytes]] = {kind: [] for kind in KINDS}
+        met: dict[KeyKind, list[bytes]] = {kind: [] for kind in KEY_KINDS}
         for key in await self._answers([self._wire.send("RANDOMKEY") for _ in range(count)]):
             if key:
                 self._counts["samples"] += 1
@@ -174,7 +174,7 @@ class WatchSession:
         await self._weigh("coordination", met["coordination"])
         await self._weigh("other", met["other"])
 
-    async def _weigh(self, kind: Kind, keys: Sequence[bytes]) -> None:
+    async def _weigh(self, kind: KeyKind, keys: Sequence[bytes]) -> None:
         """Note what they take. Others' keys may be out of this user's reach: then they weigh nothing."""
         sizes = [self._wire.send("MEMORY", "USAGE", key) for key in keys]
         ttls_ms = [self._wire.send("PTTL", key) for key in keys]
@@ -234,7 +234,7 @@ class WatchSession:
         given, largest_bytes = self._counts["given"], self._largest_bytes
         self._looks.append(_Look(info.refused_writes, given, largest_bytes, self._evicted_coordination, self._denied))
         self._largest_bytes, self._evicted_coordination, self._denied = 0, "", ""
-        found = conditions(info, estimate, self._lately())
+        found = conditions(RedisEvidence(info, last_minute=self._last_minute(estimate)))
         _tell(self.report.conditions if self.report else {}, found)
         self.report = Report(
             info=info,
@@ -249,17 +249,24 @@ class WatchSession:
             largest_chunk_bytes=max(look.largest_chunk_bytes for look in self._looks),
         )
 
-    def _lately(self) -> Lately:
+    def _last_minute(self, estimate: Estimate) -> LastMinute:
         first, last = self._looks[0], self._looks[-1]
-        return Lately(
-            has_chunks=self._counts["given"] + self._counts["kept"] + self._counts["renewed"] > 0,
+        chunks = ChunkEvidence(
+            found_any=self._counts["given"] + self._counts["kept"] + self._counts["renewed"] > 0,
+            without_ttl=last.ttls_given - first.ttls_given,
+            largest_bytes=max(look.largest_chunk_bytes for look in self._looks),
+            large_bytes=LARGE_ALLOCATION_BYTES,
+            how="in the last minute",
+        )
+        return LastMinute(
+            chunks=chunks,
             refused_writes=max(0, last.refused_writes - first.refused_writes),
-            ttls_given=last.ttls_given - first.ttls_given,
-            largest_chunk_bytes=max(look.largest_chunk_bytes for look in self._looks),
+            evictable_bytes=estimate.evictable_bytes,
+            coordination_bytes=estimate.bytes["coordination"],
             evicted_coordination=next(
                 (look.evicted_coordination for look in self._looks if look.evicted_coordination), ""
             ),
-            hears=self._hears,
+            hears_events=self._hears,
             denied=max(look.denied for look in self._looks),
         )
 
@@ -274,7 +281,7 @@ class WatchSession:
         return [None if isinstance(each, StoreRefused) else each for each in found]
 
 
-def _tell(before: Mapping[Condition, str], now: Mapping[Condition, str]) -> None:
+def _tell(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Say what has begun, once, and what is over."""
     for condition, problem in now.items():
         if condition not in before:

@@ -8,8 +8,8 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from coordinator.watch.conditions import CONDITIONS
-from coordinator.watch.kinds import KINDS
+from coordinator.redis.checks import CONDITIONS
+from coordinator.watch.key_samples import KEY_KINDS
 from coordinator.watch.watch_session import Report
 from coordinator.watch.watcher import Watcher
 
@@ -59,7 +59,7 @@ def _keyspace(report: Report) -> Iterator[Metric]:
     yield _gauges("estimated_bytes", "Memory by kind of key, estimated from samples.", "kind", estimate.bytes)
     yield _gauges("estimated_keys", "Keys by kind, estimated from samples.", "kind", estimate.keys)
     yield _gauge("evictable_bytes", "Memory of keys with a TTL, estimated.", estimate.evictable_bytes)
-    evicted = {kind: report.evicted.get(kind, 0) for kind in KINDS}
+    evicted = {kind: report.evicted.get(kind, 0) for kind in KEY_KINDS}
     yield _counters("evictions_heard", "Evictions that Redis told of, by kind of key.", "kind", evicted)
     yield _counter("samples", "Keys that were met by chance.", report.samples)
     conditions = {name: float(name in holds) for name in CONDITIONS}

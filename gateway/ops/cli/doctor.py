@@ -179,11 +179,11 @@ def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:
 
 
 def _as_json(diagnosis: Diagnosis) -> dict[str, object]:
-    from dataclasses import asdict
-
+    finding_fields = ("code", "severity", "subject", "what", "why", "fix")
+    unchecked_fields = ("subject", "what", "why")
     return {
-        "findings": [asdict(finding) for finding in diagnosis.findings],
-        "unchecked": [asdict(unchecked) for unchecked in diagnosis.unchecked],
+        "findings": [{name: getattr(one, name) for name in finding_fields} for one in diagnosis.findings],
+        "unchecked": [{name: getattr(one, name) for name in unchecked_fields} for one in diagnosis.unchecked],
         "checks": diagnosis.checks,
         "looked_at": diagnosis.looked_at,
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coordinator.finding import FindingKind, Result
 from coordinator.registry import ReplicaRecord
-from coordinator.survey import Look
+from coordinator.survey import PoolSnapshot
 from gateway.ops.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
-from gateway.ops.doctor.finding import Kind, Result
 
 _RELEARNING_MS = 600_000
 _BEHIND_MS = 1000
@@ -16,46 +16,46 @@ _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
 """An engine that has computed so many tokens has filled blocks, and has told of them."""
 
-MISSING = Kind(
+MISSING = FindingKind(
     "agent-missing",
     "warning",
     "what it holds is guessed from what it was sent: evictions and restarts are not seen",
     "run beside it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
 )
-GONE = Kind(
+GONE = FindingKind(
     "agent-gone",
     "error",
     "since then evictions and restarts are not seen, and soon what it holds is guessed",
     "look into its log and start it again, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} "
     "--url {url}",
 )
-DEAF = Kind(
+DEAF = FindingKind(
     "agent-deaf",
     "error",
     "its engine publishes KV events and none reach it: what the replica holds is guessed",
     "correct the agent's --events and --replay, open these ports to it, and see that vLLM binds its endpoint: that "
     "must be ipc:, or have * or :: in it",
 )
-SILENT = Kind(
+SILENT = FindingKind(
     "events-missing",
     "error",
     "an engine that computes fills blocks and tells of them: they get lost on the way, and the map knows nothing of it",
     "give vLLM a replay_endpoint and the agent --replay, and see that vLLM binds its endpoint: that must be ipc:, or "
     "have * or :: in it",
 )
-RELEARNING = Kind(
+RELEARNING = FindingKind(
     "agent-relearning",
     "warning",
     "events were lost, so the engine holds prefixes that the map does not know, until its cache was filled once more",
     "raise buffer_steps in --kv-events-config, start agents before their engines; to begin anew, restart vLLM",
 )
-NOT_APPLIED = Kind(
+NOT_APPLIED = FindingKind(
     "events-not-applied",
     "error",
     "what agents tell waits in Redis, until the stream's end is cut off: the map grows old",
     "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
 )
-BEHIND = Kind(
+BEHIND = FindingKind(
     "events-behind",
     "warning",
     "the map says what was true then: requests are sent to prefixes that are gone",
@@ -136,7 +136,7 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
     return isinstance(endpoints, Unknown) or bool(endpoints)
 
 
-def _computed(look: Look, record: ReplicaRecord) -> tuple[int, float]:
+def _computed(look: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
     """The last event that its agent has worked in, and the prompt tokens that its engine has computed, in this life."""
     agent, figures = look.fleet.agents.get(record.replica), look.fleet.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
@@ -150,6 +150,6 @@ def _lately(computed: list[tuple[int, float]]) -> float:
     return computed[-2][1] - computed[-3][1] if len(computed) >= _LOOKS_TO_TELL else 0.0
 
 
-def _is_relearning(look: Look, replica: str) -> bool:
+def _is_relearning(look: PoolSnapshot, replica: str) -> bool:
     agent = look.fleet.agents.get(replica)
     return agent is not None and agent.is_relearning

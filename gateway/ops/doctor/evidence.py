@@ -6,8 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from coordinator.engine.facts import ModelCard
+from coordinator.redis.checks import RedisEvidence
 from coordinator.registry import AgentRecord, ReplicaRecord
-from coordinator.survey import Look, Server
+from coordinator.survey import PoolSnapshot
 
 Span = tuple[float, float]
 """Between these two, in seconds."""
@@ -56,7 +57,7 @@ class PoolEvidence:
 
     name: str
     replicas: tuple[ReplicaEvidence, ...] = ()
-    looks: tuple[Look, ...] = ()
+    looks: tuple[PoolSnapshot, ...] = ()
     """Oldest first; none where Redis does not answer."""
     retired: frozenset[str] = frozenset()
     """Replicas that are registered, and in no configuration any more."""
@@ -125,7 +126,7 @@ class LmcacheEvidence:
 class Evidence:
     """All of it."""
 
-    redis: Server | Unknown
+    redis: RedisEvidence | Unknown
     pools: tuple[PoolEvidence, ...] = ()
     homeless: tuple[ReplicaEvidence, ...] = ()
     """Replicas of which nobody says to which pool they belong."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coordinator.survey import SAMPLES
-from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, redis_checks, replica_checks
-from gateway.ops.doctor import chunk_checks as chunks
+from coordinator.finding import Finding, FindingKind, Result, Unchecked
+from coordinator.redis import checks as redis_checks
+from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, replica_checks
 from gateway.ops.doctor.evidence import Evidence, Unknown
-from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
 
-MODULES = (redis_checks, chunks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
+MODULES = (redis_checks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +35,18 @@ def examine(facts: Evidence) -> Diagnosis:
     )
 
 
-def kinds() -> list[Kind]:
-    """All that can be found, in the order of the checks."""
-    return [value for module in MODULES for value in vars(module).values() if isinstance(value, Kind)]
+def kinds() -> list[FindingKind]:
+    """All that can be found, in the order of the checks. If several have one code, the first stands for them."""
+    found = [value for module in MODULES for value in vars(module).values() if isinstance(value, FindingKind)]
+    return [kind for i, kind in enumerate(found) if kind.code not in {earlier.code for earlier in found[:i]}]
 
 
 def _answers(facts: Evidence) -> Iterator[list[Result]]:
     """What each check said of each thing."""
     if isinstance(facts.redis, Unknown):
-        yield [redis_checks.unreachable(facts.redis.why)]
+        yield [redis_checks.UNREACHABLE.seen(redis_checks.SUBJECT, facts.redis.why)]
     else:
-        for of_server in (*redis_checks.CHECKS, *chunks.CHECKS):
+        for of_server in redis_checks.CHECKS:
             yield list(of_server(facts.redis))
     for of_all in (*gateway_checks.CHECKS, *pool_checks.CHECKS_OF_ALL, *other_checks.CHECKS):
         yield list(of_all(facts))
@@ -63,7 +63,11 @@ def _answers(facts: Evidence) -> Iterator[list[Result]]:
 
 def _looked_at(facts: Evidence) -> str:
     agents = sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks)
-    redis = [] if isinstance(facts.redis, Unknown) else [f"Redis ({SAMPLES} random picks of {facts.redis.keys} keys)"]
+    redis = (
+        []
+        if isinstance(facts.redis, Unknown)
+        else [f"Redis ({redis_checks.RANDOM_PICKS} random picks of {facts.redis.keys} keys)"]
+    )
     counted = {
         "gateway": sum(not gateway.problem for gateway in facts.gateways),
         "replica": len(facts.replicas()),

@@ -4,74 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.watch.conditions import Condition
-from gateway.ops.doctor import chunk_checks as chunks
-from gateway.ops.doctor import redis_checks
+from coordinator.finding import FindingKind, Result, Unchecked
+from coordinator.redis import checks as redis_checks
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
-from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
 
 _COORDINATOR = "coordinator."
-_THE_SAME: dict[Condition, set[Kind]] = {
-    "maxmemory_unset": {redis_checks.NO_LIMIT},
-    "policy_unfit": {redis_checks.EVICTS_ALL, redis_checks.CHUNK_POLICY},
-    "redis_older_than_7": {redis_checks.OLD, redis_checks.NO_ALLOW_OOM},
-    "writes_refused": {redis_checks.REFUSED_WRITES},
-    "chunks_without_ttl": {chunks.NO_TTL, chunks.TWO_KEYS},
-    "chunks_too_large": {chunks.LARGE},
-    "coordination_evicted": {redis_checks.EVICTS_ALL, redis_checks.EVICTS_OWN},
-}
-"""Findings that say what a condition of the watch says, with more on it."""
 
-UNREACHABLE = Kind(
+UNREACHABLE = FindingKind(
     "gateway-unreachable",
     "error",
     "clients that a load balancer sends there get no answer",
     "start it again, or correct --gateway: curl -i {url}/ready has to answer 200",
 )
-NOT_READY = Kind(
+NOT_READY = FindingKind(
     "gateway-not-ready",
     "error",
     "it cannot serve, so load balancers leave it out",
     "do something about its reason: curl {url}/ready",
 )
-WITHOUT_STORE = Kind(
+WITHOUT_STORE = FindingKind(
     "gateway-without-redis",
     "error",
     "it routes by hashing alone, blind to load and to what the others placed",
     "see that it reaches Redis within redis.budget_ms, with the right URL and password, and see its log for store down",
 )
-ELSEWHERE = Kind(
+ELSEWHERE = FindingKind(
     "gateway-in-other-redis",
     "error",
     "gateways that do not share one Redis do not see each other's load, nor what each placed",
     "give all gateways, agents and coordinators the same redis.url (KVGATE_REDIS_URL), its database included, and the "
     "same redis.namespace; the doctor, too (--redis-namespace)",
 )
-WATCH_WARNS = Kind(
-    "watch-warns",
-    "warning",
-    "the gateway that watches Redis met it within the last minute, or it is still so",
-    "do what it says: docs/store.md has more on each",
-)
-VERSIONS_DIFFER = Kind(
+VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",
     "warning",
     "two versions may give one prompt different keys, or leave different records",
     "finish the upgrade: run one version in all gateways",
 )
-SETTINGS_DIFFER = Kind(
+SETTINGS_DIFFER = FindingKind(
     "gateway-settings-differ",
     "warning",
     "what happens to a request depends on which gateway gets it",
     "give all gateways one file; only id, host, ports and log may differ (kvgate check-config FILE)",
 )
-KEYS_DIFFER = Kind(
+KEYS_DIFFER = FindingKind(
     "gateway-keys-differ",
     "error",
     "they give one prompt different keys, so none finds what the other placed",
     "give all the same version, and the same KVGATE_CACHE_SALT_SECRET, api_keys and share_cache",
 )
-VIEWS_DIFFER = Kind(
+VIEWS_DIFFER = FindingKind(
     "gateway-views-differ",
     "warning",
     "each sends requests only to replicas that are in its own configuration and that it can reach",
@@ -106,7 +88,7 @@ def watch(facts: Evidence) -> Iterator[Result]:
     for gateway in _answering(facts):
         for condition, warning in gateway.store_warnings.items():
             if condition not in said:
-                yield WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
+                yield redis_checks.WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
 
 
 def unasked(facts: Evidence) -> Iterator[Result]:
@@ -173,12 +155,9 @@ def _answering(facts: Evidence) -> list[GatewayEvidence]:
 
 
 def _said_of_redis(facts: Evidence) -> set[str]:
-    """The conditions of which a finding on Redis itself says the same."""
-    if isinstance(facts.redis, Unknown):
-        return set()
-    results = [result for check in (*redis_checks.CHECKS, *chunks.CHECKS) for result in check(facts.redis)]
-    codes = {result.code for result in results if isinstance(result, Finding)}
-    return {condition for condition, same in _THE_SAME.items() if any(kind.code in codes for kind in same)}
+    """The watch's conditions that a finding on Redis itself covers."""
+    found = [] if isinstance(facts.redis, Unknown) else redis_checks.findings(facts.redis)
+    return {condition for finding in found for condition in finding.kind.conditions}
 
 
 def _name(facts: Evidence, gateway: GatewayEvidence) -> str:

@@ -11,7 +11,8 @@ from typing import TypeVar
 import httpx
 
 from coordinator.errors import StoreError
-from coordinator.survey import Look, Server, Survey
+from coordinator.redis.checks import RedisEvidence
+from coordinator.survey import PoolSnapshot, Survey
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.ops.doctor.replicas import ask_replica
 from gateway.ops.doctor.servers import ask_gateway, ask_lmcache, with_keys
@@ -49,7 +50,7 @@ async def gather(targets: Targets) -> Evidence:
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
-            redis = await _server(survey)  # by itself: it measures how long an answer takes
+            redis = await _redis(survey)  # by itself: it measures how long an answer takes
             gateways, lmcache, replicas = await asyncio.gather(
                 _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),
                 _each(ask_lmcache(http, url, timeout_s) for url in targets.lmcache),
@@ -81,11 +82,11 @@ async def _open(targets: Targets) -> Survey | Unknown:
         return Unknown(str(error))
 
 
-async def _server(survey: Survey | Unknown) -> Server | Unknown:
+async def _redis(survey: Survey | Unknown) -> RedisEvidence | Unknown:
     if isinstance(survey, Unknown):
         return survey
     try:
-        return await survey.server()
+        return await survey.redis()
     except StoreError as error:
         return Unknown(str(error))
 
@@ -118,16 +119,16 @@ async def _look_again(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...])
     return pools
 
 
-async def _looked(survey: Survey | Unknown, name: str) -> Look | None:
+async def _looked(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
     if isinstance(survey, Unknown):
         return None
     try:
-        return await (await survey.of(name)).look(name)
+        return await (await survey.for_pool(name)).snapshot(name)
     except StoreError:
         return None
 
 
-def _with_look(pool: PoolEvidence, look: Look | None, lasting: set[str] | None) -> PoolEvidence:
+def _with_look(pool: PoolEvidence, look: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
     if look is None:
         return pool
     dead = {name for name, record in look.fleet.replicas.items() if record.state == "dead"}

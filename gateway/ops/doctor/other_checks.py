@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coordinator.finding import FindingKind, Result, Unchecked
 from gateway.ops.doctor.evidence import Evidence, Span, Unknown, grouped
-from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _TOLERATED_S = 2.0
 _STEP_IS_TOLD_MS = 3_600_000
 
-SKEW = Kind(
+SKEW = FindingKind(
     "clock-skew",
     "warning",
     "placing and leases go by Redis' clock alone; logs, kvgate_event_lag_seconds and the start times that tell an "
     "engine's lives apart do not line up",
     "run NTP on that host: timedatectl set-ntp true",
 )
-STEPPED = Kind(
+STEPPED = FindingKind(
     "redis-clock-stepped",
     "warning",
     "leases and breakers are moved back with it, and last uses that lie in its future count as now: replicas without "
     "agents are trimmed by guess",
     "let NTP slew the clocks of all hosts that Redis runs or may fail over to, not step them: chronyc tracking",
 )
-LMCACHE_UNREACHABLE = Kind(
+LMCACHE_UNREACHABLE = FindingKind(
     "lmcache-unreachable",
     "error",
     "its vLLM waits for it and then computes what is in there",
     "start it again, or correct --lmcache (its --http-port): curl {url}/healthcheck",
 )
-LMCACHE_DIFFERS = Kind(
+LMCACHE_DIFFERS = FindingKind(
     "lmcache-differs",
     "warning",
     "chunks are cut and named differently, so replicas do not find each other's",

@@ -6,73 +6,73 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from coordinator.engine.facts import ModelCard
+from coordinator.finding import FindingKind, Result, Unchecked
 from gateway.ops.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
-from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _LATELY_MS = 3_600_000
 _HASHING = ("prefix_caching_hash_algo", "block_size", "cache_dtype")
 
-DEAD = Kind(
+DEAD = FindingKind(
     "replica-dead",
     "error",
     "its health checks fail, so gateways send it nothing: its share of cache and of load is on the others",
     "start it again at {url}; if it is gone for good, take it out of the gateways' `replicas` and restart them",
 )
-HUNG = Kind(
+HUNG = FindingKind(
     "replica-hangs",
     "error",
     "it has work and shows no progress, so gateways send it nothing, however well its /health is",
     "look into its log and its GPU, and restart it: {url}; it is tried again by itself once it shows something",
 )
-BREAKER_OPEN = Kind(
+BREAKER_OPEN = FindingKind(
     "breaker-open",
     "warning",
     "too many requests to it failed of late: gateways send it one at a time, to try",
     "see its log, and kvgate_retries_total by reason for how it fails; restart an engine that stays so",
 )
-UNWATCHED = Kind(
+UNWATCHED = FindingKind(
     "no-gateway",
     "warning",
     "nobody checks these replicas or applies their agents' events",
     "start a gateway: kvgate gateway --config FILE",
 )
-UNREADABLE = Kind(
+UNREADABLE = FindingKind(
     "records-unreadable",
     "warning",
     "somebody else writes into KVGate's keys: what is derived was made again, a record that nobody knew is gone",
     "find out who: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
 )
-VERSIONS_DIFFER = Kind(
+VERSIONS_DIFFER = FindingKind(
     "vllm-versions-differ",
     "warning",
     "two versions may hash, render and answer differently: the same prompt, other blocks",
     "finish the upgrade: run one version in all replicas",
 )
-HASHING_DIFFERS = Kind(
+HASHING_DIFFERS = FindingKind(
     "hash-settings-differ",
     "warning",
     "the same prompt gets other blocks and hashes: they cannot share KV, and the map is exact to other lengths",
     "start all with the same --prefix-caching-hash-algo, --block-size and --kv-cache-dtype (kvgate replica-command)",
 )
-SERVING_DIFFERS = Kind(
+SERVING_DIFFERS = FindingKind(
     "replicas-serve-differently",
     "warning",
     "a request that one replica serves another refuses, and a refusal is passed on to the client",
     "start all with the same --max-model-len, --served-model-name and adapters",
 )
-NAME_TWICE = Kind(
+NAME_TWICE = FindingKind(
     "name-in-two-pools",
     "error",
     "a name leads to one pool: the replicas of the others get none of its requests",
     "start all with the same model path, to the letter, or give each model a --served-model-name of its own",
 )
-UNREGISTERED = Kind(
+UNREGISTERED = FindingKind(
     "replica-not-registered",
     "error",
     "gateways that front it register it: none of this Redis does",
     "list it in the gateways' `replicas`, and see why they cannot reach it: their /ready says",
 )
-ID_TAKEN = Kind(
+ID_TAKEN = FindingKind(
     "replica-id-taken",
     "error",
     "Redis has another engine by its id, so requests to this one are placed by hashing alone: two clusters share the "

@@ -5,37 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from coordinator.finding import FindingKind, Result, Unchecked
 from gateway.ops.doctor.evidence import ReplicaEvidence, Unknown
-from gateway.ops.doctor.finding import Kind, Result, Unchecked
 
 _NAMES_SESSIONS = (0, 30)
 _NUMBERS = re.compile(r"\d+")
 
-UNHEALTHY = Kind(
+UNHEALTHY = FindingKind(
     "replica-unhealthy",
     "error",
     "gateways send it nothing once their health checks fail as well",
     "look into its log and start it again: curl -i {url}/health has to answer 200",
 )
-BEFORE_SESSIONS = Kind(
+BEFORE_SESSIONS = FindingKind(
     "vllm-names-no-sessions",
     "warning",
     "its events do not name requests: gateways ask for each prompt's token ids instead, which costs time and traffic",
     "install vLLM 0.30 or newer",
 )
-NOT_CACHING = Kind(
+NOT_CACHING = FindingKind(
     "prefix-caching-off",
     "error",
     "it computes every prompt anew: there is nothing to route to",
     "start vLLM with --enable-prefix-caching",
 )
-PUBLISHES_NOTHING = Kind(
+PUBLISHES_NOTHING = FindingKind(
     "events-off",
     "warning",
     "what it holds is guessed from what it was sent: evictions and restarts are not seen",
     "start vLLM with --kv-events-config and an agent beside it (kvgate replica-command prints both)",
 )
-EXPOSED = Kind(
+EXPOSED = FindingKind(
     "events-exposed",
     "error",
     "KV events hold the prompts' tokens, and whoever connects gets them",

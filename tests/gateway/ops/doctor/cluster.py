@@ -6,46 +6,56 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.engine.facts import ModelCard
+from coordinator.redis.checks import RedisEvidence, SampledKey
+from coordinator.redis.info import RedisInfo, read_info
 from coordinator.registry import AgentRecord, PoolState, ReplicaRecord
-from coordinator.survey import ForeignKey, Look, Server, Unreadable
+from coordinator.survey import PoolSnapshot, UnreadableRecords
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
 
 NOW_MS = 1_800_000_000_000
 LIFE = "19a0"
 HASH = "ab" * 32
-UNREADABLE = Unreadable("active", 2, NOW_MS, "r1")
+UNREADABLE = UnreadableRecords("active", 2, NOW_MS, "r1")
 IDS = ("r0", "r1")
 
-SERVER = Server(
-    info={
-        "redis_version": "7.2.4",
-        "role": "master",
-        "rdb_last_bgsave_status": "ok",
-        "maxmemory": str(2 * 2**30),
-        "maxmemory_policy": "volatile-lru",
-        "total_system_memory": str(8 * 2**30),
-        "used_memory": str(2**30),
-        "evicted_keys": "7",
-    },
+INFO = {
+    "redis_version": "7.2.4",
+    "role": "master",
+    "rdb_last_bgsave_status": "ok",
+    "maxmemory": str(2 * 2**30),
+    "maxmemory_policy": "volatile-lru",
+    "total_system_memory": str(8 * 2**30),
+    "used_memory": str(2**30),
+    "evicted_keys": "7",
+}
+
+
+def info(fields: dict[str, str]) -> RedisInfo:
+    """INFO with these fields."""
+    return read_info("".join(f"{name}:{value}\r\n" for name, value in fields.items()).encode())
+
+
+SERVER = RedisEvidence(
+    info=info(INFO),
     hash_value_limit_bytes=128,
     ping_ms=0.2,
     clock_ahead_s=(-0.001, 0.001),
     keys=3,
-    foreign=(
-        ForeignKey(f"kvchunk@org/m@01000100@0@{HASH}", True, 2**20),
-        ForeignKey("a-session-of-somebody", False, 9),
+    sampled_keys=(
+        SampledKey(f"kvchunk@org/m@01000100@0@{HASH}", True, 2**20),
+        SampledKey("a-session-of-somebody", False, 9),
     ),
 )
 
 
-def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> Server:
+def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> RedisEvidence:
     """The healthy Redis with this chunk as well."""
-    return replace(SERVER, foreign=(*SERVER.foreign, ForeignKey(name, has_ttl, size_bytes)))
+    return replace(SERVER, sampled_keys=(*SERVER.sampled_keys, SampledKey(name, has_ttl, size_bytes)))
 
 
-def told(**info: str) -> Evidence:
+def told(**fields: str) -> Evidence:
     """The healthy cluster, in whose Redis INFO says this."""
-    return replace(FACTS, redis=replace(SERVER, info=SERVER.info | info))
+    return replace(FACTS, redis=replace(SERVER, info=info(INFO | fields)))
 
 
 def replica(name: str) -> ReplicaEvidence:
@@ -63,9 +73,9 @@ def replica(name: str) -> ReplicaEvidence:
     )
 
 
-def look(at_s: float = 0.0) -> Look:
+def look(at_s: float = 0.0) -> PoolSnapshot:
     now_ms = NOW_MS + int(at_s * 1000)
-    return Look(
+    return PoolSnapshot(
         pool="m",
         fleet=PoolState(
             known=True,
@@ -129,7 +139,7 @@ def with_gateway(**changes: Any) -> Evidence:
 def with_fleet(**changes: Any) -> Evidence:
     """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
 
-    def changed(seen: Look) -> Look:
+    def changed(seen: PoolSnapshot) -> PoolSnapshot:
         fields = {}
         for field, change in changes.items():
             entries = getattr(seen.fleet, field) | {}

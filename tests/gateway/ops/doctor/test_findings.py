@@ -18,6 +18,7 @@ from tests.gateway.ops.doctor.cluster import (
     UNREADABLE,
     card,
     chunk,
+    info,
     replica,
     told,
     with_fleet,
@@ -87,13 +88,13 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("redis-cannot-save", told(rdb_last_bgsave_status="err"), set()),
     ("redis-cannot-save", told(aof_last_write_status="err"), set()),
     ("redis-without-limit", told(maxmemory="0"), set()),
-    ("redis-without-limit", replace(UNLIMITED, redis=replace(UNLIMITED.redis, foreign=())), set()),
+    ("redis-without-limit", replace(UNLIMITED, redis=replace(UNLIMITED.redis, sampled_keys=())), set()),
     ("redis-limit-near-machine", told(maxmemory=str(7 * GIB)), set()),
     ("redis-evicts-all", told(maxmemory_policy="allkeys-lru"), set()),
     ("redis-evicts-all", told(maxmemory_policy="allkeys-random"), set()),
     ("redis-policy", told(maxmemory_policy="noeviction"), set()),
     ("redis-policy", told(maxmemory_policy="volatile-lfu"), set()),
-    ("redis-evicts-own", with_server(foreign=()), set()),
+    ("redis-evicts-own", with_server(sampled_keys=()), set()),
     ("redis-refused-writes", told(errorstat_OOM="count=12"), set()),
     ("redis-loose-hashes", with_server(hash_value_limit_bytes=64), set()),
     ("redis-slow", with_server(ping_ms=11.0), set()),
@@ -201,7 +202,9 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
     "facts",
     [
         told(maxmemory_policy="volatile-ttl"),
-        replace(told(maxmemory="0", evicted_keys="0"), redis=replace(SERVER, info={"maxmemory": "0"}, foreign=())),
+        replace(
+            told(maxmemory="0", evicted_keys="0"), redis=replace(SERVER, info=info({"maxmemory": "0"}), sampled_keys=())
+        ),
         with_chunk(f"kvchunk@org/m@01000200@0@{HASH}"),
         with_chunk(f"kvchunk@another/model@01000100@0@{HASH}"),
         with_fleet(applied_until_ms=NOW_MS + 60_000),
@@ -239,7 +242,7 @@ def also_told_by_the_watch(facts: Evidence, condition: str) -> Evidence:
         ("writes_refused", told(errorstat_OOM="count=12")),
         ("chunks_without_ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False)),
         ("chunks_too_large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20)),
-        ("coordination_evicted", with_server(foreign=())),
+        ("coordination_evicted", with_server(sampled_keys=())),
     ],
 )
 def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(
@@ -276,10 +279,14 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
 @pytest.mark.parametrize(
     ("facts", "subject", "what"),
     [
-        (with_server(info={}, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
+        (with_server(info=None, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
         (told(redis_mode="cluster"), "Redis", "the cluster's other nodes, and the chunks there"),
         (with_server(hash_value_limit_bytes=None, refused={"CONFIG": "NOPERM"}), "Redis", "hash-max-listpack-value"),
-        (with_server(foreign=(), info={}, refused={"RANDOMKEY": "NOPERM"}), "LMCache's chunks", "TTLs, sizes, names"),
+        (
+            with_server(sampled_keys=(), info=None, refused={"RANDOMKEY": "NOPERM"}),
+            "LMCache's chunks",
+            "TTLs, sizes, names",
+        ),
         (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "clocks", "whether they agree"),
         (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "pool m", "its gateways, agents and events"),
         (replace(FACTS, gateways=()), "gateways", "whether they serve and agree"),
