@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import hiredis
 import structlog
 
-from coordinator.errors import StoreError, StoreRefused
+from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.keys import WATCHER
 from coordinator.redis.address import connect_as
 from coordinator.redis.checks import LARGE_ALLOCATION_BYTES, ChunkEvidence, LastMinute, RedisEvidence, conditions
 from coordinator.redis.info import RedisInfo, read_info
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import _INCOMPLETE, Wire
 from coordinator.scripts import load
 from coordinator.watch.chunk_schedule import ChunkSchedule
 from coordinator.watch.key_samples import KEY_KINDS, Estimate, KeyKind, Sample, Samples, kind_of
-from coordinator.watch.listener import EVICTED, Listener
 
 _log = structlog.get_logger("kvgate.watch")
+
+_SET, _EVICTED = "set", "evicted"
+_Heard = Callable[[str, str], None]
+"""Of an event's name and its key."""
 
 TICK_S = 0.1
 ANSWER_S = 2.0
@@ -79,6 +83,34 @@ class _Tended(NamedTuple):
     did: str
     ttl_s: float
     bytes: int
+
+
+class Listener(Wire):
+    """A connection that only listens: what comes is what was subscribed to, and nobody waits for it."""
+
+    async def listen(self, heard: _Heard) -> None:
+        """Subscribe to what happens in this connection's database. Raises StoreError where that is not allowed."""
+        self._heard: _Heard = heard
+        database = self._connection.db
+        self._events = {f"__keyevent@{database}__:{event}".encode(): event for event in (_SET, _EVICTED)}
+        for channel in self._events:
+            await self.send("SUBSCRIBE", channel)
+
+    def data_received(self, data: bytes) -> None:
+        replies = self._replies
+        try:
+            replies.feed(data)
+            while (reply := replies.gets()) is not _INCOMPLETE:
+                self._take(reply)
+        except hiredis.ProtocolError as error:
+            self._break(StoreDown(f"connection to Redis lost: {error}"))
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, list) and reply[0] == b"message":
+            _, channel, key = reply
+            self._heard(self._events[channel], key.decode(errors="replace"))
+        else:  # of SUBSCRIBE
+            self._answer(self._pending.popleft(), reply)
 
 
 class WatchSession:
@@ -148,7 +180,7 @@ class WatchSession:
             self._heard_s = self._loop.time()
             return
         kind = kind_of(key)
-        if event == EVICTED:
+        if event == _EVICTED:
             self._evicted[kind] += 1
             self._rota.forget(key)
             self._written.discard(key)

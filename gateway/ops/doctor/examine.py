@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, replica_checks
+from gateway.ops.doctor.checks import agents, clocks, gateways, lmcache, replicas
 from gateway.ops.doctor.evidence import Evidence, Unknown
 
-MODULES = (redis_checks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
+MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,20 @@ def _answers(facts: Evidence) -> Iterator[list[Result]]:
     else:
         for of_server in redis_checks.CHECKS:
             yield list(of_server(facts.redis))
-    for of_all in (*gateway_checks.CHECKS, *pool_checks.CHECKS_OF_ALL, *other_checks.CHECKS):
+    for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS):
         yield list(of_all(facts))
     for replica in facts.replicas():
-        for of_replica in replica_checks.CHECKS if replica.answers else (replica_checks.health,):
+        for of_replica in replicas.CHECKS if replica.answers else (replicas.health,):
             yield list(of_replica(replica))
     for pool in facts.pools:
-        for of_pool in pool_checks.CHECKS:
+        for of_pool in replicas.CHECKS_OF_POOL:
             yield list(of_pool(pool))
         if pool.looks:
-            for of_agents in agent_checks.CHECKS:
+            for of_agents in agents.CHECKS:
                 yield list(of_agents(pool))
 
 
 def _looked_at(facts: Evidence) -> str:
-    agents = sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks)
     redis = (
         []
         if isinstance(facts.redis, Unknown)
@@ -71,7 +70,7 @@ def _looked_at(facts: Evidence) -> str:
     counted = {
         "gateway": sum(not gateway.problem for gateway in facts.gateways),
         "replica": len(facts.replicas()),
-        "agent": agents,
+        "agent": sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks),
         "LMCache server": len(facts.lmcache),
     }
     some = [f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items() if count]

@@ -13,9 +13,8 @@ import httpx
 from coordinator.errors import StoreError
 from coordinator.redis.checks import RedisEvidence
 from coordinator.survey import PoolSnapshot, Survey
+from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
-from gateway.ops.doctor.replicas import ask_replica
-from gateway.ops.doctor.servers import ask_gateway, ask_lmcache, with_keys
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream

@@ -1,11 +1,11 @@
-"""Whether the machines' clocks agree and go on, and LMCache's servers."""
+"""Whether the machines' clocks agree, and whether Redis' clock goes back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from coordinator.finding import FindingKind, Result, Unchecked
-from gateway.ops.doctor.evidence import Evidence, Span, Unknown, grouped
+from gateway.ops.doctor.evidence import Evidence, Span, Unknown
 
 _TOLERATED_S = 2.0
 _STEP_IS_TOLD_MS = 3_600_000
@@ -23,18 +23,6 @@ STEPPED = FindingKind(
     "leases and breakers are moved back with it, and last uses that lie in its future count as now: replicas without "
     "agents are trimmed by guess",
     "let NTP slew the clocks of all hosts that Redis runs or may fail over to, not step them: chronyc tracking",
-)
-LMCACHE_UNREACHABLE = FindingKind(
-    "lmcache-unreachable",
-    "error",
-    "its vLLM waits for it and then computes what is in there",
-    "start it again, or correct --lmcache (its --http-port): curl {url}/healthcheck",
-)
-LMCACHE_DIFFERS = FindingKind(
-    "lmcache-differs",
-    "warning",
-    "chunks are cut and named differently, so replicas do not find each other's",
-    "start all servers with the same --chunk-size and --hash-algorithm (kvgate replica-command)",
 )
 
 
@@ -71,21 +59,7 @@ def steps(facts: Evidence) -> Iterator[Result]:
                 yield STEPPED.seen("Redis", what)
 
 
-def lmcache(facts: Evidence) -> Iterator[Result]:
-    """Whether the servers that were named make the same chunks."""
-    answering = [server for server in facts.lmcache if not server.problem]
-    for server in facts.lmcache:
-        if server.problem:
-            yield LMCACHE_UNREACHABLE.seen(f"LMCache {server.url}", server.problem, url=server.url)
-    for what, values in (
-        ("chunk_size", {server.url: server.chunk_tokens for server in answering}),
-        ("hash_algorithm", {server.url: server.hash_algorithm for server in answering}),
-    ):
-        if differing := grouped(values):
-            yield LMCACHE_DIFFERS.seen("LMCache", f"{what} {differing}")
-
-
-CHECKS = (clocks, steps, lmcache)
+CHECKS = (clocks, steps)
 
 
 def _certainly_off_s(ahead_s: Span) -> float:
