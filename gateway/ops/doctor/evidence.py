@@ -53,12 +53,12 @@ class ReplicaEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PoolEvidence:
-    """A pool: what Redis says of it, a few looks apart by a second, and its replicas as they answer."""
+    """A pool: a few snapshots of it in Redis, a second apart, and its replicas as they answer."""
 
     name: str
     replicas: tuple[ReplicaEvidence, ...] = ()
-    looks: tuple[PoolSnapshot, ...] = ()
-    """Oldest first; none where Redis does not answer."""
+    snapshots: tuple[PoolSnapshot, ...] = ()
+    """Oldest first; none if Redis does not answer."""
     retired: frozenset[str] = frozenset()
     """Replicas that are registered, and in no configuration any more."""
 
@@ -66,15 +66,20 @@ class PoolEvidence:
     def subject(self) -> str:
         return f"pool {self.name}"
 
+    @property
+    def last(self) -> PoolSnapshot:
+        """The newest snapshot, if Redis answered at all."""
+        return self.snapshots[-1]
+
     def records(self) -> list[ReplicaRecord]:
-        """The registered replicas, as of the last look."""
-        if not self.looks:
+        """The registered replicas, as of the last snapshot."""
+        if not self.snapshots:
             return []
-        return [record for name, record in sorted(self.looks[-1].fleet.replicas.items()) if name not in self.retired]
+        return [record for name, record in sorted(self.last.fleet.replicas.items()) if name not in self.retired]
 
     def agent(self, replica: str) -> AgentRecord | None:
         """The agent of a registered replica's current life; None where it has none."""
-        fleet = self.looks[-1].fleet
+        fleet = self.last.fleet
         agent, record = fleet.agents.get(replica), fleet.replicas[replica]
         return agent if agent is not None and agent.incarnation == record.incarnation else None
 

@@ -1,4 +1,4 @@
-"""From facts to what is said of them. No I/O."""
+"""From evidence to what is said of them. No I/O."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Diagnosis:
     looked_at: str
 
 
-def examine(facts: Evidence) -> Diagnosis:
+def examine(evidence: Evidence) -> Diagnosis:
     """Make every check."""
-    answers = list(_answers(facts))
+    answers = list(_answers(evidence))
     results = [result for each in answers for result in each]
     return Diagnosis(
         findings=tuple(dict.fromkeys(result for result in results if isinstance(result, Finding))),
         unchecked=tuple(dict.fromkeys(result for result in results if isinstance(result, Unchecked))),
         checks=sum(not any(isinstance(result, Unchecked) for result in each) for each in answers),
-        looked_at=_looked_at(facts),
+        looked_at=_looked_at(evidence),
     )
 
 
@@ -41,37 +41,37 @@ def kinds() -> list[FindingKind]:
     return [kind for i, kind in enumerate(found) if kind.code not in {earlier.code for earlier in found[:i]}]
 
 
-def _answers(facts: Evidence) -> Iterator[list[Result]]:
+def _answers(evidence: Evidence) -> Iterator[list[Result]]:
     """What each check said of each thing."""
-    if isinstance(facts.redis, Unknown):
-        yield [redis_checks.UNREACHABLE.seen(redis_checks.SUBJECT, facts.redis.why)]
+    if isinstance(evidence.redis, Unknown):
+        yield [redis_checks.UNREACHABLE.seen(redis_checks.SUBJECT, evidence.redis.why)]
     else:
         for of_server in redis_checks.CHECKS:
-            yield list(of_server(facts.redis))
+            yield list(of_server(evidence.redis))
     for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS):
-        yield list(of_all(facts))
-    for replica in facts.replicas():
+        yield list(of_all(evidence))
+    for replica in evidence.replicas():
         for of_replica in replicas.CHECKS if replica.answers else (replicas.health,):
             yield list(of_replica(replica))
-    for pool in facts.pools:
+    for pool in evidence.pools:
         for of_pool in replicas.CHECKS_OF_POOL:
             yield list(of_pool(pool))
-        if pool.looks:
+        if pool.snapshots:
             for of_agents in agents.CHECKS:
                 yield list(of_agents(pool))
 
 
-def _looked_at(facts: Evidence) -> str:
+def _looked_at(evidence: Evidence) -> str:
     redis = (
         []
-        if isinstance(facts.redis, Unknown)
-        else [f"Redis ({redis_checks.RANDOM_PICKS} random picks of {facts.redis.keys} keys)"]
+        if isinstance(evidence.redis, Unknown)
+        else [f"Redis ({redis_checks.RANDOM_PICKS} random picks of {evidence.redis.keys} keys)"]
     )
     counted = {
-        "gateway": sum(not gateway.problem for gateway in facts.gateways),
-        "replica": len(facts.replicas()),
-        "agent": sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks),
-        "LMCache server": len(facts.lmcache),
+        "gateway": sum(not gateway.problem for gateway in evidence.gateways),
+        "replica": len(evidence.replicas()),
+        "agent": sum(len(pool.last.fleet.agents) for pool in evidence.pools if pool.snapshots),
+        "LMCache server": len(evidence.lmcache),
     }
     some = [f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items() if count]
     return ", ".join(redis + some)

@@ -1,4 +1,4 @@
-"""Gathering the facts: everything is asked at once, each with its own timeout, and nothing is changed."""
+"""Gathering the evidence: everything is asked at once, each with its own timeout, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream
 
-_MORE_LOOKS = 4
-_BETWEEN_LOOKS_S = 1.0
+_MORE_SNAPSHOTS = 4
+_BETWEEN_SNAPSHOTS_S = 1.0
 _Answer = TypeVar("_Answer")
 
 
@@ -56,9 +56,9 @@ async def gather(targets: Targets) -> Evidence:
                 _each(ask_replica(upstream, replica, True, timeout_s) for replica in configured),
             )
             lasting = None if targets.discovers or not configured else {replica.id for replica in configured}
-            pools = await _look(survey, await _pools(survey, gateways, replicas), lasting)
+            pools = await _pools_in_redis(survey, await _pools(survey, gateways, replicas), lasting)
             pools, others = await asyncio.gather(
-                _look_again(survey, pools),
+                _with_more_snapshots(survey, pools),
                 _each(ask_replica(upstream, replica, False, timeout_s) for replica in _unasked(pools, configured)),
             )
             replicas += others
@@ -101,24 +101,27 @@ async def _pools(
     return sorted(names - {""})
 
 
-async def _look(survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None) -> tuple[PoolEvidence, ...]:
-    """The pools as they are, without their replicas' own word. Of those that are dead, only the `lasting` ones are
-    missed, where it is known which these are."""
-    return tuple([_with_look(PoolEvidence(name), await _looked(survey, name), lasting) for name in names])
+async def _pools_in_redis(
+    survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None
+) -> tuple[PoolEvidence, ...]:
+    """The pools with a first snapshot each, before replicas are asked. A dead replica that is not `lasting` is retired;
+    None if it is unknown which ones last."""
+    return tuple([_with_snapshot(PoolEvidence(name), await _snapshot(survey, name), lasting) for name in names])
 
 
-async def _look_again(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
-    """A few more looks, over seconds: some things are wrong only if they stay so."""
-    for _ in range(_MORE_LOOKS if any(pool.looks for pool in pools) else 0):
-        await asyncio.sleep(_BETWEEN_LOOKS_S)
-        looks = [await _looked(survey, pool.name) for pool in pools]
+async def _with_more_snapshots(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
+    """Adds a few snapshots, over seconds: some things are wrong only if they last."""
+    for _ in range(_MORE_SNAPSHOTS if any(pool.snapshots for pool in pools) else 0):
+        await asyncio.sleep(_BETWEEN_SNAPSHOTS_S)
+        taken = [await _snapshot(survey, pool.name) for pool in pools]
         pools = tuple(
-            replace(pool, looks=(*pool.looks, look)) if look else pool for pool, look in zip(pools, looks, strict=True)
+            replace(pool, snapshots=(*pool.snapshots, snapshot)) if snapshot else pool
+            for pool, snapshot in zip(pools, taken, strict=True)
         )
     return pools
 
 
-async def _looked(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
+async def _snapshot(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
     if isinstance(survey, Unknown):
         return None
     try:
@@ -127,11 +130,13 @@ async def _looked(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
         return None
 
 
-def _with_look(pool: PoolEvidence, look: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
-    if look is None:
+def _with_snapshot(pool: PoolEvidence, snapshot: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
+    if snapshot is None:
         return pool
-    dead = {name for name, record in look.fleet.replicas.items() if record.state == "dead"}
-    return replace(pool, looks=(look,), retired=frozenset(dead - lasting) if lasting is not None else frozenset())
+    dead = {name for name, record in snapshot.fleet.replicas.items() if record.state == "dead"}
+    return replace(
+        pool, snapshots=(snapshot,), retired=frozenset(dead - lasting) if lasting is not None else frozenset()
+    )
 
 
 def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, ...]) -> list[ReplicaEvidence]:

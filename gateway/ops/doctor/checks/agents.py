@@ -11,7 +11,7 @@ from gateway.ops.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
 
 _RELEARNING_MS = 600_000
 _BEHIND_MS = 1000
-_LOOKS_TO_TELL = 5
+_SNAPSHOTS_NEEDED = 5
 _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
 """An engine that has computed so many tokens has filled blocks, and has told of them."""
@@ -71,7 +71,7 @@ def attended(pool: PoolEvidence) -> Iterator[Result]:
         if agent is None:
             if not _is_foreign(pool, record.replica) and _publishes(pool, record.replica):
                 yield MISSING.seen(subject, "it has no agent in its current life", **values)
-        elif (late_ms := pool.looks[-1].fleet.now_ms - agent.lease_until_ms) > 0:
+        elif (late_ms := pool.last.fleet.now_ms - agent.lease_until_ms) > 0:
             yield GONE.seen(
                 subject, f"the lease of its agent {agent.agent} ran out {late_ms / 1000:.0f} s ago", **values
             )
@@ -83,7 +83,7 @@ def heard(pool: PoolEvidence) -> Iterator[Result]:
     """Whether events come from engines that compute."""
     for record in _followed(pool):
         subject = f"replica {record.replica}"
-        computed = [_computed(look, record) for look in pool.looks]
+        computed = [_computed(snapshot, record) for snapshot in pool.snapshots]
         seq, tokens = computed[-1]
         if seq < 0 and tokens >= _COMPUTED_TOKENS:
             yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and not one event came")
@@ -96,8 +96,8 @@ def heard(pool: PoolEvidence) -> Iterator[Result]:
 def learned(pool: PoolEvidence) -> Iterator[Result]:
     """Whether agents know what engines held before they heard them."""
     for record in _followed(pool):
-        age_ms = pool.looks[-1].fleet.now_ms - record.since_ms
-        if age_ms > _RELEARNING_MS and all(_is_relearning(look, record.replica) for look in pool.looks):
+        age_ms = pool.last.fleet.now_ms - record.since_ms
+        if age_ms > _RELEARNING_MS and all(_is_relearning(snapshot, record.replica) for snapshot in pool.snapshots):
             what = f"its agent does not know all that the engine holds, which runs for {age_ms / 60_000:.0f} min"
             yield RELEARNING.seen(f"replica {record.replica}", what)
 
@@ -105,10 +105,12 @@ def learned(pool: PoolEvidence) -> Iterator[Result]:
 def applied(pool: PoolEvidence) -> Iterator[Result]:
     """Whether what agents tell is in the map, and at once."""
     for record in _followed(pool):
-        subject, last = f"replica {record.replica}", pool.looks[-1]
+        subject, last = f"replica {record.replica}", pool.last
         if last.fleet.applied_until_ms.get(record.replica, 0) < last.fleet.now_ms:
             yield NOT_APPLIED.seen(subject, "nobody has the lease to apply its agent's events")
-        elif (behind_ms := min(look.oldest_unapplied_ms.get(record.replica, 0) for look in pool.looks)) > _BEHIND_MS:
+        elif (
+            behind_ms := min(each.oldest_unapplied_ms.get(record.replica, 0) for each in pool.snapshots)
+        ) > _BEHIND_MS:
             yield BEHIND.seen(subject, f"its events are applied {behind_ms / 1000:.1f} s after they were published")
 
 
@@ -121,7 +123,7 @@ def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
 
 def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
     """Those whose agent says that it hears them."""
-    return [record for record in _alive(pool) if pool.looks[-1].fleet.is_followed(record.replica)]
+    return [record for record in _alive(pool) if pool.last.fleet.is_followed(record.replica)]
 
 
 def _is_foreign(pool: PoolEvidence, replica: str) -> bool:
@@ -136,9 +138,9 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
     return isinstance(endpoints, Unknown) or bool(endpoints)
 
 
-def _computed(look: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
+def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
     """The last event that its agent has worked in, and the prompt tokens that its engine has computed, in this life."""
-    agent, figures = look.fleet.agents.get(record.replica), look.fleet.engines.get(record.replica, {})
+    agent, figures = snapshot.fleet.agents.get(record.replica), snapshot.fleet.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
         return _NO_EVENT, 0.0
     return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
@@ -146,10 +148,10 @@ def _computed(look: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
 
 def _lately(computed: list[tuple[int, float]]) -> float:
     """The tokens computed while events should have been seen to come: agents read counters a second later than events,
-    so those of the first looks may be older than the first look, and those of the last may still be coming."""
-    return computed[-2][1] - computed[-3][1] if len(computed) >= _LOOKS_TO_TELL else 0.0
+    so those of the first snapshots may be older than the first snapshot, and those of the last may still be coming."""
+    return computed[-2][1] - computed[-3][1] if len(computed) >= _SNAPSHOTS_NEEDED else 0.0
 
 
-def _is_relearning(look: PoolSnapshot, replica: str) -> bool:
-    agent = look.fleet.agents.get(replica)
+def _is_relearning(snapshot: PoolSnapshot, replica: str) -> bool:
+    agent = snapshot.fleet.agents.get(replica)
     return agent is not None and agent.is_relearning

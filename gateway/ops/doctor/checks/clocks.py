@@ -26,16 +26,16 @@ STEPPED = FindingKind(
 )
 
 
-def clocks(facts: Evidence) -> Iterator[Result]:
+def clocks(evidence: Evidence) -> Iterator[Result]:
     """Whether this machine's and the replicas' clocks agree with Redis'."""
-    if isinstance(facts.redis, Unknown):
+    if isinstance(evidence.redis, Unknown):
         yield Unchecked("clocks", "whether they agree", "they are compared with that of Redis, which does not answer")
         return
-    redis_s = facts.redis.clock_ahead_s
+    redis_s = evidence.redis.clock_ahead_s
     here_s = (-redis_s[1], -redis_s[0])
     if _certainly_off_s(here_s):
         yield SKEW.seen("this machine", _words(here_s))
-    for replica in facts.replicas():
+    for replica in evidence.replicas():
         if replica.clock_ahead_s is None:
             if replica.answers:
                 yield Unchecked(replica.subject, "its clock", "it answers without a Date header")
@@ -45,12 +45,12 @@ def clocks(facts: Evidence) -> Iterator[Result]:
             yield SKEW.seen(replica.subject, _words(ahead_s))
 
 
-def steps(facts: Evidence) -> Iterator[Result]:
+def steps(evidence: Evidence) -> Iterator[Result]:
     """Whether Redis' clock goes back, as after a failover to a host whose clock is behind."""
-    for pool in facts.pools:
-        for look in pool.looks[-1:]:
-            at_ms, by_ms = look.went_back
-            ago_ms, ahead_ms = look.fleet.now_ms - at_ms, look.tick_ms - look.fleet.now_ms
+    for pool in evidence.pools:
+        for snapshot in pool.snapshots[-1:]:
+            at_ms, by_ms = snapshot.went_back
+            ago_ms, ahead_ms = snapshot.fleet.now_ms - at_ms, snapshot.tick_ms - snapshot.fleet.now_ms
             if by_ms and ago_ms < _STEP_IS_TOLD_MS:
                 when = f"{ago_ms // 60_000} min ago" if ago_ms >= 0 else "at a time that is still to come"
                 yield STEPPED.seen("Redis", f"its clock went back by {by_ms / 1000:.0f} s, {when}")

@@ -61,47 +61,47 @@ VIEWS_DIFFER = FindingKind(
 )
 
 
-def reached(facts: Evidence) -> Iterator[Result]:
+def reached(evidence: Evidence) -> Iterator[Result]:
     """Whether each answers and can serve."""
-    if not facts.gateways:
+    if not evidence.gateways:
         yield Unchecked("gateways", "whether they serve and agree", "none was asked: give each one's --gateway URL")
-    for gateway in facts.gateways:
+    for gateway in evidence.gateways:
         if gateway.problem:
             yield UNREACHABLE.seen(gateway.subject, gateway.problem, url=gateway.url)
         elif not gateway.is_ready:
             yield NOT_READY.seen(gateway.subject, "; ".join(gateway.reasons), url=gateway.url)
 
 
-def store(facts: Evidence) -> Iterator[Result]:
+def store(evidence: Evidence) -> Iterator[Result]:
     """Whether each places through this Redis."""
-    present = {name for pool in facts.pools if pool.looks for name in pool.looks[-1].gateway_leases_ms}
-    for gateway in _answering(facts):
+    present = {name for pool in evidence.pools if pool.snapshots for name in pool.last.gateway_leases_ms}
+    for gateway in _answering(evidence):
         if gateway.store_problem:
             yield WITHOUT_STORE.seen(gateway.subject, f"its store is down: {gateway.store_problem}")
-        elif gateway.pools and not isinstance(facts.redis, Unknown) and gateway.id not in present:
+        elif gateway.pools and not isinstance(evidence.redis, Unknown) and gateway.id not in present:
             yield ELSEWHERE.seen(gateway.subject, f"{gateway.id} says that its store is up, and is not in this Redis")
 
 
-def watch(facts: Evidence) -> Iterator[Result]:
+def watch(evidence: Evidence) -> Iterator[Result]:
     """What is met in Redis over time, where a look at it did not find the same."""
-    said = _said_of_redis(facts)
-    for gateway in _answering(facts):
+    said = _said_of_redis(evidence)
+    for gateway in _answering(evidence):
         for condition, warning in gateway.store_warnings.items():
             if condition not in said:
                 yield redis_checks.WATCH_WARNS.seen("Redis", f"{gateway.name} says: {warning}")
 
 
-def unasked(facts: Evidence) -> Iterator[Result]:
+def unasked(evidence: Evidence) -> Iterator[Result]:
     """Whether all that are in Redis were asked."""
-    asked = {gateway.id for gateway in facts.gateways}
+    asked = {gateway.id for gateway in evidence.gateways}
     live = {
         name
-        for pool in facts.pools
-        for look in pool.looks[-1:]
-        for name, until_ms in look.gateway_leases_ms.items()
-        if until_ms >= look.fleet.now_ms
+        for pool in evidence.pools
+        for snapshot in pool.snapshots[-1:]
+        for name, until_ms in snapshot.gateway_leases_ms.items()
+        if until_ms >= snapshot.fleet.now_ms
     }
-    if facts.gateways and not all(gateway.problem == "" for gateway in facts.gateways):
+    if evidence.gateways and not all(gateway.problem == "" for gateway in evidence.gateways):
         return  # one of them may be it
     for name in sorted(live - asked):
         if not name.startswith(_COORDINATOR):
@@ -110,39 +110,39 @@ def unasked(facts: Evidence) -> Iterator[Result]:
             )
 
 
-def agreement(facts: Evidence) -> Iterator[Result]:
+def agreement(evidence: Evidence) -> Iterator[Result]:
     """Whether they are the same."""
-    gateways = _answering(facts)
+    gateways = _answering(evidence)
     subject = "gateways"
-    if differing := grouped({_name(facts, each): each.version for each in gateways}):
+    if differing := grouped({_name(evidence, each): each.version for each in gateways}):
         yield VERSIONS_DIFFER.seen(subject, f"KVGate {differing}")
     sections = sorted({section for each in gateways for section in each.settings})
     for section in sections:
-        values = {_name(facts, each): each.settings.get(section, "not told") for each in gateways}
+        values = {_name(evidence, each): each.settings.get(section, "not told") for each in gateways}
         if grouped(values):
             yield SETTINGS_DIFFER.seen(subject, f"`{section}` is not the same: {_camps(values)}")
 
 
-def views(facts: Evidence) -> Iterator[Result]:
+def views(evidence: Evidence) -> Iterator[Result]:
     """Whether they see the same replicas, and the same ones as exact."""
-    gateways = [gateway for gateway in _answering(facts) if not gateway.store_problem]
+    gateways = [gateway for gateway in _answering(evidence) if not gateway.store_problem]
     for what, seen in (
-        ("ready", {_name(facts, each): _list(each.replicas) for each in gateways}),
-        ("exact", {_name(facts, each): _list(each.exact) for each in gateways}),
+        ("ready", {_name(evidence, each): _list(each.replicas) for each in gateways}),
+        ("exact", {_name(evidence, each): _list(each.exact) for each in gateways}),
     ):
         if differing := grouped(seen):
             yield VIEWS_DIFFER.seen("gateways", f"{what} replicas: {differing}")
             return
 
 
-def keys(facts: Evidence) -> Iterator[Result]:
+def keys(evidence: Evidence) -> Iterator[Result]:
     """Whether they would find what the others placed."""
     known = {}
-    for gateway in _answering(facts):
+    for gateway in _answering(evidence):
         if isinstance(gateway.keys, Unknown):
             yield Unchecked(gateway.subject, "whether its keys are the others'", gateway.keys.why)
         else:
-            known[_name(facts, gateway)] = gateway.keys[-1]
+            known[_name(evidence, gateway)] = gateway.keys[-1]
     if differing := grouped(known):
         yield KEYS_DIFFER.seen("gateways", f"the same prompt ends in key {differing}")
 
@@ -150,19 +150,19 @@ def keys(facts: Evidence) -> Iterator[Result]:
 CHECKS = (reached, store, watch, unasked, agreement, views, keys)
 
 
-def _answering(facts: Evidence) -> list[GatewayEvidence]:
-    return [gateway for gateway in facts.gateways if not gateway.problem]
+def _answering(evidence: Evidence) -> list[GatewayEvidence]:
+    return [gateway for gateway in evidence.gateways if not gateway.problem]
 
 
-def _said_of_redis(facts: Evidence) -> set[str]:
+def _said_of_redis(evidence: Evidence) -> set[str]:
     """The watch's conditions that a finding on Redis itself covers."""
-    found = [] if isinstance(facts.redis, Unknown) else redis_checks.findings(facts.redis)
+    found = [] if isinstance(evidence.redis, Unknown) else redis_checks.findings(evidence.redis)
     return {condition for finding in found for condition in finding.kind.conditions}
 
 
-def _name(facts: Evidence, gateway: GatewayEvidence) -> str:
+def _name(evidence: Evidence, gateway: GatewayEvidence) -> str:
     """Its id, and where it is if others have the same one."""
-    is_unique = sum(each.name == gateway.name for each in facts.gateways) == 1
+    is_unique = sum(each.name == gateway.name for each in evidence.gateways) == 1
     return gateway.name if is_unique else f"{gateway.name} ({gateway.url})"
 
 

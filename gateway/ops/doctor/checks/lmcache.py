@@ -21,10 +21,10 @@ LMCACHE_DIFFERS = FindingKind(
 )
 
 
-def lmcache(facts: Evidence) -> Iterator[Result]:
+def lmcache(evidence: Evidence) -> Iterator[Result]:
     """Whether the servers that were named make the same chunks."""
-    answering = [server for server in facts.lmcache if not server.problem]
-    for server in facts.lmcache:
+    answering = [server for server in evidence.lmcache if not server.problem]
+    for server in evidence.lmcache:
         if server.problem:
             yield LMCACHE_UNREACHABLE.seen(f"LMCache {server.url}", server.problem, url=server.url)
     for what, values in (

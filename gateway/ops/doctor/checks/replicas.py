@@ -190,7 +190,7 @@ def hung(pool: PoolEvidence) -> Iterator[Result]:
 def broken(pool: PoolEvidence) -> Iterator[Result]:
     """Whether one failed so often that it is only tried."""
     for record in pool.records():
-        fleet = pool.looks[-1].fleet
+        fleet = pool.last.fleet
         open_ms = fleet.open_until_ms.get(record.replica, 0) - fleet.now_ms
         if record.state == "ready" and open_ms > 0:
             yield BREAKER_OPEN.seen(f"replica {record.replica}", f"its breaker is open for another {open_ms} ms")
@@ -198,17 +198,17 @@ def broken(pool: PoolEvidence) -> Iterator[Result]:
 
 def watched(pool: PoolEvidence) -> Iterator[Result]:
     """Whether any gateway is there."""
-    if not pool.looks:
+    if not pool.snapshots:
         yield Unchecked(pool.subject, "its gateways, agents and events", "Redis does not answer")
-    elif not any(until_ms >= pool.looks[-1].fleet.now_ms for until_ms in pool.looks[-1].gateway_leases_ms.values()):
+    elif max(pool.last.gateway_leases_ms.values(), default=0) < pool.last.fleet.now_ms:
         yield UNWATCHED.seen(pool.subject, f"no gateway has a lease on its {len(pool.records())} replicas")
 
 
 def readable(pool: PoolEvidence) -> Iterator[Result]:
     """Whether all that stands in the pool's keys could be read of late."""
-    if pool.looks:
-        look = pool.looks[-1]
-        late = [each for each in look.unreadable if each.last_ms > look.fleet.now_ms - _LATELY_MS]
+    if pool.snapshots:
+        snapshot = pool.last
+        late = [each for each in snapshot.unreadable if each.last_ms > snapshot.fleet.now_ms - _LATELY_MS]
         if late:
             told = ", ".join(f"{each.key} ({each.times} so far, the last in {each.field})" for each in late)
             yield UNREADABLE.seen(pool.subject, f"within the last hour could not be read: {told}")
@@ -244,10 +244,10 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
 CHECKS_OF_POOL = (dead, hung, broken, watched, readable, versions, hashing, serving)
 
 
-def names(facts: Evidence) -> Iterator[Result]:
+def names(evidence: Evidence) -> Iterator[Result]:
     """Whether a name that clients ask for leads to all replicas that serve it."""
     pools: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for replica in facts.replicas():
+    for replica in evidence.replicas():
         for card in _cards(replica):
             if card.parent is None:
                 pools[card.id][replica.id] = card.root
@@ -256,27 +256,28 @@ def names(facts: Evidence) -> Iterator[Result]:
             yield NAME_TWICE.seen(f"model {name}", f"its replicas run different models: {differing}")
 
 
-def registered(facts: Evidence) -> Iterator[Result]:
+def registered(evidence: Evidence) -> Iterator[Result]:
     """Whether every configured replica is known in Redis."""
-    registered = {record.replica for pool in facts.pools for record in pool.records()}
-    for pool in facts.pools:
+    registered = {record.replica for pool in evidence.pools for record in pool.records()}
+    for pool in evidence.pools:
         for replica in pool.replicas:
-            if pool.looks and replica.id not in registered and not replica.problem:
+            if pool.snapshots and replica.id not in registered and not replica.problem:
                 yield UNREGISTERED.seen(
                     replica.subject, f"{replica.url} answers, and no gateway or agent has told of it"
                 )
 
 
-def identities(facts: Evidence) -> Iterator[Result]:
+def identities(evidence: Evidence) -> Iterator[Result]:
     """Whether Redis means the engines that answer by their ids."""
     said = {
         replica: f"{gateway.name} says: {what}"
-        for gateway in facts.gateways
+        for gateway in evidence.gateways
         for replica, what in gateway.taken_ids.items()
     }
-    for pool in facts.pools:
+    for pool in evidence.pools:
         for replica in pool.replicas:
-            records = [each for look in pool.looks if (each := look.fleet.replicas.get(replica.id)) is not None]
+            found = (snapshot.fleet.replicas.get(replica.id) for snapshot in pool.snapshots)
+            records = [record for record in found if record is not None]
             lives = {record.incarnation for record in records}
             if replica.started and lives and replica.started not in lives and _are_start_times(lives):
                 what = f"{replica.url} started {replica.started}, and Redis has {records[-1].url}, started "

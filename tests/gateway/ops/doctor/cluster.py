@@ -1,4 +1,4 @@
-"""The facts of a cluster in which nothing is wrong, and the same with one thing changed."""
+"""The evidence of a cluster in which nothing is wrong, and the same with one thing changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def info(fields: dict[str, str]) -> RedisInfo:
     return read_info("".join(f"{name}:{value}\r\n" for name, value in fields.items()).encode())
 
 
-SERVER = RedisEvidence(
+REDIS = RedisEvidence(
     info=info(INFO),
     hash_value_limit_bytes=128,
     ping_ms=0.2,
@@ -50,12 +50,12 @@ SERVER = RedisEvidence(
 
 def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> RedisEvidence:
     """The healthy Redis with this chunk as well."""
-    return replace(SERVER, sampled_keys=(*SERVER.sampled_keys, SampledKey(name, has_ttl, size_bytes)))
+    return replace(REDIS, sampled_keys=(*REDIS.sampled_keys, SampledKey(name, has_ttl, size_bytes)))
 
 
 def told(**fields: str) -> Evidence:
     """The healthy cluster, in whose Redis INFO says this."""
-    return replace(FACTS, redis=replace(SERVER, info=info(INFO | fields)))
+    return replace(HEALTHY, redis=replace(REDIS, info=info(INFO | fields)))
 
 
 def replica(name: str) -> ReplicaEvidence:
@@ -73,7 +73,7 @@ def replica(name: str) -> ReplicaEvidence:
     )
 
 
-def look(at_s: float = 0.0) -> PoolSnapshot:
+def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
     now_ms = NOW_MS + int(at_s * 1000)
     return PoolSnapshot(
         pool="m",
@@ -114,9 +114,9 @@ def gateway(name: str) -> GatewayEvidence:
     )
 
 
-POOL = PoolEvidence("m", tuple(map(replica, IDS)), tuple(map(look, range(5))))
-FACTS = Evidence(
-    redis=SERVER,
+POOL = PoolEvidence("m", tuple(map(replica, IDS)), tuple(map(snapshot_at, range(5))))
+HEALTHY = Evidence(
+    redis=REDIS,
     pools=(POOL,),
     gateways=(gateway("gw0"), gateway("gw1")),
     lmcache=(
@@ -128,21 +128,21 @@ FACTS = Evidence(
 
 def with_replica(**changes: Any) -> Evidence:
     """The healthy cluster, whose r1 is otherwise."""
-    return replace(FACTS, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
+    return replace(HEALTHY, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
 
 
 def with_gateway(**changes: Any) -> Evidence:
     """The healthy cluster, whose gw1 is otherwise."""
-    return replace(FACTS, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
+    return replace(HEALTHY, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
 def with_fleet(**changes: Any) -> Evidence:
-    """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
+    """The healthy cluster, in whose registry something is otherwise for r1, in all snapshots; None takes it out."""
 
-    def changed(seen: PoolSnapshot) -> PoolSnapshot:
+    def changed(snapshot: PoolSnapshot) -> PoolSnapshot:
         fields = {}
         for field, change in changes.items():
-            entries = getattr(seen.fleet, field) | {}
+            entries = getattr(snapshot.fleet, field) | {}
             if change is None:
                 del entries["r1"]
             elif isinstance(change, dict) and field in ("replicas", "agents"):
@@ -150,18 +150,20 @@ def with_fleet(**changes: Any) -> Evidence:
             else:
                 entries["r1"] = change
             fields[field] = entries
-        return replace(seen, fleet=replace(seen.fleet, **fields))
+        return replace(snapshot, fleet=replace(snapshot.fleet, **fields))
 
-    return replace(FACTS, pools=(replace(POOL, looks=tuple(map(changed, POOL.looks))),))
-
-
-def with_looks(**changes: Any) -> Evidence:
-    """The healthy cluster, with something otherwise at all looks."""
-    return replace(FACTS, pools=(replace(POOL, looks=tuple(replace(seen, **changes) for seen in POOL.looks)),))
+    return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(map(changed, POOL.snapshots))),))
 
 
-def with_server(**changes: Any) -> Evidence:
-    return replace(FACTS, redis=replace(SERVER, **changes))
+def with_snapshots(**changes: Any) -> Evidence:
+    """The healthy cluster, with something otherwise in all snapshots."""
+    return replace(
+        HEALTHY, pools=(replace(POOL, snapshots=tuple(replace(snapshot, **changes) for snapshot in POOL.snapshots)),)
+    )
+
+
+def with_redis(**changes: Any) -> Evidence:
+    return replace(HEALTHY, redis=replace(REDIS, **changes))
 
 
 def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> tuple[ModelCard, ...]:
