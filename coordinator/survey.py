@@ -115,14 +115,14 @@ class Survey:
         k = PoolKeys(pool, self._namespace)
         hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors)
         refused: dict[str, str] = {}
-        now_ms, mended, *flat = await self._together(
+        now_ms, repaired, *flat = await self._together(
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
         fleet = parse_pool_state([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
-        found = each(mended, _unreadable).values()
+        found = each(repaired, _unreadable).values()
         oldest = await self._together(
             self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in fleet.agents
         )

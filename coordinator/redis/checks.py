@@ -160,7 +160,7 @@ def _chunk(name: str) -> StoredChunk | None:
 UNREACHABLE = FindingKind(
     "redis-unreachable",
     "error",
-    "without Redis every gateway routes by hashing alone, and agents cannot report what replicas hold",
+    "without it every gateway routes by hashing alone, and agents cannot report what replicas hold",
     "start it, or correct --redis-url (KVGATE_REDIS_URL): host, port, user and password",
 )
 OLD = FindingKind(

@@ -20,7 +20,7 @@ from gateway.upstream import Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500
 _DATE_STEP_S = 2.0
-"""A Date header is in whole seconds, and servers write it anew once a second."""
+"""A Date header has whole seconds, and servers update it once a second."""
 _Parsed = TypeVar("_Parsed")
 _PROMPT = "The doctor asks which keys this prompt has. " * 40
 _FORBIDDEN = (401, 403)
@@ -32,7 +32,7 @@ _FORBIDDEN = (401, 403)
 async def ask_replica(
     upstream: Upstream, replica: ReplicaEvidence, with_key: bool, timeout_s: float
 ) -> ReplicaEvidence:
-    """What it says of itself. The key for replicas goes only to those that the configuration names."""
+    """Ask a replica everything at once: one that hangs costs one timeout. Only configured replicas get the key."""
     paths = ("/health", "/version", "/v1/models", "/metrics", "/kv_event_sources")
     health, version, models, metrics, sources = await asyncio.gather(
         *(_get(upstream, replica.url + path, with_key, timeout_s) for path in paths)
@@ -58,7 +58,7 @@ async def ask_replica(
 
 
 def endpoints_in(sources: Any) -> tuple[str, ...]:
-    """Every rank's endpoints, of what /kv_event_sources said."""
+    """The endpoints of every rank, from the answer of /kv_event_sources."""
     publishers = [source for source in sources.values() if source.get("publisher") == "zmq"]
     found = (source.get(name) for source in publishers for name in ("endpoint", "replay_endpoint"))
     return tuple(dict.fromkeys(endpoint for endpoint in found if endpoint))
@@ -92,24 +92,26 @@ def _read(page: _Page | Unknown, path: str, parse: Callable[[bytes], _Parsed]) -
     if isinstance(page, Unknown):
         return Unknown(f"{path}: {page.why}")
     if page.status in (401, 403):
-        return Unknown(f"{path} wants an API key: give KVGATE_REPLICA_API_KEY, and --config, which says who may get it")
+        return Unknown(
+            f"{path} needs an API key: give KVGATE_REPLICA_API_KEY, and --config, which says which replicas may get it"
+        )
     if page.status != _OK:
-        return Unknown(f"{path} answered {page.status}: it is older than that, or not vLLM")
+        return Unknown(f"{path} answered {page.status}: this vLLM is too old for it, or it is not vLLM")
     try:
         return parse(page.body)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return Unknown(f"{path} is not what vLLM answers")
+        return Unknown(f"{path} does not answer as vLLM does")
 
 
 # -- gateways and LMCache servers ------------------------------------------------------------------------------------
 
 
 class NotAnswered(Exception):
-    """What was asked was not answered as it should have been."""
+    """A server gave no usable answer."""
 
 
 async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> GatewayEvidence:
-    """What it says of itself."""
+    """Ask a gateway about itself."""
     try:
         (_, ready), (_, about) = await asyncio.gather(
             *(_json(http, "GET", f"{url}{path}", timeout_s) for path in ("/ready", "/version"))
@@ -131,11 +133,11 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
     except NotAnswered as error:
         return GatewayEvidence(url=url, problem=str(error))
     except (LookupError, TypeError, AttributeError):
-        return GatewayEvidence(url=url, problem=f"{url}/ready answers, and not as a gateway does")
+        return GatewayEvidence(url=url, problem=f"{url}/ready does not answer as a gateway does")
 
 
 def _warnings(ready: dict[str, Any]) -> dict[str, str]:
-    """By condition; an older gateway names none."""
+    """By condition. An older gateway does not name them: then by the warning itself."""
     warnings = tuple(map(str, ready.get("store_warnings", ())))
     conditions = tuple(map(str, ready.get("store_conditions", warnings)))
     return dict(zip(conditions, warnings, strict=False))
@@ -148,12 +150,12 @@ async def with_keys(
     api_key: str | None,
     timeout_s: float,
 ) -> tuple[GatewayEvidence, ...]:
-    """The gateways, each with the keys that it gives one prompt for `model`."""
+    """The gateways, each with the keys that it gives to the same prompt for `model`."""
 
     async def ask(gateway: GatewayEvidence) -> GatewayEvidence:
         if gateway.problem:
             return gateway
-        keys = Unknown("no replica says which models it serves") if model is None else await explain(gateway.url)
+        keys = Unknown("no replica names the models that it serves") if model is None else await explain(gateway.url)
         return replace(gateway, keys=keys)
 
     async def explain(url: str) -> tuple[str, ...] | Unknown:
@@ -162,7 +164,7 @@ async def with_keys(
         try:
             status, answer = await _json(http, "POST", f"{url}/v1/route/explain", timeout_s, json=body, headers=headers)
             if status in _FORBIDDEN:
-                return Unknown("it shows its decisions to admins only: give an admin's key as KVGATE_API_KEY")
+                return Unknown("it shows its decisions to admins only: give an admin key as KVGATE_API_KEY")
             return tuple(str(key["key"]) for key in answer["chain"])
         except NotAnswered as error:
             return Unknown(str(error))
@@ -173,16 +175,16 @@ async def with_keys(
 
 
 async def ask_lmcache(http: httpx.AsyncClient, url: str, timeout_s: float) -> LmcacheEvidence:
-    """What an LMCache server says of its chunks."""
+    """Ask an LMCache server about its chunks."""
     try:
         status, said = await _json(http, "GET", f"{url}/status", timeout_s)
         if said.get("is_healthy") is not True:
-            return LmcacheEvidence(url, f"/status answered {status} and does not say that it is healthy")
+            return LmcacheEvidence(url, f"/status answered {status}, and not that it is healthy")
         return LmcacheEvidence(url, "", str(said["chunk_size"]), str(said["hash_algorithm"]))
     except NotAnswered as error:
         return LmcacheEvidence(url, str(error))
     except (LookupError, AttributeError):
-        return LmcacheEvidence(url, "/status is not what `lmcache server` answers")
+        return LmcacheEvidence(url, "/status does not answer as `lmcache server` does")
 
 
 async def _json(http: httpx.AsyncClient, method: str, url: str, timeout_s: float, **content: Any) -> tuple[int, Any]:
@@ -195,4 +197,4 @@ async def _json(http: httpx.AsyncClient, method: str, url: str, timeout_s: float
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NotAnswered(f"no answer from {url} ({error or type(error).__name__})") from None
     except ValueError:
-        raise NotAnswered(f"{url} answered {response.status_code}, and no JSON") from None
+        raise NotAnswered(f"{url} answered {response.status_code}, without JSON") from None

@@ -1,4 +1,4 @@
-"""From evidence to what is said of them. No I/O."""
+"""Runs all checks on the evidence. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, what could not be checked, and how many checks were made of what."""
+    """What is wrong, what could not be checked, how many checks were made, and on what."""
 
     findings: tuple[Finding, ...]
     unchecked: tuple[Unchecked, ...]
@@ -24,7 +24,7 @@ class Diagnosis:
 
 
 def examine(evidence: Evidence) -> Diagnosis:
-    """Make every check."""
+    """Run every check."""
     answers = list(_answers(evidence))
     results = [result for each in answers for result in each]
     return Diagnosis(
@@ -42,7 +42,7 @@ def kinds() -> list[FindingKind]:
 
 
 def _answers(evidence: Evidence) -> Iterator[list[Result]]:
-    """What each check said of each thing."""
+    """The results of each check on each thing."""
     if isinstance(evidence.redis, Unknown):
         yield [redis_checks.UNREACHABLE.seen(redis_checks.SUBJECT, evidence.redis.why)]
     else:

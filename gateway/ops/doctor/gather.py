@@ -1,4 +1,4 @@
-"""Gathering the evidence: everything is asked at once, each with its own timeout, and nothing is changed."""
+"""Collects the evidence. It asks everything at once, each with its own timeout, and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gateway.upstream import Upstream
 
 _MORE_SNAPSHOTS = 4
 _BETWEEN_SNAPSHOTS_S = 1.0
-_Answer = TypeVar("_Answer")
+_Evidence = TypeVar("_Evidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What to look at."""
+    """The servers to ask."""
 
     redis_url: str
     namespace: str = ""
     gateways: tuple[str, ...] = ()
     replicas: tuple[ReplicaSettings, ...] | None = None
-    """The configured ones; None where no configuration is known: then those in Redis alone."""
+    """The configured replicas. None if no configuration is known: then only those in Redis are asked."""
     discovers: bool = False
-    """Whether the gateways find replicas beside the configured ones."""
+    """Whether the gateways find replicas in other ways, too."""
     lmcache: tuple[str, ...] = ()
     replica_key: str | None = None
     api_key: str | None = None
@@ -42,14 +42,14 @@ class Targets:
 
 
 async def gather(targets: Targets) -> Evidence:
-    """Everything that can be learned of a cluster. Never raises for what does not answer."""
+    """Everything that can be learned about a cluster. Raises nothing if something does not answer."""
     timeout_s = targets.timeout_s
     survey = await _open(targets)
     upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key)
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
-            redis = await _redis(survey)  # by itself: it measures how long an answer takes
+            redis = await _redis(survey)  # alone, because it measures how long an answer takes
             gateways, lmcache, replicas = await asyncio.gather(
                 _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),
                 _each(ask_lmcache(http, url, timeout_s) for url in targets.lmcache),
@@ -67,10 +67,10 @@ async def gather(targets: Targets) -> Evidence:
         await upstream.close()
         if isinstance(survey, Survey):
             await survey.close()
-    return Evidence(redis, *_at_home(pools, replicas), gateways, lmcache)
+    return Evidence(redis, *_by_pool(pools, replicas), gateways, lmcache)
 
 
-async def _each(asked: Iterable[Awaitable[_Answer]]) -> tuple[_Answer, ...]:
+async def _each(asked: Iterable[Awaitable[_Evidence]]) -> tuple[_Evidence, ...]:
     return tuple(await asyncio.gather(*asked))
 
 
@@ -93,7 +93,7 @@ async def _redis(survey: Survey | Unknown) -> RedisEvidence | Unknown:
 async def _pools(
     survey: Survey | Unknown, gateways: Iterable[GatewayEvidence], replicas: Iterable[ReplicaEvidence]
 ) -> list[str]:
-    """Those that anybody knows of: without agents, Redis does not tell."""
+    """The names of all pools. Redis lists a pool only if it has agents, so gateways and replicas count as well."""
     names = {name for gateway in gateways for name in gateway.pools} | {replica.pool for replica in replicas}
     if isinstance(survey, Survey):
         with suppress(StoreError):
@@ -104,8 +104,8 @@ async def _pools(
 async def _pools_in_redis(
     survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None
 ) -> tuple[PoolEvidence, ...]:
-    """The pools with a first snapshot each, before replicas are asked. A dead replica that is not `lasting` is retired;
-    None if it is unknown which ones last."""
+    """The pools with a first snapshot each, not yet with replicas. A dead replica counts as retired if it is not in
+    `lasting`, the configured ones; None if the configuration is unknown."""
     return tuple([_with_snapshot(PoolEvidence(name), await _snapshot(survey, name), lasting) for name in names])
 
 
@@ -150,16 +150,17 @@ def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, .
 
 
 def _model(replicas: Iterable[ReplicaEvidence]) -> str | None:
-    """A name that clients may ask for."""
+    """A model's name that clients may use."""
     return next(
         (replica.cards[0].id for replica in replicas if isinstance(replica.cards, tuple) and replica.cards), None
     )
 
 
-def _at_home(
+def _by_pool(
     pools: tuple[PoolEvidence, ...], replicas: tuple[ReplicaEvidence, ...]
 ) -> tuple[tuple[PoolEvidence, ...], tuple[ReplicaEvidence, ...]]:
-    """The pools with their replicas; one that does not answer is where Redis has it. And those that nobody places."""
+    """The pools with their replicas, and the replicas of no known pool. A replica that does not answer is in the pool
+    that Redis has it in."""
     registered = {record.replica: pool.name for pool in pools for record in pool.records()}
     placed = [replace(replica, pool=replica.pool or registered.get(replica.id, "")) for replica in replicas]
     return (

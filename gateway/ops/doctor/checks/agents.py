@@ -1,4 +1,4 @@
-"""Whether each replica's events become what the map says: published, heard, told, applied."""
+"""Whether each replica's events reach the map: its engine publishes, its agent hears, and a gateway applies them."""
 
 from __future__ import annotations
 
@@ -14,52 +14,51 @@ _BEHIND_MS = 1000
 _SNAPSHOTS_NEEDED = 5
 _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
-"""An engine that has computed so many tokens has filled blocks, and has told of them."""
+"""An engine that has computed so many tokens has filled blocks and published events about them."""
 
 MISSING = FindingKind(
     "agent-missing",
     "warning",
-    "what it holds is guessed from what it was sent: evictions and restarts are not seen",
-    "run beside it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
+    "KVGate guesses its cache from the requests it got: evictions and restarts stay unseen",
+    "run on its host, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
 )
 GONE = FindingKind(
     "agent-gone",
     "error",
-    "since then evictions and restarts are not seen, and soon what it holds is guessed",
-    "look into its log and start it again, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} "
-    "--url {url}",
+    "since then evictions and restarts stay unseen, and soon KVGate only guesses its cache",
+    "read its log and start it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
 )
 DEAF = FindingKind(
     "agent-deaf",
     "error",
-    "its engine publishes KV events and none reach it: what the replica holds is guessed",
-    "correct the agent's --events and --replay, open these ports to it, and see that vLLM binds its endpoint: that "
-    "must be ipc:, or have * or :: in it",
+    "its engine publishes KV events and none reach the agent: KVGate only guesses the replica's cache",
+    "correct the agent's --events and --replay, open these ports to it, and make sure that vLLM binds its endpoint: "
+    "it binds ipc:, and what has * or :: in it",
 )
 SILENT = FindingKind(
     "events-missing",
     "error",
-    "an engine that computes fills blocks and tells of them: they get lost on the way, and the map knows nothing of it",
-    "give vLLM a replay_endpoint and the agent --replay, and see that vLLM binds its endpoint: that must be ipc:, or "
-    "have * or :: in it",
+    "a working engine publishes events about the blocks that it fills: they are lost on the way to the map",
+    "give vLLM a replay_endpoint and the agent --replay, and make sure that vLLM binds its endpoint: it binds ipc:, "
+    "and what has * or :: in it",
 )
 RELEARNING = FindingKind(
     "agent-relearning",
     "warning",
-    "events were lost, so the engine holds prefixes that the map does not know, until its cache was filled once more",
-    "raise buffer_steps in --kv-events-config, start agents before their engines; to begin anew, restart vLLM",
+    "events were lost, so the engine holds prefixes that the map does not know, until its cache has been refilled",
+    "raise buffer_steps in --kv-events-config, start agents before their engines; restart vLLM to empty its cache",
 )
 NOT_APPLIED = FindingKind(
     "events-not-applied",
     "error",
-    "what agents tell waits in Redis, until the stream's end is cut off: the map grows old",
+    "the agents' entries wait in Redis until the stream is trimmed, and the map becomes outdated",
     "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
 )
 BEHIND = FindingKind(
     "events-behind",
     "warning",
-    "the map says what was true then: requests are sent to prefixes that are gone",
-    "give those who apply events more CPU: more gateways, or `kvgate coordinator` processes",
+    "the map is late by as much: gateways send requests to prefixes that are gone",
+    "more processes can apply events: run more gateways, or `kvgate coordinator` processes",
 )
 
 
@@ -80,13 +79,13 @@ def attended(pool: PoolEvidence) -> Iterator[Result]:
 
 
 def heard(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether events come from engines that compute."""
+    """Whether events come from the engines that compute."""
     for record in _followed(pool):
         subject = f"replica {record.replica}"
         computed = [_computed(snapshot, record) for snapshot in pool.snapshots]
         seq, tokens = computed[-1]
         if seq < 0 and tokens >= _COMPUTED_TOKENS:
-            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and not one event came")
+            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and no event came")
         elif len({each[0] for each in computed}) == 1 and (lately := _lately(computed)) >= _COMPUTED_TOKENS:
             yield SILENT.seen(
                 subject, f"its engine computed {lately:.0f} tokens just now, and no event came after {seq}"
@@ -94,16 +93,16 @@ def heard(pool: PoolEvidence) -> Iterator[Result]:
 
 
 def learned(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether agents know what engines held before they heard them."""
+    """Whether agents know the whole cache of their engines, even what was in it before they listened."""
     for record in _followed(pool):
         age_ms = pool.last.fleet.now_ms - record.since_ms
         if age_ms > _RELEARNING_MS and all(_is_relearning(snapshot, record.replica) for snapshot in pool.snapshots):
-            what = f"its agent does not know all that the engine holds, which runs for {age_ms / 60_000:.0f} min"
+            what = f"its agent does not know the engine's whole cache; the engine has run for {age_ms / 60_000:.0f} min"
             yield RELEARNING.seen(f"replica {record.replica}", what)
 
 
 def applied(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether what agents tell is in the map, and at once."""
+    """Whether the agents' entries are applied, and without delay."""
     for record in _followed(pool):
         subject, last = f"replica {record.replica}", pool.last
         if last.fleet.applied_until_ms.get(record.replica, 0) < last.fleet.now_ms:
@@ -122,24 +121,24 @@ def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
 
 
 def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
-    """Those whose agent says that it hears them."""
+    """Those whose agent reports that it hears events."""
     return [record for record in _alive(pool) if pool.last.fleet.is_followed(record.replica)]
 
 
 def _is_foreign(pool: PoolEvidence, replica: str) -> bool:
-    """Whether it answers, but not as vLLM does: there is nothing that an agent could hear."""
+    """Whether it answers, but is not vLLM: then an agent has no events to hear."""
     return any(each.id == replica and each.answers and isinstance(each.cache, Unknown) for each in pool.replicas)
 
 
 def _publishes(pool: PoolEvidence, replica: str) -> bool:
-    """Where it says that it publishes nothing, that is what is wrong."""
+    """Whether it may publish events. If it publishes none, that is a finding of its own (events-off)."""
     known: dict[str, ReplicaEvidence] = {each.id: each for each in pool.replicas}
     endpoints = known[replica].endpoints if replica in known else Unknown("not asked")
     return isinstance(endpoints, Unknown) or bool(endpoints)
 
 
 def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
-    """The last event that its agent has worked in, and the prompt tokens that its engine has computed, in this life."""
+    """The last event that its agent applied and the prompt tokens that its engine computed, in its current life."""
     agent, figures = snapshot.fleet.agents.get(record.replica), snapshot.fleet.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
         return _NO_EVENT, 0.0
@@ -147,8 +146,8 @@ def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float
 
 
 def _lately(computed: list[tuple[int, float]]) -> float:
-    """The tokens computed while events should have been seen to come: agents read counters a second later than events,
-    so those of the first snapshots may be older than the first snapshot, and those of the last may still be coming."""
+    """The tokens computed in a span for which events must have come. Agents read counters up to a second later than
+    events: the first snapshots may count tokens from before the span, and the last ones tokens whose events are due."""
     return computed[-2][1] - computed[-3][1] if len(computed) >= _SNAPSHOTS_NEEDED else 0.0
 
 

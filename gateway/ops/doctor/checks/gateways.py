@@ -13,32 +13,32 @@ _COORDINATOR = "coordinator."
 UNREACHABLE = FindingKind(
     "gateway-unreachable",
     "error",
-    "clients that a load balancer sends there get no answer",
-    "start it again, or correct --gateway: curl -i {url}/ready has to answer 200",
+    "clients get no answer if a load balancer sends them there",
+    "start it again, or correct --gateway: curl -i {url}/ready must answer 200",
 )
 NOT_READY = FindingKind(
     "gateway-not-ready",
     "error",
-    "it cannot serve, so load balancers leave it out",
-    "do something about its reason: curl {url}/ready",
+    "it cannot serve, so load balancers send it nothing",
+    "remove the reason that it gives: curl {url}/ready",
 )
 WITHOUT_STORE = FindingKind(
     "gateway-without-redis",
     "error",
-    "it routes by hashing alone, blind to load and to what the others placed",
-    "see that it reaches Redis within redis.budget_ms, with the right URL and password, and see its log for store down",
+    "it routes by hashing alone, without knowing the load or what other gateways placed",
+    "check that it reaches Redis within redis.budget_ms, its URL and password, and `store down` in its log",
 )
 ELSEWHERE = FindingKind(
     "gateway-in-other-redis",
     "error",
-    "gateways that do not share one Redis do not see each other's load, nor what each placed",
-    "give all gateways, agents and coordinators the same redis.url (KVGATE_REDIS_URL), its database included, and the "
-    "same redis.namespace; the doctor, too (--redis-namespace)",
+    "gateways with different Redis servers do not see each other's load and placements",
+    "give all gateways, agents and coordinators, and the doctor (--redis-namespace), the same redis.url "
+    "(KVGATE_REDIS_URL), including the database, and the same redis.namespace",
 )
 VERSIONS_DIFFER = FindingKind(
     "gateway-versions-differ",
     "warning",
-    "two versions may give one prompt different keys, or leave different records",
+    "two versions may give one prompt different keys, or write different records",
     "finish the upgrade: run one version in all gateways",
 )
 SETTINGS_DIFFER = FindingKind(
@@ -50,14 +50,14 @@ SETTINGS_DIFFER = FindingKind(
 KEYS_DIFFER = FindingKind(
     "gateway-keys-differ",
     "error",
-    "they give one prompt different keys, so none finds what the other placed",
-    "give all the same version, and the same KVGATE_CACHE_SALT_SECRET, api_keys and share_cache",
+    "they give one prompt different keys, so no gateway finds what another placed",
+    "run one version, with the same KVGATE_CACHE_SALT_SECRET, api_keys and share_cache, in all gateways",
 )
 VIEWS_DIFFER = FindingKind(
     "gateway-views-differ",
     "warning",
-    "each sends requests only to replicas that are in its own configuration and that it can reach",
-    "give all the same `replicas`, and see in each one's /ready why it lacks some",
+    "each gateway sends requests only to replicas that are in its own configuration and that it can reach",
+    "give all the same `replicas`; the /ready of each gateway says why it lacks some",
 )
 
 
@@ -79,11 +79,13 @@ def store(evidence: Evidence) -> Iterator[Result]:
         if gateway.store_problem:
             yield WITHOUT_STORE.seen(gateway.subject, f"its store is down: {gateway.store_problem}")
         elif gateway.pools and not isinstance(evidence.redis, Unknown) and gateway.id not in present:
-            yield ELSEWHERE.seen(gateway.subject, f"{gateway.id} says that its store is up, and is not in this Redis")
+            yield ELSEWHERE.seen(
+                gateway.subject, f"{gateway.id} says that its store is up, but has no lease in this Redis"
+            )
 
 
 def watch(evidence: Evidence) -> Iterator[Result]:
-    """What is met in Redis over time, where a look at it did not find the same."""
+    """What the watch reports about Redis, unless the doctor finds the same itself."""
     said = _said_of_redis(evidence)
     for gateway in _answering(evidence):
         for condition, warning in gateway.store_warnings.items():
@@ -92,7 +94,7 @@ def watch(evidence: Evidence) -> Iterator[Result]:
 
 
 def unasked(evidence: Evidence) -> Iterator[Result]:
-    """Whether all that are in Redis were asked."""
+    """Whether all gateways that have a lease in Redis were asked."""
     asked = {gateway.id for gateway in evidence.gateways}
     live = {
         name
@@ -102,7 +104,7 @@ def unasked(evidence: Evidence) -> Iterator[Result]:
         if until_ms >= snapshot.fleet.now_ms
     }
     if evidence.gateways and not all(gateway.problem == "" for gateway in evidence.gateways):
-        return  # one of them may be it
+        return  # one that does not answer may be the one that was not asked
     for name in sorted(live - asked):
         if not name.startswith(_COORDINATOR):
             yield Unchecked(
@@ -111,7 +113,7 @@ def unasked(evidence: Evidence) -> Iterator[Result]:
 
 
 def agreement(evidence: Evidence) -> Iterator[Result]:
-    """Whether they are the same."""
+    """Whether they have the same version and settings."""
     gateways = _answering(evidence)
     subject = "gateways"
     if differing := grouped({_name(evidence, each): each.version for each in gateways}):
@@ -136,7 +138,7 @@ def views(evidence: Evidence) -> Iterator[Result]:
 
 
 def keys(evidence: Evidence) -> Iterator[Result]:
-    """Whether they would find what the others placed."""
+    """Whether each would find what the others placed."""
     known = {}
     for gateway in _answering(evidence):
         if isinstance(gateway.keys, Unknown):
@@ -161,13 +163,13 @@ def _said_of_redis(evidence: Evidence) -> set[str]:
 
 
 def _name(evidence: Evidence, gateway: GatewayEvidence) -> str:
-    """Its id, and where it is if others have the same one."""
+    """Its name, with its URL if another one has the same name."""
     is_unique = sum(each.name == gateway.name for each in evidence.gateways) == 1
     return gateway.name if is_unique else f"{gateway.name} ({gateway.url})"
 
 
 def _camps(values: dict[str, str]) -> str:
-    """Who agrees with whom, where the values are digests that tell nobody anything."""
+    """Which gateways agree, without the values: these are digests that mean nothing to people."""
     return " | ".join(camp.rpartition(":")[0] for camp in grouped(values).split("; "))
 
 

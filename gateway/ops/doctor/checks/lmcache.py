@@ -10,19 +10,19 @@ from gateway.ops.doctor.evidence import Evidence, grouped
 LMCACHE_UNREACHABLE = FindingKind(
     "lmcache-unreachable",
     "error",
-    "its vLLM waits for it and then computes what is in there",
+    "its vLLM waits for it and then computes the chunks that it stores",
     "start it again, or correct --lmcache (its --http-port): curl {url}/healthcheck",
 )
 LMCACHE_DIFFERS = FindingKind(
     "lmcache-differs",
     "warning",
-    "chunks are cut and named differently, so replicas do not find each other's",
+    "the servers cut and name chunks differently, so replicas do not find each other's",
     "start all servers with the same --chunk-size and --hash-algorithm (kvgate replica-command)",
 )
 
 
 def lmcache(evidence: Evidence) -> Iterator[Result]:
-    """Whether the servers that were named make the same chunks."""
+    """Whether the given servers answer and make the same chunks."""
     answering = [server for server in evidence.lmcache if not server.problem]
     for server in evidence.lmcache:
         if server.problem:

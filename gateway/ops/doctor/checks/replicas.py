@@ -16,8 +16,8 @@ _NUMBERS = re.compile(r"\d+")
 UNHEALTHY = FindingKind(
     "replica-unhealthy",
     "error",
-    "gateways send it nothing once their health checks fail as well",
-    "look into its log and start it again: curl -i {url}/health has to answer 200",
+    "gateways stop sending it requests when their own health checks fail",
+    "read its log and start it again: curl -i {url}/health must answer 200",
 )
 BEFORE_SESSIONS = FindingKind(
     "vllm-names-no-sessions",
@@ -28,21 +28,21 @@ BEFORE_SESSIONS = FindingKind(
 NOT_CACHING = FindingKind(
     "prefix-caching-off",
     "error",
-    "it computes every prompt anew: there is nothing to route to",
+    "it computes every prompt from the start: no routing can save that",
     "start vLLM with --enable-prefix-caching",
 )
 PUBLISHES_NOTHING = FindingKind(
     "events-off",
     "warning",
-    "what it holds is guessed from what it was sent: evictions and restarts are not seen",
+    "KVGate guesses its cache from the requests it got: evictions and restarts stay unseen",
     "start vLLM with --kv-events-config and an agent beside it (kvgate replica-command prints both)",
 )
 EXPOSED = FindingKind(
     "events-exposed",
     "error",
-    "KV events hold the prompts' tokens, and whoever connects gets them",
+    "KV events contain the prompts' tokens, and everybody who connects gets them",
     "publish on ipc:///run/vllm/events, or on tcp://[::ffff:127.0.0.1]:PORT (replays on tcp://127.0.0.1:PORT); or let "
-    "no host but the agent's through to it (docs/security.md)",
+    "only the agent's host connect to it (docs/security.md)",
 )
 
 _LATELY_MS = 3_600_000
@@ -51,20 +51,20 @@ _HASHING = ("prefix_caching_hash_algo", "block_size", "cache_dtype")
 DEAD = FindingKind(
     "replica-dead",
     "error",
-    "its health checks fail, so gateways send it nothing: its share of cache and of load is on the others",
-    "start it again at {url}; if it is gone for good, take it out of the gateways' `replicas` and restart them",
+    "its health checks fail, so gateways send it nothing, and the other replicas carry its share of the load",
+    "start it again at {url}; if it is gone for good, remove it from the gateways' `replicas` and restart them",
 )
 HUNG = FindingKind(
     "replica-hangs",
     "error",
-    "it has work and shows no progress, so gateways send it nothing, however well its /health is",
-    "look into its log and its GPU, and restart it: {url}; it is tried again by itself once it shows something",
+    "it has work and makes no progress, so gateways send it nothing, even if its /health answers 200",
+    "check its log and its GPU, and restart it: {url}; gateways use it again when it makes progress",
 )
 BREAKER_OPEN = FindingKind(
     "breaker-open",
     "warning",
-    "too many requests to it failed of late: gateways send it one at a time, to try",
-    "see its log, and kvgate_retries_total by reason for how it fails; restart an engine that stays so",
+    "too many requests to it failed lately: gateways send it one request at a time, as a test",
+    "its log and kvgate_retries_total, by reason, show how it fails; restart it if it keeps failing",
 )
 UNWATCHED = FindingKind(
     "no-gateway",
@@ -75,45 +75,46 @@ UNWATCHED = FindingKind(
 UNREADABLE = FindingKind(
     "records-unreadable",
     "warning",
-    "somebody else writes into KVGate's keys: what is derived was made again, a record that nobody knew is gone",
-    "find out who: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
+    "somebody else writes into KVGate's keys: KVGate restored what it could, and deleted the other records",
+    "find the writer: redis-cli MONITOR | grep 'kvgate:'; give others a user without these keys, or another database",
 )
 VERSIONS_DIFFER = FindingKind(
     "vllm-versions-differ",
     "warning",
-    "two versions may hash, render and answer differently: the same prompt, other blocks",
+    "two versions may hash, render and answer differently: one prompt then gets different blocks",
     "finish the upgrade: run one version in all replicas",
 )
 HASHING_DIFFERS = FindingKind(
     "hash-settings-differ",
     "warning",
-    "the same prompt gets other blocks and hashes: they cannot share KV, and the map is exact to other lengths",
+    "one prompt gets different blocks and hashes: the replicas cannot share KV, and the map is exact to different "
+    "lengths",
     "start all with the same --prefix-caching-hash-algo, --block-size and --kv-cache-dtype (kvgate replica-command)",
 )
 SERVING_DIFFERS = FindingKind(
     "replicas-serve-differently",
     "warning",
-    "a request that one replica serves another refuses, and a refusal is passed on to the client",
+    "one replica serves a request that another refuses, and the client gets the refusal",
     "start all with the same --max-model-len, --served-model-name and adapters",
 )
 NAME_TWICE = FindingKind(
     "name-in-two-pools",
     "error",
-    "a name leads to one pool: the replicas of the others get none of its requests",
-    "start all with the same model path, to the letter, or give each model a --served-model-name of its own",
+    "a model's name leads to one pool: replicas in other pools get no requests under it",
+    "start all with exactly the same model path, or give each model its own --served-model-name",
 )
 UNREGISTERED = FindingKind(
     "replica-not-registered",
     "error",
-    "gateways that front it register it: none of this Redis does",
-    "list it in the gateways' `replicas`, and see why they cannot reach it: their /ready says",
+    "no gateway of this Redis sends it requests: a gateway would have registered it",
+    "list it in the gateways' `replicas`; if it is there, their /ready says why they cannot reach it",
 )
 ID_TAKEN = FindingKind(
     "replica-id-taken",
     "error",
-    "Redis has another engine by its id, so requests to this one are placed by hashing alone: two clusters share the "
-    "Redis, or gateways of one are not configured alike",
-    "give clusters that share a Redis a redis.namespace each, and all gateways of one cluster the same `replicas`",
+    "Redis has another engine under its id, so gateways place requests to this one by hashing alone: two clusters "
+    "share the Redis, or the gateways of one cluster have different configurations",
+    "give each cluster that shares a Redis its own redis.namespace, and its gateways the same `replicas`",
 )
 
 
@@ -121,7 +122,7 @@ ID_TAKEN = FindingKind(
 
 
 def health(replica: ReplicaEvidence) -> Iterator[Result]:
-    """Whether it can serve."""
+    """Whether the replica can serve."""
     if replica.problem:
         yield UNHEALTHY.seen(replica.subject, f"{replica.url}: {replica.problem}", url=replica.url)
     if not replica.answers:
@@ -157,7 +158,7 @@ def events(replica: ReplicaEvidence) -> Iterator[Result]:
 
 
 def exposure(replica: ReplicaEvidence) -> Iterator[Result]:
-    """Whether others than its agent can hear that."""
+    """Whether hosts other than its own can read its KV events."""
     reached = replica.open_endpoints
     if isinstance(reached, Unknown):
         yield Unchecked(replica.subject, "whether its KV events can be reached from here", reached.why)
@@ -173,22 +174,22 @@ CHECKS = (health, version, caching, events, exposure)
 
 
 def dead(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether gateways take one for dead that is in use."""
+    """Whether gateways found a replica dead."""
     answering_badly = {replica.id for replica in pool.replicas if replica.problem}
     for record in pool.records():
-        if record.state == "dead" and record.replica not in answering_badly:  # else it is said already
+        if record.state == "dead" and record.replica not in answering_badly:  # others have the finding of `health`
             yield DEAD.seen(f"replica {record.replica}", f"gateways found {record.url} dead", url=record.url)
 
 
 def hung(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether one does no work that it has."""
+    """Whether a replica makes no progress with its work."""
     for record in pool.records():
         if record.state == "hung":
             yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
 
 
 def broken(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether one failed so often that it is only tried."""
+    """Whether a replica failed so often that its breaker is open."""
     for record in pool.records():
         fleet = pool.last.fleet
         open_ms = fleet.open_until_ms.get(record.replica, 0) - fleet.now_ms
@@ -197,7 +198,7 @@ def broken(pool: PoolEvidence) -> Iterator[Result]:
 
 
 def watched(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether any gateway is there."""
+    """Whether the pool has a gateway."""
     if not pool.snapshots:
         yield Unchecked(pool.subject, "its gateways, agents and events", "Redis does not answer")
     elif max(pool.last.gateway_leases_ms.values(), default=0) < pool.last.fleet.now_ms:
@@ -205,13 +206,13 @@ def watched(pool: PoolEvidence) -> Iterator[Result]:
 
 
 def readable(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether all that stands in the pool's keys could be read of late."""
+    """Whether every record in the pool's keys was readable in the last hour."""
     if pool.snapshots:
         snapshot = pool.last
         late = [each for each in snapshot.unreadable if each.last_ms > snapshot.fleet.now_ms - _LATELY_MS]
         if late:
-            told = ", ".join(f"{each.key} ({each.times} so far, the last in {each.field})" for each in late)
-            yield UNREADABLE.seen(pool.subject, f"within the last hour could not be read: {told}")
+            told = ", ".join(f"{each.key} ({each.times} so far, the last in field {each.field})" for each in late)
+            yield UNREADABLE.seen(pool.subject, f"unreadable records in the last hour: {told}")
 
 
 def versions(pool: PoolEvidence) -> Iterator[Result]:
@@ -222,7 +223,7 @@ def versions(pool: PoolEvidence) -> Iterator[Result]:
 
 
 def hashing(pool: PoolEvidence) -> Iterator[Result]:
-    """Whether equal prompts make equal blocks."""
+    """Whether one prompt makes the same blocks everywhere."""
     caches = {replica.id: replica.cache for replica in pool.replicas if not isinstance(replica.cache, Unknown)}
     for label in _HASHING:
         if differing := grouped({name: cache[label] for name, cache in caches.items() if label in cache}):
@@ -263,12 +264,12 @@ def registered(evidence: Evidence) -> Iterator[Result]:
         for replica in pool.replicas:
             if pool.snapshots and replica.id not in registered and not replica.problem:
                 yield UNREGISTERED.seen(
-                    replica.subject, f"{replica.url} answers, and no gateway or agent has told of it"
+                    replica.subject, f"{replica.url} answers, and no gateway or agent has registered it"
                 )
 
 
 def identities(evidence: Evidence) -> Iterator[Result]:
-    """Whether Redis means the engines that answer by their ids."""
+    """Whether the engine that answers is the one that Redis has under its id."""
     said = {
         replica: f"{gateway.name} says: {what}"
         for gateway in evidence.gateways

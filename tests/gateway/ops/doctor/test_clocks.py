@@ -14,7 +14,7 @@ from tests.gateway.ops.doctor.cluster import NOW_MS, with_snapshots
     ("snapshots", "said"),
     [
         ({"went_back": (NOW_MS - 120_000, 5000)}, "its clock went back by 5 s, 2 min ago"),
-        ({"went_back": (NOW_MS + 120_000, 5000)}, "its clock went back by 5 s, at a time that is still to come"),
+        ({"went_back": (NOW_MS + 120_000, 5000)}, "its clock went back by 5 s, at a time in the future"),
         ({"tick_ms": NOW_MS + 61_000}, "the last heartbeat in pool m lies 57 s in its future"),
     ],
 )
