@@ -37,7 +37,7 @@ CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 SUBJECT = "Redis"
 CHUNKS = "LMCache's chunks"
 RANDOM_PICKS = 1000
-"""So many random keys does the doctor look at."""
+"""The number of random keys that the doctor looks at."""
 MIB = 2**20
 LARGE_VALUE_BYTES = 4 * MIB
 LARGE_ALLOCATION_BYTES = int(5.5 * MIB)
@@ -79,18 +79,18 @@ class ChunkEvidence:
     without_ttl: int = 0
     largest_bytes: int = 0
     large_bytes: int = LARGE_VALUE_BYTES
-    """Larger ones are too large, by the way in which sizes were measured."""
+    """The size from which a chunk is too large; it depends on how sizes were measured."""
     how: str = ""
     """How they were found."""
     example: str = ""
     """The beginning of the name of one without a TTL; what may follow there names a tenant."""
     stored: tuple[StoredChunk, ...] = ()
-    """Empty where names were not kept."""
+    """Empty if names were not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastMinute:
-    """What only the watch knows: it collects this within a minute."""
+    """What only the watch can know, because it takes time."""
 
     chunks: ChunkEvidence
     refused_writes: int
@@ -173,7 +173,7 @@ OLD = FindingKind(
 NO_ALLOW_OOM = FindingKind(
     "redis-before-7",
     "warning",
-    "it refuses the scripts when its memory is full: placements then fail until something is evicted",
+    "it refuses the scripts when its memory is full, so placements fail until something is evicted",
     "install Redis 7 or newer",
     ("redis_older_than_7",),
 )
@@ -220,14 +220,15 @@ CHUNK_POLICY = FindingKind(
 EVICTS_OWN = FindingKind(
     "redis-evicts-own",
     "warning",
-    "KVGate's keys that bind requests to their events are lost: agents cannot report what those requests computed",
+    "KVGate loses the exact length of some prompts and the places of stored responses; under allkeys-*, ownership and "
+    "load, too",
     "raise maxmemory (redis-cli CONFIG SET maxmemory {bytes})",
     ("coordination_evicted",),
 )
 REFUSED_WRITES = FindingKind(
     "redis-refused-writes",
     "warning",
-    "memory was full and nothing could be evicted: chunks, and before Redis 7 placements too, were refused",
+    "memory was full and nothing could be evicted, so Redis refused chunks and, before Redis 7, placements",
     "raise maxmemory, and see that every chunk has a TTL; redis-cli CONFIG RESETSTAT sets the count to 0",
     ("writes_refused",),
 )
@@ -240,14 +241,14 @@ LOOSE_HASHES = FindingKind(
 SLOW = FindingKind(
     "redis-slow",
     "warning",
-    "a placement waits at most redis.budget_ms (20) for Redis: later answers mean routing by hashing alone",
+    "a placement waits at most redis.budget_ms (20) for Redis; then the request is routed by hashing alone",
     "find the cause with redis-cli --latency and SLOWLOG GET; keep Redis near the gateways, give chunks a Redis of "
     "their own",
 )
 NO_TTL = FindingKind(
     "chunks-without-ttl",
     "error",
-    "Redis never evicts them: it fills, then refuses chunks and other writes",
+    "Redis never evicts them, so it fills up and then refuses chunks and other writes",
     "write chunks with LMCache's valkey adapter and ttl_seconds (kvgate replica-command prints how); a gateway with "
     "store.watch: true gives a TTL to those that are there",
     ("chunks_without_ttl",),
@@ -262,7 +263,7 @@ TWO_KEYS = FindingKind(
 LARGE = FindingKind(
     "chunks-too-large",
     "warning",
-    "Redis serves one command at a time: a placement waits while Redis copies a chunk",
+    "Redis serves one command at a time, so a placement waits while Redis copies a chunk",
     "lower lmcache.chunk_tokens (LMCache's --chunk-size) to chunks of 4 MiB, or give chunks a Redis of their own",
     ("chunks_too_large",),
 )
@@ -365,7 +366,7 @@ def eviction(evidence: RedisEvidence) -> Iterator[Result]:
 
 
 def coordination_evicted(evidence: RedisEvidence) -> Iterator[Result]:
-    """Whether Redis evicted KVGate's keys: the watch hears of each, others conclude it where there are no chunks."""
+    """Whether Redis evicted KVGate's keys. The watch hears of each; others infer it if there are no chunks."""
     if (info := evidence.info) is None:
         return
     if evidence.last_minute is not None:
@@ -373,7 +374,7 @@ def coordination_evicted(evidence: RedisEvidence) -> Iterator[Result]:
         what = f"{key} was evicted" if key else ""
     else:
         is_known = info.evicted_keys and not evidence.chunks.found_any and not info.policy.startswith("allkeys-")
-        what = f"{info.evicted_keys} keys were evicted, and no LMCache chunks are in it" if is_known else ""
+        what = f"{info.evicted_keys} keys were evicted, and there are no LMCache chunks" if is_known else ""
     if what:
         yield EVICTS_OWN.seen(SUBJECT, what, bytes=info.maxmemory_bytes * 2)
 

@@ -180,8 +180,8 @@ async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: Re
         for name in names:
 
             async def is_seen(name: str = name) -> bool:
-                look = await (await survey.for_pool(name)).snapshot(name)
-                return f"r-{name}" in look.fleet.replicas and "gw0" in look.gateway_leases_ms
+                snapshot = await (await survey.for_pool(name)).snapshot(name)
+                return f"r-{name}" in snapshot.fleet.replicas and "gw0" in snapshot.gateway_leases_ms
 
             await eventually(is_seen)
     finally:

@@ -93,12 +93,12 @@ async def test_what_kvgates_own_user_may_not_ask_is_told_as_refused(
 ) -> None:
     async with surveying(redis_server, client, (*RULES, "+info")) as survey:
         server = await survey.redis()
-        pools, look = await survey.pools(), await survey.snapshot("m")
+        pools, snapshot = await survey.pools(), await survey.snapshot("m")
     assert set(server.refused) == {"CONFIG", "DBSIZE", "RANDOMKEY"}
     assert server.info is not None
     assert server.info.version_text
     assert (server.hash_value_limit_bytes, server.sampled_keys) == (None, ())
-    assert (pools, look.fleet.replicas) == ([], {})
+    assert (pools, snapshot.fleet.replicas) == ([], {})
 
 
 async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -111,17 +111,17 @@ async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServ
         await client.delete("chunk")
 
 
-async def test_a_look_shows_agents_leases_and_what_is_not_applied_yet(
+async def test_a_snapshot_shows_agents_leases_and_what_is_not_applied_yet(
     stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await pool.beat()
     async with surveying(redis_server, client, READS) as survey:
         assert "m" in await survey.pools()
-        look = await survey.snapshot("m")
-        assert set(look.fleet.replicas) == {"r0", "r1"}
-        assert look.fleet.is_exact("r0")
-        assert look.gateway_leases_ms["gw0"] > look.fleet.now_ms
-        assert look.oldest_unapplied_ms == {}
+        snapshot = await survey.snapshot("m")
+        assert set(snapshot.fleet.replicas) == {"r0", "r1"}
+        assert snapshot.fleet.is_exact("r0")
+        assert snapshot.gateway_leases_ms["gw0"] > snapshot.fleet.now_ms
+        assert snapshot.oldest_unapplied_ms == {}
         await stream.say(*gains(["a"]))
         first, second = await survey.snapshot("m"), await survey.snapshot("m")
     assert 0 <= first.oldest_unapplied_ms["r0"] <= second.oldest_unapplied_ms["r0"] < 5000
