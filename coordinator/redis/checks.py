@@ -2,7 +2,7 @@
 
 - a gateway when it connects (coordinator/store_connection.py): the version and the policy
 - the watch, every few seconds (coordinator/watch): every check whose kind names a condition
-- `kvgate doctor` (gateway/ops/doctor): every check
+- `kvgate doctor` (gateway/ops/doctor): all but the two that need what only the watch collects
 
 A check is a function of what is known (RedisEvidence). It says nothing about facts that its caller did not collect.
 """
@@ -474,13 +474,16 @@ def _refusal(evidence: RedisEvidence, command: str) -> str:
 CHECKS: tuple[Callable[[RedisEvidence], Iterator[Result]], ...] = (
     *(version, nodes, writable, memory_limit, eviction, coordination_evicted, refused_writes, hashes, latency),
     *(sampled, expiry, size, names),
-    *(room, watchable),
 )
+CHECKS_OF_WATCH = (room, watchable)
+"""They need what only the watch collects."""
 
 
 def findings(evidence: RedisEvidence) -> list[Finding]:
     """Everything that is wrong, as far as the evidence shows it."""
-    return [result for check in CHECKS for result in check(evidence) if isinstance(result, Finding)]
+    return [
+        result for check in (*CHECKS, *CHECKS_OF_WATCH) for result in check(evidence) if isinstance(result, Finding)
+    ]
 
 
 def conditions(evidence: RedisEvidence) -> dict[str, str]:
