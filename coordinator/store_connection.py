@@ -21,7 +21,8 @@ from coordinator.chores.worker import Worker
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import connect, is_cluster
-from coordinator.redis.info import OLDEST, evicts_all, policy_of, read_fields, refuses_when_full, version_of
+from coordinator.redis.checks import settings_warnings
+from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
@@ -229,17 +230,16 @@ async def load_scripts(wire: Wire) -> bool:
 async def _inspect(wire: Wire, url: str) -> list[str]:
     """What an operator should know about this Redis. An ACL may hide it: then nothing is said."""
     try:
-        fields = read_fields(await wire.send("INFO"))
+        info = read_info(await wire.send("INFO"))
     except StoreRefused:
         return []
-    if fields.get("redis_mode") == "sentinel":
+    if info.mode == "sentinel":
         raise StoreRefused("it is a sentinel; write redis+sentinel://host:26379/NAME for the master that it calls NAME")
-    if fields.get("role") == "slave":
+    if info.role == "slave":
         raise StoreRefused("it is a replica, which cannot be written to; name its master, or sentinels that know it")
-    version = version_of(fields)
-    if version < OLDEST:
-        raise StoreRefused(f"Redis {fields['redis_version']} is too old: 6.2 is the oldest supported")
-    warnings = [refuses_when_full(version), evicts_all(policy_of(fields))]
-    if fields.get("redis_mode") == "cluster" and not is_cluster(url):
+    if info.version < OLDEST:
+        raise StoreRefused(f"Redis {info.version_text} is too old: 6.2 is the oldest supported")
+    warnings = settings_warnings(info)
+    if info.mode == "cluster" and not is_cluster(url):
         warnings.append("this is one node of a Redis Cluster: write redis+cluster:// for pools that are on others, too")
-    return [warning for warning in warnings if warning]
+    return warnings

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.ops.doctor.endpoints import outward_address
+from gateway.ops.doctor.event_endpoints import outward_address
 from gateway.ops.local.embedded_redis import WHEEL, server_of_wheel, system_redis
 
 

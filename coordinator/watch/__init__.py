@@ -1,7 +1,9 @@
-"""The watch over the Redis that coordination and LMCache's chunks share, by one process at a time.
+"""The watch over the Redis that coordination and LMCache's chunks share. One process at a time does it.
 
-watcher      connection and lease                 tenure       what its holder knows and does: samples, chunks, INFO
-kinds        whose a key is, by its name          rota         which chunk is to be looked at when
-listener     what Redis tells of sets and evictions   figures  INFO and samples, as numbers
-conditions   what an operator should do something about
+    watcher         the connection and the lease
+    watch_session   what the holder of the lease does: listen to events, look after chunks, sample keys, judge Redis
+    chunk_schedule  when to look at which chunk
+    key_samples     random keys as a sample: whose they are, and how much memory each kind takes
+
+The checks that it runs are those of coordinator/redis/checks.py.
 """

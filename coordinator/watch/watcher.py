@@ -1,10 +1,10 @@
-"""Watches the Redis that coordination and LMCache's chunks share. Every gateway and coordinator runs one; whoever holds
-the lease watches.
+"""Watches the Redis that coordination and LMCache's chunks share. Every gateway and coordinator runs a watcher; the
+holder of the lease does the work.
 
-It never scans. It hears of every chunk that is written, where Redis publishes that, and meets others by RANDOMKEY:
-`samples_per_s` a second, some 5 us of Redis' time each. A chunk that it knows is looked at a dozen times in its life
-(rota.py), by a script that gives a TTL to what has none and a new life to what is read (lua/tend.lua).
-Everything is on connections of its own: what happens here delays no placement.
+It never scans. Redis' events, if they are on, tell it of every chunk that is written. It finds others by RANDOMKEY:
+`samples_per_s` a second, some 5 us of Redis' time each. It looks at each known chunk a dozen times in the chunk's life
+(chunk_schedule.py), with a script that gives a TTL to a chunk without one and a new life to a chunk that is read
+(lua/tend.lua). It uses connections of its own, so no placement waits for its answers.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ _FULL = "OOM"
 
 
 class Watcher:
-    """`run()` as a task. `who` names it in the lease."""
+    """Run `run()` as a task. `who` is this process' name in the lease."""
 
     def __init__(self, url: str, who: str, settings: WatchSettings) -> None:
         self._url = url
         self._who = who
         self._settings = settings
-        self._tenure: WatchSession | None = None
+        self._session: WatchSession | None = None
         self._allow_oom = True
-        self._said = ""
+        self._logged_reason = ""
 
     @property
     def report(self) -> Report | None:
-        """What was found last; None where another one watches, or Redis is away."""
-        return self._tenure.report if self._tenure is not None else None
+        """The last report; None if another process watches, or if Redis is away."""
+        return self._session.report if self._session is not None else None
 
     async def run(self) -> None:
-        """Watch whenever nobody else does, until cancelled; then give the lease back."""
+        """Watch whenever nobody else does. On cancellation, give the lease back."""
         while True:
             try:
                 wire = await connect(self._url, WATCHER, _CONNECT_S, lambda _error: None)
             except StoreError as error:
-                self._say(str(error))
+                self._log_once(str(error))
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
                 await self._serve(wire)
             except StoreError as error:
-                self._say(str(error))
-            except Exception as error:  # a watch that ended would not be missed by anyone
+                self._log_once(str(error))
+            except Exception as error:  # nobody would notice a watch that ended
                 _log.error("watching failed", error=type(error).__name__, detail=str(error))
             finally:
                 await self._end(wire)
@@ -71,15 +71,15 @@ class Watcher:
         loop = asyncio.get_running_loop()
         while True:
             if not await self._holds_lease(wire):
-                await self._end_tenure()
+                await self._end_session()
                 await asyncio.sleep(_LEASE_EVERY_S)
                 continue
-            if self._tenure is None:
-                self._tenure = WatchSession(wire, self._allow_oom, self._url, self._settings)
+            if self._session is None:
+                self._session = WatchSession(wire, self._allow_oom, self._url, self._settings)
                 _log.info("watching the store", who=self._who)
             lease_due_s = loop.time() + _LEASE_EVERY_S
             while loop.time() < lease_due_s:
-                await self._tenure.tick()
+                await self._session.tick()
                 await asyncio.sleep(TICK_S)
 
     async def _holds_lease(self, wire: Wire, leaving: bool = False) -> bool:
@@ -87,29 +87,29 @@ class Watcher:
         try:
             return bool(await answered(wire.run(script, (WATCHER,), (self._who, LEASE_MS, int(leaving))), ANSWER_S))
         except StoreRefused as error:
-            # Before 7, a full Redis takes no lease from anybody. Then everyone watches: that is when it is needed most.
+            # Before version 7, a full Redis gives nobody the lease. Then everybody watches: it is needed most then.
             if _FULL in str(error):
                 return not leaving
             raise
 
     async def _end(self, wire: Wire) -> None:
-        """Give the lease back, where Redis still answers, and let go of everything."""
+        """Give the lease back if Redis still answers, and close everything."""
         try:
-            if self._tenure is not None:
+            if self._session is not None:
                 await self._holds_lease(wire, leaving=True)
         except StoreError:
             pass
         finally:
-            await self._end_tenure()
+            await self._end_session()
             await wire.close()
 
-    async def _end_tenure(self) -> None:
-        tenure, self._tenure = self._tenure, None
-        if tenure is not None:
-            await tenure.close()
+    async def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
-    def _say(self, reason: str) -> None:
-        """Once for each reason."""
-        if reason != self._said:
-            self._said = reason
+    def _log_once(self, reason: str) -> None:
+        """Log each reason once."""
+        if reason != self._logged_reason:
+            self._logged_reason = reason
             _log.info("not watching", reason=reason)

@@ -1,4 +1,4 @@
-"""The store's metrics, exported by the process that watches it and by no other: there is one store."""
+"""The store's metrics. Only the process that watches the store exports them, because there is one store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from coordinator.watch.conditions import CONDITIONS
-from coordinator.watch.kinds import KINDS
+from coordinator.redis.checks import CONDITIONS
+from coordinator.watch.key_samples import KEY_KINDS
 from coordinator.watch.watch_session import Report
 from coordinator.watch.watcher import Watcher
 
@@ -17,14 +17,14 @@ _Label = TypeVar("_Label", bound=str)
 
 
 class StoreMetrics(Collector):
-    """Nothing while somebody else watches."""
+    """Exports nothing while another process watches."""
 
     def __init__(self, watcher: Watcher, registry: CollectorRegistry) -> None:
         self._watcher = watcher
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # what a registry would otherwise ask `collect` for, before there is a report
+        return iter(())  # otherwise the registry calls `collect`, before there is a report
 
     def collect(self) -> Iterator[Metric]:
         report = self._watcher.report
@@ -35,7 +35,7 @@ class StoreMetrics(Collector):
 
 
 def _server(report: Report) -> Iterator[Metric]:
-    """As Redis itself tells in INFO."""
+    """The figures of INFO."""
     info = report.info
     yield _gauge("used_memory_bytes", "Memory that Redis uses.", info.used_bytes)
     yield _gauge("maxmemory_bytes", "Memory that Redis may use; 0: no limit.", info.maxmemory_bytes)
@@ -43,14 +43,19 @@ def _server(report: Report) -> Iterator[Metric]:
     yield _counter("expired_keys", "Keys whose TTL ran out.", info.expired_keys)
     yield _counter("refused_commands", "Commands that Redis refused because its memory was full.", info.refused_writes)
     yield _counter("keyspace_hits", "Reads that found their key, chunks' and coordination's together.", info.hits)
-    yield _counter("keyspace_misses", "Reads that did not, chunks' and coordination's together.", info.misses)
+    yield _counter(
+        "keyspace_misses", "Reads that did not find their key, chunks' and coordination's together.", info.misses
+    )
     yield _counter(
         "received_bytes", "Bytes that Redis received, most of them chunks that are stored.", info.input_bytes
     )
     yield _counter("sent_bytes", "Bytes that Redis sent, most of them chunks that are loaded.", info.output_bytes)
     yield _counters("commands", "Commands: get, set and exists are LMCache's for the most part.", "command", info.calls)
     yield _counters(
-        "command_seconds", "Time that Redis took for them: evalsha is all of coordination's.", "command", info.seconds
+        "command_seconds",
+        "Time that Redis took for commands: evalsha is all of coordination's.",
+        "command",
+        info.seconds,
     )
 
 
@@ -59,19 +64,21 @@ def _keyspace(report: Report) -> Iterator[Metric]:
     yield _gauges("estimated_bytes", "Memory by kind of key, estimated from samples.", "kind", estimate.bytes)
     yield _gauges("estimated_keys", "Keys by kind, estimated from samples.", "kind", estimate.keys)
     yield _gauge("evictable_bytes", "Memory of keys with a TTL, estimated.", estimate.evictable_bytes)
-    evicted = {kind: report.evicted.get(kind, 0) for kind in KINDS}
-    yield _counters("evictions_heard", "Evictions that Redis told of, by kind of key.", "kind", evicted)
-    yield _counter("samples", "Keys that were met by chance.", report.samples)
+    evicted = {kind: report.evicted.get(kind, 0) for kind in KEY_KINDS}
+    yield _counters(
+        "evictions_heard", "Evictions that the watcher received events about, by kind of key.", "kind", evicted
+    )
+    yield _counter("samples", "Keys that random picks found.", report.samples)
     conditions = {name: float(name in holds) for name in CONDITIONS}
-    yield _gauges("condition", "1 while something should be done: see docs/store.md.", "condition", conditions)
+    yield _gauges("condition", "1 while an operator should act: see docs/store.md.", "condition", conditions)
 
 
 def _chunks(report: Report) -> Iterator[Metric]:
     yield _gauge("known_chunks", "Chunks of LMCache's that the watcher knows by name.", report.chunks)
-    yield _gauge("largest_chunk_bytes", "The largest chunk met in the last minute.", report.largest_chunk_bytes)
-    yield _counter("ttls_given", "Chunks that had no TTL, and were given one.", report.ttls_given)
-    yield _counter("chunks_renewed", "Chunks that were read late in their life and given a new one.", report.renewed)
-    yield _gauge("hears_events", "1 while Redis tells of writes and evictions.", report.hears)
+    yield _gauge("largest_chunk_bytes", "The largest chunk found in the last minute.", report.largest_chunk_bytes)
+    yield _counter("ttls_given", "Chunks that had no TTL and got one.", report.ttls_given)
+    yield _counter("chunks_renewed", "Chunks that were read late in their life and got a new one.", report.renewed)
+    yield _gauge("hears_events", "1 while events about writes and evictions arrive.", report.hears)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

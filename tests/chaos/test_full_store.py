@@ -19,7 +19,7 @@ import redis.asyncio as redis
 from redis.exceptions import OutOfMemoryError
 
 from bench.cluster import running_cluster
-from coordinator.watch.kinds import kind_of
+from coordinator.watch.key_samples import kind_of
 from gateway.ops.local.status import cluster_status
 from tests.chaos.stage import Stage
 from tests.cluster.clients import Load, ask, is_complete, running_load
@@ -238,7 +238,7 @@ async def test_what_is_wrong_with_it_is_told_by_kvgate_status(full: Stage) -> No
         return store.detail
 
     async def is_told_the_policy() -> bool:
-        return "allkeys-lru may evict ownership and load: set volatile-lru" in await told()
+        return "maxmemory-policy is allkeys-lru" in await told()
 
     async def is_told_no_policy() -> bool:
         return not await is_told_the_policy()

@@ -174,12 +174,14 @@ async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: Re
         await eventually(lambda name=name: store.is_up(name))
     survey = await Survey.open(cluster.url, 5.0)
     try:
-        assert (await survey.server()).info["redis_mode"] == "cluster"
+        info = (await survey.redis()).info
+        assert info is not None
+        assert info.mode == "cluster"
         for name in names:
 
             async def is_seen(name: str = name) -> bool:
-                look = await (await survey.of(name)).look(name)
-                return f"r-{name}" in look.fleet.replicas and "gw0" in look.gateway_leases_ms
+                snapshot = await (await survey.for_pool(name)).snapshot(name)
+                return f"r-{name}" in snapshot.fleet.replicas and "gw0" in snapshot.gateway_leases_ms
 
             await eventually(is_seen)
     finally:

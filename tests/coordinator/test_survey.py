@@ -13,7 +13,8 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
 from coordinator.pool.pool import Pool
-from coordinator.survey import ForeignKey, Survey
+from coordinator.redis.checks import SampledKey
+from coordinator.survey import Survey
 from tests.coordinator.stream import Stream, gains
 from tests.coordinator.test_acl import RULES
 from tests.redis_server import RedisServer
@@ -53,18 +54,19 @@ async def test_a_user_that_may_only_read_learns_all_of_it(redis_server: RedisSer
     await client.set("kvgate:{m}:turn", 1)
     try:
         async with surveying(redis_server, client, READS) as survey:
-            server = await survey.server()
+            server = await survey.redis()
     finally:
         await client.delete("chunk", "mortal", "list")
     assert server.refused == {}
-    assert server.info["redis_version"]
-    assert server.info["maxmemory_policy"] == "noeviction"
+    assert server.info is not None
+    assert server.info.version_text
+    assert server.info.policy == "noeviction"
     assert server.hash_value_limit_bytes == 64
     assert server.keys == 4
-    assert set(server.foreign) == {
-        ForeignKey("chunk", False, 1000),
-        ForeignKey("mortal", True, 1),
-        ForeignKey("list", False, 0),
+    assert set(server.sampled_keys) == {
+        SampledKey("chunk", False, 1000),
+        SampledKey("mortal", True, 1),
+        SampledKey("list", False, 0),
     }
     assert 0 < server.ping_ms < 1000
 
@@ -79,7 +81,7 @@ def test_the_documented_user_is_the_one_that_is_tested() -> None:
 async def test_its_clock_is_bounded_from_both_sides(redis_server: RedisServer, client: redis.Redis) -> None:
     async with surveying(redis_server, client, READS) as survey:
         began = time.monotonic()
-        low_s, high_s = (await survey.server()).clock_ahead_s
+        low_s, high_s = (await survey.redis()).clock_ahead_s
         took_s = time.monotonic() - began
     assert low_s <= 0.001  # Redis' time was cut to milliseconds
     assert high_s >= -0.001
@@ -90,12 +92,13 @@ async def test_what_kvgates_own_user_may_not_ask_is_told_as_refused(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     async with surveying(redis_server, client, (*RULES, "+info")) as survey:
-        server = await survey.server()
-        pools, look = await survey.pools(), await survey.look("m")
+        server = await survey.redis()
+        pools, snapshot = await survey.pools(), await survey.snapshot("m")
     assert set(server.refused) == {"CONFIG", "DBSIZE", "RANDOMKEY"}
-    assert server.info["redis_version"]
-    assert (server.hash_value_limit_bytes, server.foreign) == (None, ())
-    assert (pools, look.fleet.replicas) == ([], {})
+    assert server.info is not None
+    assert server.info.version_text
+    assert (server.hash_value_limit_bytes, server.sampled_keys) == (None, ())
+    assert (pools, snapshot.fleet.replicas) == ([], {})
 
 
 async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -103,24 +106,24 @@ async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServ
     rules = tuple("~kvgate:*" if rule == "allkeys" else rule for rule in READS)
     try:
         async with surveying(redis_server, client, rules) as survey:
-            assert "RANDOMKEY" in (await survey.server()).refused
+            assert "RANDOMKEY" in (await survey.redis()).refused
     finally:
         await client.delete("chunk")
 
 
-async def test_a_look_shows_agents_leases_and_what_is_not_applied_yet(
+async def test_a_snapshot_shows_agents_leases_and_what_is_not_applied_yet(
     stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
 ) -> None:
     await pool.beat()
     async with surveying(redis_server, client, READS) as survey:
         assert "m" in await survey.pools()
-        look = await survey.look("m")
-        assert set(look.fleet.replicas) == {"r0", "r1"}
-        assert look.fleet.is_exact("r0")
-        assert look.gateway_leases_ms["gw0"] > look.fleet.now_ms
-        assert look.oldest_unapplied_ms == {}
+        snapshot = await survey.snapshot("m")
+        assert set(snapshot.fleet.replicas) == {"r0", "r1"}
+        assert snapshot.fleet.is_exact("r0")
+        assert snapshot.gateway_leases_ms["gw0"] > snapshot.fleet.now_ms
+        assert snapshot.oldest_unapplied_ms == {}
         await stream.say(*gains(["a"]))
-        first, second = await survey.look("m"), await survey.look("m")
+        first, second = await survey.snapshot("m"), await survey.snapshot("m")
     assert 0 <= first.oldest_unapplied_ms["r0"] <= second.oldest_unapplied_ms["r0"] < 5000
 
 
@@ -139,7 +142,7 @@ async def test_a_redis_that_hangs_is_given_up_after_the_timeout(redis_server: Re
     try:
         began = time.monotonic()
         with pytest.raises(StoreLate):
-            await survey.look("m")
+            await survey.snapshot("m")
         assert time.monotonic() - began < 5
     finally:
         redis_server.resume()

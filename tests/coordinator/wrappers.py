@@ -78,8 +78,8 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
     await _begun(applier._lead(wire), applier._apply(wire, "r0", [entry]))
     watcher = Watcher("redis://", "gw0", WatchSettings())
-    tenure = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
-    await _begun(watcher._holds_lease(wire), tenure._run_tend([CHUNK], [92.5]))
+    session = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
+    await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
     return wire.calls
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.watch.conditions import CONDITIONS
+from coordinator.redis.checks import CONDITIONS
 from deploy.prometheus.__main__ import FILE, text
 from tests.deploy.manifests import OVERLAYS, WITH_VLLM, of_kind
 from tests.deploy.queries import ROOT, RULES, alerts

@@ -1,4 +1,4 @@
-"""The command `kvgate doctor`: what is wrong with a running cluster."""
+"""The command `kvgate doctor`: finds what is wrong with a running cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RedisUrl = Annotated[
     typer.Option(
         envvar="KVGATE_REDIS_URL",
         metavar="URL",
-        help="The Redis that gateways share; as a user that may call INFO, CONFIG and RANDOMKEY it tells most.",
+        help="The Redis that gateways share. A user that may call INFO, CONFIG and RANDOMKEY learns most.",
         show_default="the state directory's cluster",
     ),
 ]
@@ -34,25 +34,25 @@ RedisNamespace = Annotated[
     typer.Option(
         envvar="KVGATE_REDIS_NAMESPACE",
         metavar="NAME",
-        help="The gateways' redis.namespace, where several clusters share the Redis.",
+        help="The gateways' redis.namespace, if several clusters share the Redis.",
         show_default="that of --config, or of the state directory's cluster",
     ),
 ]
 Gateways = Annotated[
-    list[str] | None, typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not hold them.")
+    list[str] | None, typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not know them.")
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A gateway's YAML: its Redis, its replicas and their API key are used."),
+    typer.Option(metavar="FILE", help="A gateway's YAML: the doctor uses its Redis, its replicas and their API key."),
 ]
 Lmcache = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="An LMCache server's HTTP address (its --http-port); repeatable."),
 ]
 StateDir = Annotated[
-    Path, typer.Option(metavar="DIR", help="Whose cluster to look at, where neither Redis nor a file is named.")
+    Path, typer.Option(metavar="DIR", help="The cluster to look at, if you give neither a Redis nor a file.")
 ]
-ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, if gateways need one.")]
 TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Seconds that each question may take.")]
 
 
@@ -67,18 +67,18 @@ def doctor(
     timeout_s: TimeoutS = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Look for what is wrong with a running cluster, and say how to put it right.
+    """Find what is wrong with a running cluster, and say how to fix it.
 
-    It asks Redis, every gateway, every replica and what agents have said, for
-    some seconds, and changes nothing: versions, memory and eviction, chunks
-    without a TTL, replicas and gateways that differ, events that are missing,
-    late or to be had by anybody, clocks. It sees what this machine sees: run it
-    where a gateway runs. Each finding says why it matters and what to type or
-    set; docs/doctor.md lists all there are.
+    For some seconds it asks Redis, every gateway and every replica, and reads the
+    agents' reports in Redis. It changes nothing. It checks versions, memory and
+    eviction, chunks without a TTL, replicas and gateways that differ, events that
+    are missing, late or open to everybody, and clocks. It sees what this machine
+    sees: run it where a gateway runs. Each finding says why it matters and what to
+    type or set; docs/doctor.md lists all findings.
 
-    Exit code: 0 where nothing is wrong; 1 where it printed a finding: a warning is
-    enough, and so is a Redis that does not answer; 2 where it could not look at
-    anything: a wrong option or file, no cluster. What it could not check, it says.
+    Exit code: 0 if nothing is wrong; 1 if it printed a finding, even only a warning
+    or a Redis that does not answer; 2 if it could not look at anything: a wrong
+    option or file, or no cluster. It lists what it could not check.
 
     \b
     Examples:
@@ -118,7 +118,7 @@ def doctor(
 def _targets(
     redis_url: str | None, namespace: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path
 ) -> Targets:
-    """Where to look, by what was named; else the cluster of the state directory."""
+    """The servers to ask: those of the options, or else the cluster of the state directory."""
     from gateway.ops.cli.config import load
     from gateway.ops.doctor.gather import Targets
     from gateway.ops.local.errors import ClusterError
@@ -179,11 +179,11 @@ def _urls(option: str, urls: list[str] | None) -> tuple[str, ...]:
 
 
 def _as_json(diagnosis: Diagnosis) -> dict[str, object]:
-    from dataclasses import asdict
-
+    finding_fields = ("code", "severity", "subject", "what", "why", "fix")
+    unchecked_fields = ("subject", "what", "why")
     return {
-        "findings": [asdict(finding) for finding in diagnosis.findings],
-        "unchecked": [asdict(unchecked) for unchecked in diagnosis.unchecked],
+        "findings": [{name: getattr(one, name) for name in finding_fields} for one in diagnosis.findings],
+        "unchecked": [{name: getattr(one, name) for name in unchecked_fields} for one in diagnosis.unchecked],
         "checks": diagnosis.checks,
         "looked_at": diagnosis.looked_at,
     }

@@ -1,9 +1,10 @@
 """`kvgate doctor`: what is wrong with a running cluster, and what to do about it.
 
-gather     asks Redis, gateways, replicas and LMCache, and changes nothing  (replicas, servers, endpoints: how)
-facts      what came of it
-*_checks   small functions from facts to findings, one for each thing that can be wrong  (chunks: those of LMCache)
-examine    makes all of them
-finding    what they say: a finding with its fix, or that something could not be checked
-page       docs/doctor.md, made of the findings there can be
+gather           collects the evidence from Redis, gateways, replicas and LMCache, and changes nothing
+ask              the questions to one replica, gateway or LMCache server
+event_endpoints  which endpoints of KV events answer over the network
+evidence         the records of what was collected
+checks/          pure functions from evidence to findings, in one file for each subject
+examine          runs all checks
+page             docs/doctor.md, made from the kinds of findings
 """

@@ -1,4 +1,4 @@
-"""What the doctor has gathered, before anything is made of it."""
+"""What the doctor collected, for the checks to judge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from coordinator.engine.facts import ModelCard
+from coordinator.redis.checks import RedisEvidence
 from coordinator.registry import AgentRecord, ReplicaRecord
-from coordinator.survey import Look, Server
+from coordinator.survey import PoolSnapshot
 
 Span = tuple[float, float]
 """Between these two, in seconds."""
@@ -15,33 +16,33 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """In place of what could not be learned: why."""
+    """Stands for something that could not be learned, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEvidence:
-    """A replica as it answers here, and the pool that it belongs to (empty where nobody tells)."""
+    """A replica as it answers, and its pool (empty if nobody knows it)."""
 
     id: str
     url: str
     pool: str = ""
     problem: str = ""
-    """Why it is not healthy, as seen from here; empty where it is."""
+    """Why it is not healthy, as seen from this machine; empty if it is."""
     answers: bool = True
-    """Whether it answers at all."""
+    """Whether it answered /health in any way."""
     version: str | Unknown = Unknown("not asked")
-    """vLLM's."""
+    """The version of vLLM."""
     cards: tuple[ModelCard, ...] | Unknown = Unknown("not asked")
     cache: dict[str, str] | Unknown = Unknown("not asked")
-    """The labels of vllm:cache_config_info: its cache's settings."""
+    """The settings of its cache: the labels of vllm:cache_config_info."""
     started: str = ""
-    """When its engine started: the name of its life; empty where it does not tell."""
+    """When its engine started, which names its life; empty if it does not say so."""
     endpoints: tuple[str, ...] | Unknown = Unknown("not asked")
-    """Where it publishes and replays KV events; empty where it publishes none."""
+    """Where it publishes and replays KV events; empty if it publishes none."""
     open_endpoints: dict[str, str] | Unknown = field(default_factory=dict)
-    """Of the endpoints, those that this machine reaches over a network, with the address that answered."""
+    """The endpoints that this machine reaches over a network, each with the address that answered."""
     clock_ahead_s: Span | None = None
     """How far its clock is ahead of this machine's."""
 
@@ -52,55 +53,60 @@ class ReplicaEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PoolEvidence:
-    """A pool: what Redis says of it, a few looks apart by a second, and its replicas as they answer."""
+    """A pool: a few snapshots of it in Redis, a second apart, and its replicas as they answer."""
 
     name: str
     replicas: tuple[ReplicaEvidence, ...] = ()
-    looks: tuple[Look, ...] = ()
-    """Oldest first; none where Redis does not answer."""
+    snapshots: tuple[PoolSnapshot, ...] = ()
+    """Oldest first; none if Redis does not answer."""
     retired: frozenset[str] = frozenset()
-    """Replicas that are registered, and in no configuration any more."""
+    """Replicas that are registered, but in no configuration any more."""
 
     @property
     def subject(self) -> str:
         return f"pool {self.name}"
 
+    @property
+    def last(self) -> PoolSnapshot:
+        """The newest snapshot, if Redis answered at all."""
+        return self.snapshots[-1]
+
     def records(self) -> list[ReplicaRecord]:
-        """The registered replicas, as of the last look."""
-        if not self.looks:
+        """The registered replicas, as of the last snapshot."""
+        if not self.snapshots:
             return []
-        return [record for name, record in sorted(self.looks[-1].fleet.replicas.items()) if name not in self.retired]
+        return [record for name, record in sorted(self.last.fleet.replicas.items()) if name not in self.retired]
 
     def agent(self, replica: str) -> AgentRecord | None:
-        """The agent of a registered replica's current life; None where it has none."""
-        fleet = self.looks[-1].fleet
+        """The agent of a registered replica in its current life; None if it has none."""
+        fleet = self.last.fleet
         agent, record = fleet.agents.get(replica), fleet.replicas[replica]
         return agent if agent is not None and agent.incarnation == record.incarnation else None
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayEvidence:
-    """A gateway as it answers. `problem` says why it does not; then the rest is empty."""
+    """A gateway as it answers. If it does not, `problem` says why, and the rest is empty."""
 
     url: str
     problem: str = ""
     id: str = ""
     version: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-    """A digest of each section."""
+    """A digest of each section of its settings."""
     is_ready: bool = False
     reasons: tuple[str, ...] = ()
     store_problem: str = ""
     store_warnings: dict[str, str] = field(default_factory=dict)
-    """What it says of Redis, by condition, where it is the one that watches it."""
+    """Its warnings about Redis, by condition, if it holds the watch's lease."""
     taken_ids: dict[str, str] = field(default_factory=dict)
-    """What it says of replicas whose id is another engine's in Redis."""
+    """Its words about replicas whose id belongs to another engine in Redis."""
     replicas: frozenset[str] = frozenset()
     """The replicas that are ready, as it sees them."""
     exact: frozenset[str] = frozenset()
     pools: tuple[str, ...] = ()
     keys: tuple[str, ...] | Unknown = Unknown("not asked")
-    """The prefix keys that it gives one prompt, the same for all gateways."""
+    """The prefix keys that it gives to a prompt. The doctor asks all gateways about the same prompt."""
 
     @property
     def name(self) -> str:
@@ -113,7 +119,7 @@ class GatewayEvidence:
 
 @dataclass(frozen=True, slots=True)
 class LmcacheEvidence:
-    """An `lmcache server`, as its /status has it."""
+    """An `lmcache server`, as its /status describes it."""
 
     url: str
     problem: str = ""
@@ -123,12 +129,12 @@ class LmcacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All of it."""
+    """Everything that was collected."""
 
-    redis: Server | Unknown
+    redis: RedisEvidence | Unknown
     pools: tuple[PoolEvidence, ...] = ()
     homeless: tuple[ReplicaEvidence, ...] = ()
-    """Replicas of which nobody says to which pool they belong."""
+    """Replicas whose pool nobody knows."""
     gateways: tuple[GatewayEvidence, ...] = ()
     lmcache: tuple[LmcacheEvidence, ...] = ()
 
@@ -137,7 +143,7 @@ class Evidence:
 
 
 def grouped(values: dict[str, str]) -> str:
-    """Who has which value, like `r0, r1: 16; r2: 32`; empty where all have the same."""
+    """Who has which value, like `r0, r1: 16; r2: 32`; empty if all have the same."""
     holders: defaultdict[str, list[str]] = defaultdict(list)
     for name, value in sorted(values.items()):
         holders[value].append(name)

@@ -1,22 +1,21 @@
-"""From facts to what is said of them. No I/O."""
+"""Runs all checks on the evidence. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coordinator.survey import SAMPLES
-from gateway.ops.doctor import agent_checks, gateway_checks, other_checks, pool_checks, redis_checks, replica_checks
-from gateway.ops.doctor import chunk_checks as chunks
+from coordinator.finding import Finding, FindingKind, Result, Unchecked
+from coordinator.redis import checks as redis_checks
+from gateway.ops.doctor.checks import agents, clocks, gateways, lmcache, replicas
 from gateway.ops.doctor.evidence import Evidence, Unknown
-from gateway.ops.doctor.finding import Finding, Kind, Result, Unchecked
 
-MODULES = (redis_checks, chunks, gateway_checks, replica_checks, pool_checks, agent_checks, other_checks)
+MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, what could not be checked, and how many checks were made of what."""
+    """What is wrong, what could not be checked, how many checks were made, and on what."""
 
     findings: tuple[Finding, ...]
     unchecked: tuple[Unchecked, ...]
@@ -24,51 +23,55 @@ class Diagnosis:
     looked_at: str
 
 
-def examine(facts: Evidence) -> Diagnosis:
-    """Make every check."""
-    answers = list(_answers(facts))
+def examine(evidence: Evidence) -> Diagnosis:
+    """Run every check."""
+    answers = list(_answers(evidence))
     results = [result for each in answers for result in each]
     return Diagnosis(
         findings=tuple(dict.fromkeys(result for result in results if isinstance(result, Finding))),
         unchecked=tuple(dict.fromkeys(result for result in results if isinstance(result, Unchecked))),
         checks=sum(not any(isinstance(result, Unchecked) for result in each) for each in answers),
-        looked_at=_looked_at(facts),
+        looked_at=_looked_at(evidence),
     )
 
 
-def kinds() -> list[Kind]:
-    """All that can be found, in the order of the checks."""
-    return [value for module in MODULES for value in vars(module).values() if isinstance(value, Kind)]
+def kinds() -> list[FindingKind]:
+    """All that can be found, in the order of the checks. If several have one code, the first stands for them."""
+    found = [value for module in MODULES for value in vars(module).values() if isinstance(value, FindingKind)]
+    return [kind for i, kind in enumerate(found) if kind.code not in {earlier.code for earlier in found[:i]}]
 
 
-def _answers(facts: Evidence) -> Iterator[list[Result]]:
-    """What each check said of each thing."""
-    if isinstance(facts.redis, Unknown):
-        yield [redis_checks.unreachable(facts.redis.why)]
+def _answers(evidence: Evidence) -> Iterator[list[Result]]:
+    """The results of each check on each thing."""
+    if isinstance(evidence.redis, Unknown):
+        yield [redis_checks.UNREACHABLE.seen(redis_checks.SUBJECT, evidence.redis.why)]
     else:
-        for of_server in (*redis_checks.CHECKS, *chunks.CHECKS):
-            yield list(of_server(facts.redis))
-    for of_all in (*gateway_checks.CHECKS, *pool_checks.CHECKS_OF_ALL, *other_checks.CHECKS):
-        yield list(of_all(facts))
-    for replica in facts.replicas():
-        for of_replica in replica_checks.CHECKS if replica.answers else (replica_checks.health,):
+        for of_server in redis_checks.CHECKS:
+            yield list(of_server(evidence.redis))
+    for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS):
+        yield list(of_all(evidence))
+    for replica in evidence.replicas():
+        for of_replica in replicas.CHECKS if replica.answers else (replicas.health,):
             yield list(of_replica(replica))
-    for pool in facts.pools:
-        for of_pool in pool_checks.CHECKS:
+    for pool in evidence.pools:
+        for of_pool in replicas.CHECKS_OF_POOL:
             yield list(of_pool(pool))
-        if pool.looks:
-            for of_agents in agent_checks.CHECKS:
+        if pool.snapshots:
+            for of_agents in agents.CHECKS:
                 yield list(of_agents(pool))
 
 
-def _looked_at(facts: Evidence) -> str:
-    agents = sum(len(pool.looks[-1].fleet.agents) for pool in facts.pools if pool.looks)
-    redis = [] if isinstance(facts.redis, Unknown) else [f"Redis ({SAMPLES} random picks of {facts.redis.keys} keys)"]
+def _looked_at(evidence: Evidence) -> str:
+    redis = (
+        []
+        if isinstance(evidence.redis, Unknown)
+        else [f"Redis ({redis_checks.RANDOM_PICKS} random picks of {evidence.redis.keys} keys)"]
+    )
     counted = {
-        "gateway": sum(not gateway.problem for gateway in facts.gateways),
-        "replica": len(facts.replicas()),
-        "agent": agents,
-        "LMCache server": len(facts.lmcache),
+        "gateway": sum(not gateway.problem for gateway in evidence.gateways),
+        "replica": len(evidence.replicas()),
+        "agent": sum(len(pool.last.fleet.agents) for pool in evidence.pools if pool.snapshots),
+        "LMCache server": len(evidence.lmcache),
     }
     some = [f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items() if count]
     return ", ".join(redis + some)

@@ -1,4 +1,4 @@
-"""Gathering the facts: everything is asked at once, each with its own timeout, and nothing is changed."""
+"""Collects the evidence. It asks everything at once, each with its own timeout, and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TypeVar
 import httpx
 
 from coordinator.errors import StoreError
-from coordinator.survey import Look, Server, Survey
+from coordinator.redis.checks import RedisEvidence
+from coordinator.survey import PoolSnapshot, Survey
+from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
-from gateway.ops.doctor.replicas import ask_replica
-from gateway.ops.doctor.servers import ask_gateway, ask_lmcache, with_keys
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream
 
-_MORE_LOOKS = 4
-_BETWEEN_LOOKS_S = 1.0
-_Answer = TypeVar("_Answer")
+_MORE_SNAPSHOTS = 4
+_BETWEEN_SNAPSHOTS_S = 1.0
+_Evidence = TypeVar("_Evidence")
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What to look at."""
+    """The servers to ask."""
 
     redis_url: str
     namespace: str = ""
     gateways: tuple[str, ...] = ()
     replicas: tuple[ReplicaSettings, ...] | None = None
-    """The configured ones; None where no configuration is known: then those in Redis alone."""
+    """The configured replicas. None if no configuration is known: then only those in Redis are asked."""
     discovers: bool = False
-    """Whether the gateways find replicas beside the configured ones."""
+    """Whether the gateways find replicas in other ways, too."""
     lmcache: tuple[str, ...] = ()
     replica_key: str | None = None
     api_key: str | None = None
@@ -42,23 +42,23 @@ class Targets:
 
 
 async def gather(targets: Targets) -> Evidence:
-    """Everything that can be learned of a cluster. Never raises for what does not answer."""
+    """Everything that can be learned about a cluster. Raises nothing if something does not answer."""
     timeout_s = targets.timeout_s
     survey = await _open(targets)
     upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key)
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
         async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
-            redis = await _server(survey)  # by itself: it measures how long an answer takes
+            redis = await _redis(survey)  # alone, because it measures how long an answer takes
             gateways, lmcache, replicas = await asyncio.gather(
                 _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),
                 _each(ask_lmcache(http, url, timeout_s) for url in targets.lmcache),
                 _each(ask_replica(upstream, replica, True, timeout_s) for replica in configured),
             )
             lasting = None if targets.discovers or not configured else {replica.id for replica in configured}
-            pools = await _look(survey, await _pools(survey, gateways, replicas), lasting)
+            pools = await _pools_in_redis(survey, await _pools(survey, gateways, replicas), lasting)
             pools, others = await asyncio.gather(
-                _look_again(survey, pools),
+                _with_more_snapshots(survey, pools),
                 _each(ask_replica(upstream, replica, False, timeout_s) for replica in _unasked(pools, configured)),
             )
             replicas += others
@@ -67,10 +67,10 @@ async def gather(targets: Targets) -> Evidence:
         await upstream.close()
         if isinstance(survey, Survey):
             await survey.close()
-    return Evidence(redis, *_at_home(pools, replicas), gateways, lmcache)
+    return Evidence(redis, *_by_pool(pools, replicas), gateways, lmcache)
 
 
-async def _each(asked: Iterable[Awaitable[_Answer]]) -> tuple[_Answer, ...]:
+async def _each(asked: Iterable[Awaitable[_Evidence]]) -> tuple[_Evidence, ...]:
     return tuple(await asyncio.gather(*asked))
 
 
@@ -81,11 +81,11 @@ async def _open(targets: Targets) -> Survey | Unknown:
         return Unknown(str(error))
 
 
-async def _server(survey: Survey | Unknown) -> Server | Unknown:
+async def _redis(survey: Survey | Unknown) -> RedisEvidence | Unknown:
     if isinstance(survey, Unknown):
         return survey
     try:
-        return await survey.server()
+        return await survey.redis()
     except StoreError as error:
         return Unknown(str(error))
 
@@ -93,7 +93,7 @@ async def _server(survey: Survey | Unknown) -> Server | Unknown:
 async def _pools(
     survey: Survey | Unknown, gateways: Iterable[GatewayEvidence], replicas: Iterable[ReplicaEvidence]
 ) -> list[str]:
-    """Those that anybody knows of: without agents, Redis does not tell."""
+    """The names of all pools. Redis lists a pool only if it has agents, so gateways and replicas count as well."""
     names = {name for gateway in gateways for name in gateway.pools} | {replica.pool for replica in replicas}
     if isinstance(survey, Survey):
         with suppress(StoreError):
@@ -101,37 +101,42 @@ async def _pools(
     return sorted(names - {""})
 
 
-async def _look(survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None) -> tuple[PoolEvidence, ...]:
-    """The pools as they are, without their replicas' own word. Of those that are dead, only the `lasting` ones are
-    missed, where it is known which these are."""
-    return tuple([_with_look(PoolEvidence(name), await _looked(survey, name), lasting) for name in names])
+async def _pools_in_redis(
+    survey: Survey | Unknown, names: Iterable[str], lasting: set[str] | None
+) -> tuple[PoolEvidence, ...]:
+    """The pools with a first snapshot each, not yet with replicas. A dead replica counts as retired if it is not in
+    `lasting`, the configured ones; None if the configuration is unknown."""
+    return tuple([_with_snapshot(PoolEvidence(name), await _snapshot(survey, name), lasting) for name in names])
 
 
-async def _look_again(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
-    """A few more looks, over seconds: some things are wrong only if they stay so."""
-    for _ in range(_MORE_LOOKS if any(pool.looks for pool in pools) else 0):
-        await asyncio.sleep(_BETWEEN_LOOKS_S)
-        looks = [await _looked(survey, pool.name) for pool in pools]
+async def _with_more_snapshots(survey: Survey | Unknown, pools: tuple[PoolEvidence, ...]) -> tuple[PoolEvidence, ...]:
+    """Adds a few snapshots, over seconds: some things are wrong only if they last."""
+    for _ in range(_MORE_SNAPSHOTS if any(pool.snapshots for pool in pools) else 0):
+        await asyncio.sleep(_BETWEEN_SNAPSHOTS_S)
+        taken = [await _snapshot(survey, pool.name) for pool in pools]
         pools = tuple(
-            replace(pool, looks=(*pool.looks, look)) if look else pool for pool, look in zip(pools, looks, strict=True)
+            replace(pool, snapshots=(*pool.snapshots, snapshot)) if snapshot else pool
+            for pool, snapshot in zip(pools, taken, strict=True)
         )
     return pools
 
 
-async def _looked(survey: Survey | Unknown, name: str) -> Look | None:
+async def _snapshot(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
     if isinstance(survey, Unknown):
         return None
     try:
-        return await (await survey.of(name)).look(name)
+        return await (await survey.for_pool(name)).snapshot(name)
     except StoreError:
         return None
 
 
-def _with_look(pool: PoolEvidence, look: Look | None, lasting: set[str] | None) -> PoolEvidence:
-    if look is None:
+def _with_snapshot(pool: PoolEvidence, snapshot: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
+    if snapshot is None:
         return pool
-    dead = {name for name, record in look.fleet.replicas.items() if record.state == "dead"}
-    return replace(pool, looks=(look,), retired=frozenset(dead - lasting) if lasting is not None else frozenset())
+    dead = {name for name, record in snapshot.fleet.replicas.items() if record.state == "dead"}
+    return replace(
+        pool, snapshots=(snapshot,), retired=frozenset(dead - lasting) if lasting is not None else frozenset()
+    )
 
 
 def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, ...]) -> list[ReplicaEvidence]:
@@ -145,16 +150,17 @@ def _unasked(pools: Iterable[PoolEvidence], configured: tuple[ReplicaEvidence, .
 
 
 def _model(replicas: Iterable[ReplicaEvidence]) -> str | None:
-    """A name that clients may ask for."""
+    """A model's name that clients may use."""
     return next(
         (replica.cards[0].id for replica in replicas if isinstance(replica.cards, tuple) and replica.cards), None
     )
 
 
-def _at_home(
+def _by_pool(
     pools: tuple[PoolEvidence, ...], replicas: tuple[ReplicaEvidence, ...]
 ) -> tuple[tuple[PoolEvidence, ...], tuple[ReplicaEvidence, ...]]:
-    """The pools with their replicas; one that does not answer is where Redis has it. And those that nobody places."""
+    """The pools with their replicas, and the replicas of no known pool. A replica that does not answer is in the pool
+    that Redis has it in."""
     registered = {record.replica: pool.name for pool in pools for record in pool.records()}
     placed = [replace(replica, pool=replica.pool or registered.get(replica.id, "")) for replica in replicas]
     return (

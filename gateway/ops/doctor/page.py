@@ -1,4 +1,4 @@
-"""docs/doctor.md, made of the findings there can be: `python -m gateway.ops.doctor.page > docs/doctor.md`."""
+"""docs/doctor.md, made from the kinds of findings: `python -m gateway.ops.doctor.page > docs/doctor.md`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _HEAD = """\
 # What `kvgate doctor` finds
 
 `kvgate doctor` looks at a running cluster: its Redis, every gateway, every replica and its agent. It changes nothing,
-and exits with 0 where nothing is wrong, with 1 where it found something, and with 2 where there was nothing to look at:
-a wrong option or file, no cluster. An error is unsafe, or keeps something from working; a warning costs speed, memory
-or certainty. In a fix it fills in REPLICA, URL, MASTER, NAME and BYTES; FILE and PORT are yours.
+and exits with 0 if nothing is wrong, with 1 if it found something, and with 2 if there was nothing to look at: a wrong
+option or file, or no cluster. An error is unsafe, or keeps something from working. A warning costs speed, memory or
+certainty. In a fix, the doctor fills in REPLICA, URL, MASTER, NAME and BYTES; you fill in FILE and PORT.
 This page is made from the code: `python -m gateway.ops.doctor.page > docs/doctor.md`.
 
 | finding | | why it matters | fix |

@@ -106,10 +106,10 @@ async def test_a_step_back_is_written_down_for_the_doctor(
 ) -> None:
     survey = await Survey.open(redis_server.url, 5.0)
     try:
-        assert (await survey.look("m")).went_back == (0, 0)
+        assert (await survey.snapshot("m")).went_back == (0, 0)
         await clock.step(-HOUR_MS)
         await pool.beat()
-        at_ms, by_ms = (await survey.look("m")).went_back
+        at_ms, by_ms = (await survey.snapshot("m")).went_back
     finally:
         await survey.close()
     assert abs(at_ms - await clock.now_ms()) < 10_000

@@ -16,7 +16,7 @@ from tests.redis_server import RedisServer, running_redis
 MIB = 2**20
 CHUNK_TTL_S = 3600
 EVENTS = ("--notify-keyspace-events", "E$e")
-SETTINGS = WatchSettings(chunk_ttl_s=CHUNK_TTL_S, samples_per_s=200, look_s=0.2)
+SETTINGS = WatchSettings(chunk_ttl_s=CHUNK_TTL_S, samples_per_s=200, info_every_s=0.2)
 
 
 def chunk(number: int) -> str:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from coordinator.watch import chunk_schedule as rota
+from coordinator.watch import chunk_schedule
 from coordinator.watch.chunk_schedule import ChunkSchedule
 
 DAY_S = 86_400.0
@@ -15,11 +15,11 @@ DAY_S = 86_400.0
 def looks(life_s: float) -> list[float]:
     """How far on in its life an unread chunk is whenever it is looked at."""
     found, known, now_s = [], ChunkSchedule(), 0.0
-    known.meet("chunk", 0.0)
+    known.add("chunk", 0.0)
     while now_s < life_s:
         if known.take(now_s, 1):
             found.append(now_s / life_s)
-            known.seen("chunk", life_s - now_s, 1, life_s, now_s)
+            known.checked("chunk", life_s - now_s, 1, life_s, now_s)
         now_s += 1.0
     return found
 
@@ -40,8 +40,8 @@ def test_none_ends_unseen_for_longer_than_lately_reaches() -> None:
 
 def test_a_chunk_that_was_given_a_longer_life_than_usual_waits_for_its_second_half() -> None:
     known = ChunkSchedule()
-    known.meet("chunk", 0.0)
-    known.seen("chunk", 1000.0, 1, 100.0, 0.0)
+    known.add("chunk", 0.0)
+    known.checked("chunk", 1000.0, 1, 100.0, 0.0)
     assert known.take(949.0, 1) == []
     assert known.take(950.0, 1) == ["chunk"]
 
@@ -49,12 +49,12 @@ def test_a_chunk_that_was_given_a_longer_life_than_usual_waits_for_its_second_ha
 def test_what_is_written_again_is_looked_at_at_once_and_what_is_gone_never() -> None:
     known = ChunkSchedule()
     for key in ("again", "gone"):
-        known.meet(key, 0.0)
-    known.seen("again", 100.0, 5, 100.0, 0.0)
-    known.seen("gone", 100.0, 7, 100.0, 0.0)
-    known.meet("again", 10.0)
+        known.add(key, 0.0)
+    known.checked("again", 100.0, 5, 100.0, 0.0)
+    known.checked("gone", 100.0, 7, 100.0, 0.0)
+    known.add("again", 10.0)
     known.forget("gone")
-    known.seen("gone", 100.0, 7, 100.0, 0.0)
+    known.checked("gone", 100.0, 7, 100.0, 0.0)
     assert known.take(100.0, 10) == ["again"]
     assert (len(known), known.bytes) == (1, 5)
 
@@ -62,13 +62,13 @@ def test_what_is_written_again_is_looked_at_at_once_and_what_is_gone_never() -> 
 def test_it_remembers_no_more_than_it_has_room_for_however_often_chunks_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rota, "MOST_CHUNKS", 10)
+    monkeypatch.setattr(chunk_schedule, "MOST_CHUNKS", 10)
     known = ChunkSchedule()
     for number in range(5000):
         known.forget(str(number - 10))
-        assert known.meet(str(number), 0.0)
-        known.seen(str(number), DAY_S, 3, DAY_S, 0.0)
-    assert not known.meet("one too many", 0.0)
-    known.seen("one too many", DAY_S, 3, DAY_S, 0.0)
+        assert known.add(str(number), 0.0)
+        known.checked(str(number), DAY_S, 3, DAY_S, 0.0)
+    assert not known.add("one too many", 0.0)
+    known.checked("one too many", DAY_S, 3, DAY_S, 0.0)
     assert (len(known), known.bytes) == (10, 30)
     assert len(known._heap) < 2000

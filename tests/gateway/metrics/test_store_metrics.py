@@ -9,8 +9,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.watch.conditions import CONDITIONS
-from coordinator.watch.figures import Sample, Samples, read_info
+from coordinator.redis.checks import CONDITIONS
+from coordinator.redis.info import read_info
+from coordinator.watch.key_samples import Sample, Samples
 from coordinator.watch.watch_session import Report
 from gateway.metrics.store_metrics import StoreMetrics
 

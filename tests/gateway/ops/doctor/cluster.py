@@ -1,4 +1,4 @@
-"""The facts of a cluster in which nothing is wrong, and the same with one thing changed."""
+"""The evidence of a cluster in which nothing is wrong, and the same with one thing changed."""
 
 from __future__ import annotations
 
@@ -6,46 +6,56 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.engine.facts import ModelCard
+from coordinator.redis.checks import RedisEvidence, SampledKey
+from coordinator.redis.info import RedisInfo, read_info
 from coordinator.registry import AgentRecord, PoolState, ReplicaRecord
-from coordinator.survey import ForeignKey, Look, Server, Unreadable
+from coordinator.survey import PoolSnapshot, UnreadableRecords
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
 
 NOW_MS = 1_800_000_000_000
 LIFE = "19a0"
 HASH = "ab" * 32
-UNREADABLE = Unreadable("active", 2, NOW_MS, "r1")
+UNREADABLE = UnreadableRecords("active", 2, NOW_MS, "r1")
 IDS = ("r0", "r1")
 
-SERVER = Server(
-    info={
-        "redis_version": "7.2.4",
-        "role": "master",
-        "rdb_last_bgsave_status": "ok",
-        "maxmemory": str(2 * 2**30),
-        "maxmemory_policy": "volatile-lru",
-        "total_system_memory": str(8 * 2**30),
-        "used_memory": str(2**30),
-        "evicted_keys": "7",
-    },
+INFO = {
+    "redis_version": "7.2.4",
+    "role": "master",
+    "rdb_last_bgsave_status": "ok",
+    "maxmemory": str(2 * 2**30),
+    "maxmemory_policy": "volatile-lru",
+    "total_system_memory": str(8 * 2**30),
+    "used_memory": str(2**30),
+    "evicted_keys": "7",
+}
+
+
+def info(fields: dict[str, str]) -> RedisInfo:
+    """INFO with these fields."""
+    return read_info("".join(f"{name}:{value}\r\n" for name, value in fields.items()).encode())
+
+
+REDIS = RedisEvidence(
+    info=info(INFO),
     hash_value_limit_bytes=128,
     ping_ms=0.2,
     clock_ahead_s=(-0.001, 0.001),
     keys=3,
-    foreign=(
-        ForeignKey(f"kvchunk@org/m@01000100@0@{HASH}", True, 2**20),
-        ForeignKey("a-session-of-somebody", False, 9),
+    sampled_keys=(
+        SampledKey(f"kvchunk@org/m@01000100@0@{HASH}", True, 2**20),
+        SampledKey("a-session-of-somebody", False, 9),
     ),
 )
 
 
-def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> Server:
+def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> RedisEvidence:
     """The healthy Redis with this chunk as well."""
-    return replace(SERVER, foreign=(*SERVER.foreign, ForeignKey(name, has_ttl, size_bytes)))
+    return replace(REDIS, sampled_keys=(*REDIS.sampled_keys, SampledKey(name, has_ttl, size_bytes)))
 
 
-def told(**info: str) -> Evidence:
+def told(**fields: str) -> Evidence:
     """The healthy cluster, in whose Redis INFO says this."""
-    return replace(FACTS, redis=replace(SERVER, info=SERVER.info | info))
+    return replace(HEALTHY, redis=replace(REDIS, info=info(INFO | fields)))
 
 
 def replica(name: str) -> ReplicaEvidence:
@@ -63,9 +73,9 @@ def replica(name: str) -> ReplicaEvidence:
     )
 
 
-def look(at_s: float = 0.0) -> Look:
+def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
     now_ms = NOW_MS + int(at_s * 1000)
-    return Look(
+    return PoolSnapshot(
         pool="m",
         fleet=PoolState(
             known=True,
@@ -104,9 +114,9 @@ def gateway(name: str) -> GatewayEvidence:
     )
 
 
-POOL = PoolEvidence("m", tuple(map(replica, IDS)), tuple(map(look, range(5))))
-FACTS = Evidence(
-    redis=SERVER,
+POOL = PoolEvidence("m", tuple(map(replica, IDS)), tuple(map(snapshot_at, range(5))))
+HEALTHY = Evidence(
+    redis=REDIS,
     pools=(POOL,),
     gateways=(gateway("gw0"), gateway("gw1")),
     lmcache=(
@@ -118,21 +128,21 @@ FACTS = Evidence(
 
 def with_replica(**changes: Any) -> Evidence:
     """The healthy cluster, whose r1 is otherwise."""
-    return replace(FACTS, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
+    return replace(HEALTHY, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
 
 
 def with_gateway(**changes: Any) -> Evidence:
     """The healthy cluster, whose gw1 is otherwise."""
-    return replace(FACTS, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
+    return replace(HEALTHY, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
 def with_fleet(**changes: Any) -> Evidence:
-    """The healthy cluster, in whose registry something is otherwise for r1, at all looks; None takes it out."""
+    """The healthy cluster, in whose registry something is otherwise for r1, in all snapshots; None takes it out."""
 
-    def changed(seen: Look) -> Look:
+    def changed(snapshot: PoolSnapshot) -> PoolSnapshot:
         fields = {}
         for field, change in changes.items():
-            entries = getattr(seen.fleet, field) | {}
+            entries = getattr(snapshot.fleet, field) | {}
             if change is None:
                 del entries["r1"]
             elif isinstance(change, dict) and field in ("replicas", "agents"):
@@ -140,18 +150,20 @@ def with_fleet(**changes: Any) -> Evidence:
             else:
                 entries["r1"] = change
             fields[field] = entries
-        return replace(seen, fleet=replace(seen.fleet, **fields))
+        return replace(snapshot, fleet=replace(snapshot.fleet, **fields))
 
-    return replace(FACTS, pools=(replace(POOL, looks=tuple(map(changed, POOL.looks))),))
-
-
-def with_looks(**changes: Any) -> Evidence:
-    """The healthy cluster, with something otherwise at all looks."""
-    return replace(FACTS, pools=(replace(POOL, looks=tuple(replace(seen, **changes) for seen in POOL.looks)),))
+    return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(map(changed, POOL.snapshots))),))
 
 
-def with_server(**changes: Any) -> Evidence:
-    return replace(FACTS, redis=replace(SERVER, **changes))
+def with_snapshots(**changes: Any) -> Evidence:
+    """The healthy cluster, with something otherwise in all snapshots."""
+    return replace(
+        HEALTHY, pools=(replace(POOL, snapshots=tuple(replace(snapshot, **changes) for snapshot in POOL.snapshots)),)
+    )
+
+
+def with_redis(**changes: Any) -> Evidence:
+    return replace(HEALTHY, redis=replace(REDIS, **changes))
 
 
 def card(name: str = "sim", root: str = "org/m", max_model_len: int = 4096) -> tuple[ModelCard, ...]:

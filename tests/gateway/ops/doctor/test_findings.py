@@ -10,21 +10,22 @@ import pytest
 from gateway.ops.doctor.evidence import Evidence, LmcacheEvidence, Unknown
 from gateway.ops.doctor.examine import examine, kinds
 from tests.gateway.ops.doctor.cluster import (
-    FACTS,
     HASH,
+    HEALTHY,
     NOW_MS,
     POOL,
-    SERVER,
+    REDIS,
     UNREADABLE,
     card,
     chunk,
+    info,
     replica,
     told,
     with_fleet,
     with_gateway,
-    with_looks,
+    with_redis,
     with_replica,
-    with_server,
+    with_snapshots,
 )
 
 GIB = 2**30
@@ -32,25 +33,25 @@ GIB = 2**30
 
 def unfollowed(**changes: Any) -> Evidence:
     pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
-    return replace(FACTS, pools=(pool,))
+    return replace(HEALTHY, pools=(pool,))
 
 
 def counted(tokens: float) -> dict[str, float]:
     return {"prefix_queries_tokens": tokens, "prefix_hits_tokens": 0.0}
 
 
-def unheard_while_computing(*tokens_at_each_look: int) -> Evidence:
-    looks = []
-    for seen, tokens in zip(POOL.looks, tokens_at_each_look, strict=True):
-        agents = seen.fleet.agents | {"r1": replace(seen.fleet.agents["r1"], seq=100)}
-        engines = seen.fleet.engines | {"r1": counted(tokens)}
-        looks.append(replace(seen, fleet=replace(seen.fleet, agents=agents, engines=engines)))
-    return replace(FACTS, pools=(replace(POOL, looks=tuple(looks)),))
+def unheard_while_computing(*tokens_at_each_snapshot: int) -> Evidence:
+    snapshots = []
+    for snapshot, tokens in zip(POOL.snapshots, tokens_at_each_snapshot, strict=True):
+        agents = snapshot.fleet.agents | {"r1": replace(snapshot.fleet.agents["r1"], seq=100)}
+        engines = snapshot.fleet.engines | {"r1": counted(tokens)}
+        snapshots.append(replace(snapshot, fleet=replace(snapshot.fleet, agents=agents, engines=engines)))
+    return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(snapshots)),))
 
 
 def another_pool() -> Evidence:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
-    here = POOL.looks[0].fleet
+    here = POOL.snapshots[0].fleet
     fleet = replace(
         here,
         replicas={"r9": replace(here.replicas["r0"], replica="r9")},
@@ -58,8 +59,8 @@ def another_pool() -> Evidence:
         applied_until_ms={"r9": NOW_MS + 1000},
         engines={},
     )
-    looks = tuple(replace(seen, pool="n", fleet=fleet) for seen in POOL.looks)
-    return replace(FACTS, pools=(POOL, replace(POOL, name="n", replicas=(other,), looks=looks)))
+    snapshots = tuple(replace(snapshot, pool="n", fleet=fleet) for snapshot in POOL.snapshots)
+    return replace(HEALTHY, pools=(POOL, replace(POOL, name="n", replicas=(other,), snapshots=snapshots)))
 
 
 def cached(**labels: str) -> Evidence:
@@ -68,35 +69,35 @@ def cached(**labels: str) -> Evidence:
 
 
 def with_chunk(name: str, **of_it: Any) -> Evidence:
-    return replace(FACTS, redis=chunk(name, **of_it))
+    return replace(HEALTHY, redis=chunk(name, **of_it))
 
 
 def with_lmcache(*servers: LmcacheEvidence) -> Evidence:
-    return replace(FACTS, lmcache=servers)
+    return replace(HEALTHY, lmcache=servers)
 
 
 UNLIMITED = told(maxmemory="0", used_memory=str(5 * GIB), evicted_keys="0")
-AWAY = replace(POOL, looks=())
+AWAY = replace(POOL, snapshots=())
 
-# What is found, in which facts, and what follows from the same fault.
+# What is found, in which evidence, and what follows from the same fault.
 CASES: list[tuple[str, Evidence, set[str]]] = [
-    ("redis-unreachable", replace(FACTS, redis=Unknown("connection refused"), pools=(AWAY,)), set()),
+    ("redis-unreachable", replace(HEALTHY, redis=Unknown("connection refused"), pools=(AWAY,)), set()),
     ("redis-too-old", told(redis_version="6.0.16"), set()),
     ("redis-before-7", told(redis_version="6.2.14"), set()),
     ("redis-read-only", told(role="slave", master_host="redis-0", master_port="6379"), set()),
     ("redis-cannot-save", told(rdb_last_bgsave_status="err"), set()),
     ("redis-cannot-save", told(aof_last_write_status="err"), set()),
     ("redis-without-limit", told(maxmemory="0"), set()),
-    ("redis-without-limit", replace(UNLIMITED, redis=replace(UNLIMITED.redis, foreign=())), set()),
+    ("redis-without-limit", replace(UNLIMITED, redis=replace(UNLIMITED.redis, sampled_keys=())), set()),
     ("redis-limit-near-machine", told(maxmemory=str(7 * GIB)), set()),
     ("redis-evicts-all", told(maxmemory_policy="allkeys-lru"), set()),
     ("redis-evicts-all", told(maxmemory_policy="allkeys-random"), set()),
     ("redis-policy", told(maxmemory_policy="noeviction"), set()),
     ("redis-policy", told(maxmemory_policy="volatile-lfu"), set()),
-    ("redis-evicts-own", with_server(foreign=()), set()),
+    ("redis-evicts-own", with_redis(sampled_keys=()), set()),
     ("redis-refused-writes", told(errorstat_OOM="count=12"), set()),
-    ("redis-loose-hashes", with_server(hash_value_limit_bytes=64), set()),
-    ("redis-slow", with_server(ping_ms=11.0), set()),
+    ("redis-loose-hashes", with_redis(hash_value_limit_bytes=64), set()),
+    ("redis-slow", with_redis(ping_ms=11.0), set()),
     ("chunks-without-ttl", with_chunk(f"kvchunk@org/m@01000100@0@{HASH}@salt", has_ttl=False), set()),
     ("chunks-without-ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False), set()),
     ("chunks-without-ttl", with_chunk("/models/m2@v1@1@0@12ff@bfloat16", has_ttl=False), set()),
@@ -128,8 +129,8 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
     ("replica-hangs", with_fleet(replicas={"state": "hung"}), set()),
     ("breaker-open", with_fleet(open_until_ms=NOW_MS + 60_000), set()),
-    ("no-gateway", with_looks(gateway_leases_ms={}), {"gateway-in-other-redis"}),
-    ("records-unreadable", with_looks(unreadable=(UNREADABLE,)), set()),
+    ("no-gateway", with_snapshots(gateway_leases_ms={}), {"gateway-in-other-redis"}),
+    ("records-unreadable", with_snapshots(unreadable=(UNREADABLE,)), set()),
     ("hash-settings-differ", cached(block_size="32"), set()),
     ("hash-settings-differ", cached(prefix_caching_hash_algo="xxhash"), set()),
     ("replicas-serve-differently", with_replica(cards=card("other")), set()),
@@ -144,11 +145,11 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),
     ("agent-relearning", with_fleet(agents={"is_relearning": True}), set()),
     ("events-not-applied", with_fleet(applied_until_ms=None), set()),
-    ("events-behind", with_looks(oldest_unapplied_ms={"r1": 4000}), set()),
+    ("events-behind", with_snapshots(oldest_unapplied_ms={"r1": 4000}), set()),
     ("clock-skew", with_replica(clock_ahead_s=(3.1, 5.0)), set()),
     ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
-    ("clock-skew", with_server(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
-    ("redis-clock-stepped", with_looks(went_back=(NOW_MS - 60_000, 5000)), set()),
+    ("clock-skew", with_redis(clock_ahead_s=(3.0, 3.1)), {"clock-skew"}),
+    ("redis-clock-stepped", with_snapshots(went_back=(NOW_MS - 60_000, 5000)), set()),
     ("lmcache-unreachable", with_lmcache(LmcacheEvidence("http://r0:5580", "no answer")), set()),
     (
         "lmcache-differs",
@@ -161,9 +162,9 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "facts", "follows"), CASES, ids=[case[0] for case in CASES])
-def test_what_is_wrong_is_found_and_nothing_else(code: str, facts: Evidence, follows: set[str]) -> None:
-    found = {finding.code for finding in examine(facts).findings}
+@pytest.mark.parametrize(("code", "evidence", "follows"), CASES, ids=[case[0] for case in CASES])
+def test_what_is_wrong_is_found_and_nothing_else(code: str, evidence: Evidence, follows: set[str]) -> None:
+    found = {finding.code for finding in examine(evidence).findings}
     assert found - follows == {code} - follows
     assert code in found
 
@@ -177,9 +178,9 @@ def test_every_finding_is_one_of_its_own() -> None:
     assert len(codes) == len(set(codes))
 
 
-@pytest.mark.parametrize("facts", [case[1] for case in CASES], ids=[case[0] for case in CASES])
-def test_every_finding_says_what_is_so_and_fills_in_its_fix(facts: Evidence) -> None:
-    for finding in examine(facts).findings:
+@pytest.mark.parametrize("evidence", [case[1] for case in CASES], ids=[case[0] for case in CASES])
+def test_every_finding_says_what_is_so_and_fills_in_its_fix(evidence: Evidence) -> None:
+    for finding in examine(evidence).findings:
         assert finding.what
         assert "{" not in finding.fix
         assert "\n" not in finding.why + finding.what
@@ -189,7 +190,7 @@ def test_every_finding_says_what_is_so_and_fills_in_its_fix(facts: Evidence) -> 
 
 
 def test_of_a_healthy_cluster_nothing_is_said() -> None:
-    diagnosis = examine(FACTS)
+    diagnosis = examine(HEALTHY)
     assert (diagnosis.findings, diagnosis.unchecked) == ((), ())
     assert diagnosis.looked_at == (
         "Redis (1000 random picks of 3 keys), 2 gateways, 2 replicas, 2 agents, 2 LMCache servers"
@@ -198,14 +199,16 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "evidence",
     [
         told(maxmemory_policy="volatile-ttl"),
-        replace(told(maxmemory="0", evicted_keys="0"), redis=replace(SERVER, info={"maxmemory": "0"}, foreign=())),
+        replace(
+            told(maxmemory="0", evicted_keys="0"), redis=replace(REDIS, info=info({"maxmemory": "0"}), sampled_keys=())
+        ),
         with_chunk(f"kvchunk@org/m@01000200@0@{HASH}"),
         with_chunk(f"kvchunk@another/model@01000100@0@{HASH}"),
         with_fleet(applied_until_ms=NOW_MS + 60_000),
-        with_looks(oldest_unapplied_ms={"r1": 400}),
+        with_snapshots(oldest_unapplied_ms={"r1": 400}),
         with_replica(clock_ahead_s=(-0.5, 3.0)),
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
     ],
@@ -220,17 +223,17 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "events on a socket",
     ],
 )
-def test_what_is_harmless_is_not_found(facts: Evidence) -> None:
-    assert examine(facts).findings == ()
+def test_what_is_harmless_is_not_found(evidence: Evidence) -> None:
+    assert examine(evidence).findings == ()
 
 
-def also_told_by_the_watch(facts: Evidence, condition: str) -> Evidence:
-    first, second = facts.gateways
-    return replace(facts, gateways=(first, replace(second, store_warnings={condition: "the same"})))
+def also_told_by_the_watch(evidence: Evidence, condition: str) -> Evidence:
+    first, second = evidence.gateways
+    return replace(evidence, gateways=(first, replace(second, store_warnings={condition: "the same"})))
 
 
 @pytest.mark.parametrize(
-    ("condition", "facts"),
+    ("condition", "evidence"),
     [
         ("maxmemory_unset", told(maxmemory="0")),
         ("policy_unfit", told(maxmemory_policy="allkeys-lru")),
@@ -239,14 +242,14 @@ def also_told_by_the_watch(facts: Evidence, condition: str) -> Evidence:
         ("writes_refused", told(errorstat_OOM="count=12")),
         ("chunks_without_ttl", with_chunk("m2@1@0@-12ff@bfloat16", has_ttl=False)),
         ("chunks_too_large", with_chunk(f"kvchunk@org/m@01000100@1@{HASH}", size_bytes=15 * 2**20)),
-        ("coordination_evicted", with_server(foreign=())),
+        ("coordination_evicted", with_redis(sampled_keys=())),
     ],
 )
 def test_what_the_watch_says_too_is_found_once_and_what_it_alone_met_is_not_lost(
-    condition: str, facts: Evidence
+    condition: str, evidence: Evidence
 ) -> None:
-    assert examine(also_told_by_the_watch(facts, condition)).findings == examine(facts).findings
-    alone = examine(also_told_by_the_watch(FACTS, condition)).findings
+    assert examine(also_told_by_the_watch(evidence, condition)).findings == examine(evidence).findings
+    alone = examine(also_told_by_the_watch(HEALTHY, condition)).findings
     assert [finding.code for finding in alone] == ["watch-warns"]
 
 
@@ -254,9 +257,9 @@ def test_a_server_that_is_not_vllm_is_not_asked_to_have_an_agent() -> None:
     assert examine(unfollowed(cache=Unknown("/metrics is not what vLLM answers"))).findings == ()
 
 
-def test_a_lag_that_is_gone_at_the_last_look_is_not_found() -> None:
-    looks = [replace(seen, oldest_unapplied_ms={"r1": 4000}) for seen in POOL.looks[:4]]
-    assert examine(replace(FACTS, pools=(replace(POOL, looks=(*looks, POOL.looks[4])),))).findings == ()
+def test_a_lag_that_is_gone_at_the_last_snapshot_is_not_found() -> None:
+    snapshots = [replace(snapshot, oldest_unapplied_ms={"r1": 4000}) for snapshot in POOL.snapshots[:4]]
+    assert examine(replace(HEALTHY, pools=(replace(POOL, snapshots=(*snapshots, POOL.snapshots[4])),))).findings == ()
 
 
 def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() -> None:
@@ -266,24 +269,28 @@ def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() ->
 
 
 def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None:
-    facts = with_fleet(agents={"is_relearning": True}, replicas={"since_ms": NOW_MS - 60_000})
-    assert examine(facts).findings == ()
+    evidence = with_fleet(agents={"is_relearning": True}, replicas={"since_ms": NOW_MS - 60_000})
+    assert examine(evidence).findings == ()
 
 
 # -- what could not be looked at --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("facts", "subject", "what"),
+    ("evidence", "subject", "what"),
     [
-        (with_server(info={}, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
+        (with_redis(info=None, refused={"INFO": "NOPERM"}), "Redis", "version, memory, persistence, evictions"),
         (told(redis_mode="cluster"), "Redis", "the cluster's other nodes, and the chunks there"),
-        (with_server(hash_value_limit_bytes=None, refused={"CONFIG": "NOPERM"}), "Redis", "hash-max-listpack-value"),
-        (with_server(foreign=(), info={}, refused={"RANDOMKEY": "NOPERM"}), "LMCache's chunks", "TTLs, sizes, names"),
-        (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "clocks", "whether they agree"),
-        (replace(FACTS, redis=Unknown("away"), pools=(AWAY,)), "pool m", "its gateways, agents and events"),
-        (replace(FACTS, gateways=()), "gateways", "whether they serve and agree"),
-        (replace(FACTS, gateways=FACTS.gateways[:1]), "gateway gw1.aaaaaa", "whether it agrees with the others"),
+        (with_redis(hash_value_limit_bytes=None, refused={"CONFIG": "NOPERM"}), "Redis", "hash-max-listpack-value"),
+        (
+            with_redis(sampled_keys=(), info=None, refused={"RANDOMKEY": "NOPERM"}),
+            "LMCache's chunks",
+            "TTLs, sizes, names",
+        ),
+        (replace(HEALTHY, redis=Unknown("away"), pools=(AWAY,)), "clocks", "whether they agree"),
+        (replace(HEALTHY, redis=Unknown("away"), pools=(AWAY,)), "pool m", "its gateways, agents and events"),
+        (replace(HEALTHY, gateways=()), "gateways", "whether they serve and agree"),
+        (replace(HEALTHY, gateways=HEALTHY.gateways[:1]), "gateway gw1.aaaaaa", "whether it agrees with the others"),
         (with_gateway(keys=Unknown("an admin key")), "gateway gw1", "whether its keys are the others'"),
         (with_replica(problem="x", answers=False), "replica r1", "its version, settings, events and clock"),
         (with_replica(version=Unknown("404")), "replica r1", "vLLM's version"),
@@ -295,8 +302,8 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
         (with_replica(clock_ahead_s=None), "replica r1", "its clock"),
     ],
 )
-def test_what_could_not_be_checked_is_said_with_its_reason(facts: Evidence, subject: str, what: str) -> None:
-    unchecked = examine(facts).unchecked
+def test_what_could_not_be_checked_is_said_with_its_reason(evidence: Evidence, subject: str, what: str) -> None:
+    unchecked = examine(evidence).unchecked
     assert (subject, what) in {(each.subject, each.what) for each in unchecked}
     assert all(each.why for each in unchecked)
-    assert examine(facts).checks < examine(FACTS).checks
+    assert examine(evidence).checks < examine(HEALTHY).checks

@@ -13,10 +13,9 @@ import httpx
 import pytest
 from aiohttp import web
 
+from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica
 from gateway.ops.doctor.evidence import Evidence, ReplicaEvidence, Unknown
 from gateway.ops.doctor.gather import Targets, gather
-from gateway.ops.doctor.replicas import ask_replica
-from gateway.ops.doctor.servers import ask_gateway, ask_lmcache
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.simulator.server import serving
@@ -122,22 +121,22 @@ async def test_hung_servers_delay_the_doctor_by_one_timeout() -> None:
         url = f"http://127.0.0.1:{hung.getsockname()[1]}"
         async with serving(SimSettings()) as port:
             began = time.monotonic()
-            facts = await gathered(
+            evidence = await gathered(
                 url, url, url, f"http://127.0.0.1:{port}", gateways=(url, url), lmcache=(url,), timeout_s=1.0
             )
             took_s = time.monotonic() - began
     assert took_s < 1.9
-    assert [replica.problem for replica in facts.replicas()] == ["", *["no answer within 1 s"] * 3]
-    assert all("within 1 s" in gateway.problem for gateway in facts.gateways)
-    assert "within 1 s" in facts.lmcache[0].problem
+    assert [replica.problem for replica in evidence.replicas()] == ["", *["no answer within 1 s"] * 3]
+    assert all("within 1 s" in gateway.problem for gateway in evidence.gateways)
+    assert "within 1 s" in evidence.lmcache[0].problem
 
 
 async def test_a_redis_that_hangs_costs_no_more_than_its_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:
         targets = Targets(f"redis://127.0.0.1:{hung.getsockname()[1]}", timeout_s=0.5)
         async with asyncio.timeout(5):
-            facts = await gather(targets)
-    assert isinstance(facts.redis, Unknown)
+            evidence = await gather(targets)
+    assert isinstance(evidence.redis, Unknown)
 
 
 @pytest.mark.parametrize("said", [404, "<html>", [], {"ready": True}, {"gateway": 1, "ready": True, "reasons": None}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.watch.kinds import kind_of
+from coordinator.watch.key_samples import kind_of
 
 HASH = "7e3eff9e" * 8
 

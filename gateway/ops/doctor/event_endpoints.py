@@ -1,4 +1,4 @@
-"""Where KV events can be had from: which of an engine's endpoints others than its own host may reach, and do."""
+"""Which of an engine's endpoints of KV events answer to other hosts than its own."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from urllib.parse import urlsplit
 from gateway.ops.doctor.evidence import Unknown
 
 _GREETING = b"\xff"
-"""What ZeroMQ's greeting begins with: a proxy that accepts whatever comes says nothing."""
+"""The first byte of ZeroMQ's greeting. A proxy that accepts every connection sends nothing."""
 _FAR_AWAY = ("192.0.2.1", 9)
-"""An address that nobody has. Connecting UDP to it sends nothing, and says from which address one would go."""
+"""An address that nobody has. Connecting UDP to it sends nothing, and shows this machine's address on the way there."""
 
 
 async def open_ones(endpoints: tuple[str, ...], replica_url: str, timeout_s: float) -> dict[str, str] | Unknown:
-    """Those of the endpoints that ZeroMQ answers on to this machine, with the address, not counting what is bound to
-    its own host alone."""
+    """The endpoints on which ZeroMQ answers this machine, with the address. Endpoints that are bound to their own host
+    only are left out."""
     host = urlsplit(replica_url).hostname or ""
-    if is_own_host(host):  # from here, everything can be reached: what counts is whether others could
+    if is_own_host(host):  # this machine reaches all its own ports: what counts is the address that others use
         outward = outward_address()
         if outward is None and any("*" in endpoint for endpoint in endpoints):
-            return Unknown("it is on this machine, which has no other address than 127.0.0.1")
+            return Unknown("it is on this machine, whose only address is 127.0.0.1")
         host = outward or host
     targets = {endpoint: target for endpoint in endpoints if (target := target_of(endpoint, host)) is not None}
     answers = await asyncio.gather(*(_greets(*target, timeout_s) for target in targets.values()))
@@ -34,7 +34,7 @@ async def open_ones(endpoints: tuple[str, ...], replica_url: str, timeout_s: flo
 
 
 def target_of(endpoint: str, host: str) -> tuple[str, int] | None:
-    """The address at which others would try an endpoint of `host`; None where it is for its own host alone."""
+    """The address under which other hosts reach an endpoint of `host`; None if only its own host does."""
     parts = urlsplit(endpoint.replace("*", "[::]", 1))
     try:
         name, port = parts.hostname, parts.port
@@ -46,7 +46,7 @@ def target_of(endpoint: str, host: str) -> tuple[str, int] | None:
 
 
 def is_own_host(name: str) -> bool:
-    """Whether an address is one that only its own host reaches."""
+    """Whether only its own host reaches this address."""
     if name == "localhost":
         return True
     try:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from gateway.ops.doctor import endpoints
-from gateway.ops.doctor.endpoints import open_ones, target_of
+from gateway.ops.doctor import event_endpoints
+from gateway.ops.doctor.event_endpoints import open_ones, target_of
 from gateway.ops.doctor.evidence import Unknown
 from tests.programs import needs
 
 THIS_MACHINE = "http://127.0.0.1:8000"
-HERE = endpoints.outward_address()
+HERE = event_endpoints.outward_address()
 on_a_network = needs("a network")
 
 
@@ -80,6 +80,6 @@ async def test_one_that_accepts_and_says_nothing_is_left_after_the_timeout() -> 
 
 
 async def test_on_a_machine_without_a_network_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_FAR_AWAY", ("127.0.0.1", 9))
+    monkeypatch.setattr(event_endpoints, "_FAR_AWAY", ("127.0.0.1", 9))
     assert isinstance(await open_ones(("tcp://*:5557",), THIS_MACHINE, 0.2), Unknown)
     assert await open_ones(("ipc:///run/vllm/events",), THIS_MACHINE, 0.2) == {}

@@ -1,0 +1,156 @@
+"""Whether each replica's events reach the map: its engine publishes, its agent hears, and a gateway applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.finding import FindingKind, Result
+from coordinator.registry import ReplicaRecord
+from coordinator.survey import PoolSnapshot
+from gateway.ops.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
+
+_RELEARNING_MS = 600_000
+_BEHIND_MS = 1000
+_SNAPSHOTS_NEEDED = 5
+_NO_EVENT = -1
+_COMPUTED_TOKENS = 1024
+"""An engine that has computed so many tokens has filled blocks and published events about them."""
+
+MISSING = FindingKind(
+    "agent-missing",
+    "warning",
+    "KVGate guesses its cache from the requests it got: evictions and restarts stay unseen",
+    "run on its host, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
+)
+GONE = FindingKind(
+    "agent-gone",
+    "error",
+    "since then evictions and restarts stay unseen, and soon KVGate only guesses its cache",
+    "read its log and start it, with the gateways' KVGATE_REDIS_URL: kvgate agent --replica {replica} --url {url}",
+)
+DEAF = FindingKind(
+    "agent-deaf",
+    "error",
+    "its engine publishes KV events and none reach the agent: KVGate only guesses the replica's cache",
+    "correct the agent's --events and --replay, open these ports to it, and make sure that vLLM binds its endpoint: "
+    "it binds ipc:, and what has * or :: in it",
+)
+SILENT = FindingKind(
+    "events-missing",
+    "error",
+    "a working engine publishes events about the blocks that it fills: they are lost on the way to the map",
+    "give vLLM a replay_endpoint and the agent --replay, and make sure that vLLM binds its endpoint: it binds ipc:, "
+    "and what has * or :: in it",
+)
+RELEARNING = FindingKind(
+    "agent-relearning",
+    "warning",
+    "events were lost, so the engine holds prefixes that the map does not know, until its cache has been refilled",
+    "raise buffer_steps in --kv-events-config, start agents before their engines; restart vLLM to empty its cache",
+)
+NOT_APPLIED = FindingKind(
+    "events-not-applied",
+    "error",
+    "the agents' entries wait in Redis until the stream is trimmed, and the map becomes outdated",
+    "set coordinator.apply_events to true in the gateways, or run, with their KVGATE_REDIS_URL: kvgate coordinator",
+)
+BEHIND = FindingKind(
+    "events-behind",
+    "warning",
+    "the map is late by as much: gateways send requests to prefixes that are gone",
+    "more processes can apply events: run more gateways, or `kvgate coordinator` processes",
+)
+
+
+def attended(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether a live agent hears each replica's events."""
+    for record in _alive(pool):
+        subject, agent = f"replica {record.replica}", pool.agent(record.replica)
+        values = {"replica": record.replica, "url": record.url}
+        if agent is None:
+            if not _is_foreign(pool, record.replica) and _publishes(pool, record.replica):
+                yield MISSING.seen(subject, "it has no agent in its current life", **values)
+        elif (late_ms := pool.last.fleet.now_ms - agent.lease_until_ms) > 0:
+            yield GONE.seen(
+                subject, f"the lease of its agent {agent.agent} ran out {late_ms / 1000:.0f} s ago", **values
+            )
+        elif agent.mode == "none" and _publishes(pool, record.replica):
+            yield DEAF.seen(subject, f"its agent {agent.agent} hears no events (mode none)")
+
+
+def heard(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether events come from the engines that compute."""
+    for record in _followed(pool):
+        subject = f"replica {record.replica}"
+        computed = [_computed(snapshot, record) for snapshot in pool.snapshots]
+        seq, tokens = computed[-1]
+        if seq < 0 and tokens >= _COMPUTED_TOKENS:
+            yield SILENT.seen(subject, f"its engine has computed {tokens:.0f} tokens, and no event came")
+        elif len({each[0] for each in computed}) == 1 and (lately := _lately(computed)) >= _COMPUTED_TOKENS:
+            yield SILENT.seen(
+                subject, f"its engine computed {lately:.0f} tokens just now, and no event came after {seq}"
+            )
+
+
+def learned(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether agents know the whole cache of their engines, even what was in it before they listened."""
+    for record in _followed(pool):
+        age_ms = pool.last.fleet.now_ms - record.since_ms
+        if age_ms > _RELEARNING_MS and all(_is_relearning(snapshot, record.replica) for snapshot in pool.snapshots):
+            what = f"its agent does not know the engine's whole cache; the engine has run for {age_ms / 60_000:.0f} min"
+            yield RELEARNING.seen(f"replica {record.replica}", what)
+
+
+def applied(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether the agents' entries are applied, and without delay."""
+    for record in _followed(pool):
+        subject, last = f"replica {record.replica}", pool.last
+        if last.fleet.applied_until_ms.get(record.replica, 0) < last.fleet.now_ms:
+            yield NOT_APPLIED.seen(subject, "nobody has the lease to apply its agent's events")
+        elif (
+            behind_ms := min(each.oldest_unapplied_ms.get(record.replica, 0) for each in pool.snapshots)
+        ) > _BEHIND_MS:
+            yield BEHIND.seen(subject, f"its events are applied {behind_ms / 1000:.1f} s after they were published")
+
+
+CHECKS = (attended, heard, learned, applied)
+
+
+def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
+    return [record for record in pool.records() if record.state == "ready"]
+
+
+def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
+    """Those whose agent reports that it hears events."""
+    return [record for record in _alive(pool) if pool.last.fleet.is_followed(record.replica)]
+
+
+def _is_foreign(pool: PoolEvidence, replica: str) -> bool:
+    """Whether it answers, but is not vLLM: then an agent has no events to hear."""
+    return any(each.id == replica and each.answers and isinstance(each.cache, Unknown) for each in pool.replicas)
+
+
+def _publishes(pool: PoolEvidence, replica: str) -> bool:
+    """Whether it may publish events. If it publishes none, that is a finding of its own (events-off)."""
+    known: dict[str, ReplicaEvidence] = {each.id: each for each in pool.replicas}
+    endpoints = known[replica].endpoints if replica in known else Unknown("not asked")
+    return isinstance(endpoints, Unknown) or bool(endpoints)
+
+
+def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
+    """The last event that its agent applied and the prompt tokens that its engine computed, in its current life."""
+    agent, figures = snapshot.fleet.agents.get(record.replica), snapshot.fleet.engines.get(record.replica, {})
+    if agent is None or agent.incarnation != record.incarnation:
+        return _NO_EVENT, 0.0
+    return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
+
+
+def _lately(computed: list[tuple[int, float]]) -> float:
+    """The tokens computed in a span for which events must have come. Agents read counters up to a second later than
+    events: the first snapshots may count tokens from before the span, and the last ones tokens whose events are due."""
+    return computed[-2][1] - computed[-3][1] if len(computed) >= _SNAPSHOTS_NEEDED else 0.0
+
+
+def _is_relearning(snapshot: PoolSnapshot, replica: str) -> bool:
+    agent = snapshot.fleet.agents.get(replica)
+    return agent is not None and agent.is_relearning
