@@ -24,8 +24,8 @@ A request's way through this package, in order (each word is a file, or a folder
     fleet        which replicas there are, and what they serve (each a `member`, a model's name `served` by some)
     identity     whether the registry means the same engine by a replica's id
     checks       whether they live, which life it is, and what everybody is told of that
-    moves        attempts that wait for a first byte, taken away from a replica that dies (alone: `deaths`)
-    hangs        replicas that live and do no work; `progress` is what they show of it
+    moves        attempts that wait for a first byte, taken away from a replica that dies (alone)
+    hangs        replicas that live and do no work
 
 Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
 coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.

@@ -15,7 +15,8 @@ from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.control.explain import Explainer
-from gateway.control.routes import Status, build_control
+from gateway.control.routes import build_control
+from gateway.control.status import Status
 from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
@@ -31,9 +32,8 @@ from gateway.relay.reply import request_id
 from gateway.relay.stored_responses import Responses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.hangs import Hangs
+from gateway.replicas.hangs import Hangs, Progress
 from gateway.replicas.health_checks import Checks
-from gateway.replicas.progress import Progress
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader

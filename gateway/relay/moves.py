@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 import structlog
@@ -21,11 +21,9 @@ from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
-from gateway.relay.deaths import Deaths
 from gateway.replicas.fleet import Fleet, Member
-from gateway.replicas.hangs import Hangs
+from gateway.replicas.hangs import Hangs, Progress
 from gateway.replicas.health_checks import Checks
-from gateway.replicas.progress import Progress
 from gateway.routing.ticket import Ticket
 
 _log = structlog.get_logger("kvgate.moves")
@@ -36,6 +34,42 @@ SILENT_S = 1.0
 """A replica that has sent nothing for so long, though something waits for it, is asked whether it lives."""
 _SHARE_EVERY = 4
 """Ticks."""
+WINDOW_S = 10.0
+SHARE = 1 / 3
+
+
+class Deaths:
+    """Of one pool, which replicas died by themselves, and which with many others. Pure: the clock is passed in.
+
+    When much of a pool dies at once, the network has failed, or the gateway that checks. What waits on them is then
+    better left where it is: all of it moved to the rest of the pool would be too much for that.
+    """
+
+    def __init__(self) -> None:
+        self._died_s: dict[str, float] = {}
+        self._with_others: set[str] = set()
+        self._ready: set[str] = set()
+        self.alone: frozenset[str] = frozenset()
+        """Those that are dead, where no more than a third of the pool died within 10 s of that."""
+
+    def observe(self, states: Mapping[str, str], now_s: float) -> None:
+        """What the registry says of every replica now."""
+        ready = {replica for replica, state in states.items() if state == "ready"}
+        for replica in self._ready - ready:
+            self._died_s[replica] = now_s
+        self._ready = ready
+        self._with_others -= ready
+        self._died_s = {
+            replica: died_s for replica, died_s in self._died_s.items() if replica in states and replica not in ready
+        }
+        recent = {replica for replica, died_s in self._died_s.items() if now_s - died_s < WINDOW_S}
+        if len(recent) > max(1, SHARE * len(states)):
+            self._with_others |= recent
+        self.alone = frozenset(self._died_s.keys() - self._with_others)
+
+    def died_alone(self, replica: str) -> bool:
+        """Whether it is one of `alone`."""
+        return replica in self.alone
 
 
 class WaitingAttempt:

@@ -13,7 +13,7 @@ from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
 from gateway.relay.stored_responses import Responses
-from gateway.replicas.progress import Progress
+from gateway.replicas.hangs import Progress
 from gateway.request.reader import Job, Reader
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError

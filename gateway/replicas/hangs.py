@@ -8,17 +8,17 @@ after a while, because a replica without requests has nothing to show.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 
 import structlog
 
 from coordinator.errors import StoreError
-from coordinator.pool.liveness import mark, shown
+from coordinator.pool.liveness import mark, show, shown
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.fleet import Member
+from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.health_checks import engine_facts
-from gateway.replicas.progress import Progress
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError
@@ -30,6 +30,33 @@ _FORGIVEN_AFTER = 3
 """Times `hang_s`."""
 _COUNTERS = ("prefix_queries_tokens", "prefills", "generated_tokens")
 """What moves with an engine's steps. Not its queue, which grows while it hangs."""
+
+
+class Progress:
+    """Counts, by replica, the pieces of answers that this gateway was sent, and lets all gateways know of them."""
+
+    def __init__(self, fleet: Fleet, store: Store) -> None:
+        self.pieces: Counter[str] = Counter()
+        """What relays add to: of answers, not of their announcements."""
+        self._fleet = fleet
+        self._store = store
+        self._shared: dict[str, int] = {}
+
+    def share(self) -> None:
+        """Tell the store of the replicas that have shown something since this was called last."""
+        for gone in self.pieces.keys() - self._fleet.members.keys():
+            del self.pieces[gone]
+        news: dict[str, list[str]] = {}
+        for replica, count in self.pieces.items():
+            member = self._fleet.members[replica]
+            if not member.pool or member.identity.is_left:
+                continue
+            if self._shared.get(replica) != count:
+                news.setdefault(member.pool, []).append(replica)
+        for pool_name, replicas in news.items():
+            pool = self._store.pool(pool_name)
+            show(pool, {replica: self.pieces[replica] for replica in replicas})
+        self._shared = dict(self.pieces)
 
 
 class StandStill:
