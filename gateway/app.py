@@ -21,7 +21,7 @@ from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.metrics.loop_lag import watch_loop
+from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
@@ -32,8 +32,8 @@ from gateway.relay.reply import request_id
 from gateway.relay.stored_responses import Responses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.hangs import Hangs, Progress
-from gateway.replicas.health_checks import Checks
+from gateway.replicas.hangs import AnswerProgress, HangDetector
+from gateway.replicas.health_checks import HealthChecks
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
@@ -60,15 +60,15 @@ class Gateway:
         self.store.on_change = self._store_changed
         self.upstream = _upstream(settings)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream)
-        self.checks = Checks(self.fleet, settings.health, self.store, self.upstream)
-        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
+        self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
+        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
         self.reader = Reader(settings, self.keyring, self.fleet, self.metrics)
         self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         responses = Responses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        progress = Progress(self.fleet, self.store)
-        hangs = Hangs(settings.health, self.store, self.upstream, progress)
-        self.moves = Moves(self.fleet, self.checks, self.store, progress, hangs)
+        progress = AnswerProgress(self.fleet, self.store)
+        hangs = HangDetector(settings.health, self.store, self.upstream, progress)
+        self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         relay = Relay(self.reader, responses, audit, progress)
         attempts = Attempts(
             settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission, self.moves
@@ -105,13 +105,13 @@ class Gateway:
 
     async def start(self) -> None:
         """Connect, look for replicas once, and start the background loops."""
-        self.tasks.spawn(watch_loop(self.metrics.loop_lag_s.observe), "loop lag")
+        self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
-        self.tasks.keep(self.checks.run, "checks")
-        await self.checks.first_round()
+        self.tasks.keep(self.health_checks.run, "checks")
+        await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
         self.tasks.keep(self.moves.run, "moves")
         if self.settings.coordinator.apply_events:

@@ -32,11 +32,11 @@ class Explainer:
         self._fleet = fleet
 
     async def explain(
-        self, body: Body, headers: Mapping[str, str], caller: Caller, place: AdmissionSlot, path: str | None
+        self, body: Body, headers: Mapping[str, str], caller: Caller, slot: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
         """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
         job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
-        await self._reader.fill(job, Ask(path or ""), place, body)
+        await self._reader.fill(job, Ask(path or ""), slot, body)
         await self._pin(job)
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")

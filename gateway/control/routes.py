@@ -23,7 +23,7 @@ from gateway.request.admission import Admission, holder_of
 from gateway.request.body import upload_body
 from gateway.request.keyring import Keyring
 
-_ASKS = ["GET", "HEAD"]  # load balancers and uptime checks ask by HEAD; the exchange leaves the body out
+_GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks ask by HEAD; the exchange leaves the body out
 
 
 def build_control(
@@ -48,35 +48,35 @@ def build_control(
 
 
 def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
-    @app.api_route("/health", methods=_ASKS)
+    @app.api_route("/health", methods=_GET_OR_HEAD)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.api_route("/ready", methods=_ASKS)
+    @app.api_route("/ready", methods=_GET_OR_HEAD)
     async def ready() -> Response:
         is_ready, body = status.readiness()
         return _json(200 if is_ready else 503, body)
 
-    @app.api_route("/version", methods=_ASKS)
+    @app.api_route("/version", methods=_GET_OR_HEAD)
     async def version() -> dict[str, Any]:
         return status.about
 
-    @app.api_route("/metrics", methods=_ASKS)
+    @app.api_route("/metrics", methods=_GET_OR_HEAD)
     async def expose() -> Response:
         status.refresh_gauges()
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
-    @app.api_route("/v1/models", methods=_ASKS)
+    @app.api_route("/v1/models", methods=_GET_OR_HEAD)
     async def models(request: Request) -> Response:
         keyring.identify(dict(request.headers))
-        return _json(200, {"object": "list", "data": fleet.cards()})
+        return _json(200, {"object": "list", "data": fleet.model_cards()})
 
-    @app.api_route("/v1/models/{name:path}", methods=_ASKS)
+    @app.api_route("/v1/models/{name:path}", methods=_GET_OR_HEAD)
     async def model(request: Request, name: str) -> Response:
         keyring.identify(dict(request.headers))
-        for card in fleet.cards():
+        for card in fleet.model_cards():
             if card["id"] == name:
                 return _json(200, card)
         raise ApiError(404, "model_not_found", "This model is not served here; GET /v1/models lists what is.", "model")
@@ -91,16 +91,16 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
         caller = keyring.identify(headers)
         if not caller.sees_decisions:
             raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
-        place = admission.place(holder_of(caller, request.client.host if request.client else ""))
+        slot = admission.place(holder_of(caller, request.client.host if request.client else ""))
         more = partial(anext, request.stream(), b"")
         try:
-            body = await upload_body(place, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
-            place.begin()
-            return _json(200, await explainer.explain(body, headers, caller, place, path))
+            body = await upload_body(slot, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
+            slot.begin()
+            return _json(200, await explainer.explain(body, headers, caller, slot, path))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
-            place.release()
+            slot.release()
 
 
 async def _api_error(_: Request, error: ApiError) -> Response:

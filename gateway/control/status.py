@@ -84,17 +84,17 @@ class Status:
             metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
-        for gauge in metrics.of_replicas:
+        for gauge in metrics.per_replica:
             gauge.clear()  # of a replica that has left, or does not tell any more, nothing stays
         taken = self._fleet.taken_ids()
-        for member in self._fleet.used:
+        for member in self._fleet.targets:
             metrics.replica_info.labels(member.id, member.pool).set(1)
             for tally in (metrics.doubts, metrics.passed_over_tokens):
                 tally.inc(member.id, by=0)  # there from the start: an increase from nothing is none
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
             fleet = self._store.pool(member.pool).fleet if member.pool else None
-            if fleet is not None and not member.identity.is_left:
+            if fleet is not None and not member.identity.is_taken:
                 is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
                 metrics.breaker_open.labels(member.id).set(is_open)
                 metrics.replica_active.labels(member.id).set(fleet.active.get(member.id, 0))

@@ -192,7 +192,7 @@ class Metrics:
             figure: Gauge(f"kvgate_engine_{name}", text, ("replica",), registry=registry)
             for figure, (name, text) in _ENGINE.items()
         }
-        self.of_replicas = (
+        self.per_replica = (
             *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
             self.replica_id_taken,
             *self.engine.values(),

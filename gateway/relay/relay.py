@@ -13,7 +13,7 @@ from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, MAX_PARSED_BYTES, EventRelay, split_events, take_token_ids
 from gateway.relay.stored_responses import Responses
-from gateway.replicas.hangs import Progress
+from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
@@ -43,7 +43,7 @@ class StreamBroken(Exception):
 class Relay:
     """Passes answers on to clients, and learns from them."""
 
-    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: Progress) -> None:
+    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: AnswerProgress) -> None:
         self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses

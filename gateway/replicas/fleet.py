@@ -40,9 +40,9 @@ class Member:
     alive: bool = False
     failures: int = 0
     problem: str = "not reached yet"
-    answers: bool = False
+    is_answering: bool = False
     """Whether it answered this gateway when it was asked last."""
-    asked_s: float = 0.0
+    checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
     """When it answered last, or was first heard of."""
     lacks_metrics: bool = False
@@ -73,15 +73,15 @@ class Served:
     replicas: dict[str, str]
     """Where the replicas that serve it are, as this gateway is configured or has found out: nobody who can write to
     the store can send prompts elsewhere."""
-    apart: dict[str, str] = field(default_factory=dict)
+    unshared: dict[str, str] = field(default_factory=dict)
     """The lives of those whose id means another engine in the store: see `identity`."""
 
     @property
     def shared(self) -> tuple[str, ...]:
         """Those among which the store may choose."""
-        if not self.apart:
+        if not self.unshared:
             return tuple(self.replicas)
-        return tuple(name for name in self.replicas if name not in self.apart)
+        return tuple(name for name in self.replicas if name not in self.unshared)
 
 
 class Fleet:
@@ -92,36 +92,36 @@ class Fleet:
         """Those that get requests from this gateway, and others that are only watched."""
         self.changed = asyncio.Event()
         """There are others than before: they are to be asked."""
-        self.findings: dict[str, str] = {}
+        self.id_conflicts: dict[str, str] = {}
         """By replica, that its id is another engine's in the registry; empty where it is not."""
-        self._used: tuple[str, ...] = ()
+        self._targets: tuple[str, ...] = ()
         self._store = store
         self._upstream = upstream
         self._served: dict[str, Served] = {}
-        self.use(replicas)
+        self.set_targets(replicas)
 
-    def use(self, replicas: Sequence[ReplicaSettings]) -> None:
+    def set_targets(self, replicas: Sequence[ReplicaSettings]) -> None:
         """From now on these get requests, and no others do. Requests go on where they are; who has left is watched on,
         as other gateways may still send it some."""
         for replica in replicas:
             member = self.members.get(replica.id)
             if member is None or (member.url, member.dp_rank) != (replica.url, replica.dp_rank) or not member.cards:
                 self.members[replica.id] = Member(replica.id, replica.url, replica.dp_rank)
-            elif replica.id not in self._used:
-                self.doubt(replica.id)  # it may have restarted while nobody asked
-        self._used = tuple(replica.id for replica in replicas)
+            elif replica.id not in self._targets:
+                self.recheck(replica.id)  # it may have restarted while nobody asked
+        self._targets = tuple(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
         self.index()
         self.changed.set()
 
     @property
-    def used(self) -> list[Member]:
+    def targets(self) -> list[Member]:
         """Those that get requests from this gateway."""
-        return [self.members[name] for name in self._used]
+        return [self.members[name] for name in self._targets]
 
-    def uses(self, replica: str) -> bool:
+    def is_target(self, replica: str) -> bool:
         """Whether it gets requests from this gateway."""
-        return replica in self._used
+        return replica in self._targets
 
     def describe(self) -> dict[str, str]:
         """Every replica's state in words: ready, or why it is not."""
@@ -135,7 +135,7 @@ class Fleet:
     def served(self) -> dict[str, Served]:
         return self._served
 
-    def only_pool(self) -> Served | None:
+    def only_base_model(self) -> Served | None:
         """The one base model there is, for requests that name none; None when there are several, or none."""
         pools = {served.pool: served for served in self._served.values() if served.adapter is None}
         return next(iter(pools.values())) if len(pools) == 1 else None
@@ -153,15 +153,15 @@ class Fleet:
     def is_exact(self, replica: str) -> bool:
         """Whether an agent tells what the replica holds, as the last heartbeat had it."""
         member = self.members.get(replica)
-        if member is None or not member.pool or member.identity.is_left or not self._store.is_up(member.pool):
+        if member is None or not member.pool or member.identity.is_taken or not self._store.is_up(member.pool):
             return False
         fleet = self._store.pool(member.pool).fleet
         return fleet is not None and fleet.is_exact(replica)
 
     def ready_replicas(self) -> list[str]:
-        return [name for name in self._used if self.is_ready(name)]
+        return [name for name in self._targets if self.is_ready(name)]
 
-    def cards(self) -> list[dict[str, Any]]:
+    def model_cards(self) -> list[dict[str, Any]]:
         """The union of the ready replicas' model cards, by id."""
         union: dict[str, dict[str, Any]] = {}
         for name in self.ready_replicas():
@@ -171,21 +171,21 @@ class Fleet:
 
     def problems(self) -> dict[str, str]:
         """Why each replica that is not ready is not."""
-        unready = (self.members[name] for name in sorted(self._used) if not self.is_ready(name))
+        unready = (self.members[name] for name in sorted(self._targets) if not self.is_ready(name))
         told = ((member, _PROBLEMS.get(self._state(member), "not registered yet")) for member in unready)
         return {member.id: member.problem or problem for member, problem in told}
 
     def taken_ids(self) -> dict[str, str]:
         """Of replicas whose id is another engine's in the registry: what is wrong, and what to do about it."""
-        return {name: said for name in sorted(self._used) if (said := self.findings.get(name))}
+        return {name: said for name in sorted(self._targets) if (said := self.id_conflicts.get(name))}
 
     def _state(self, member: Member) -> str:
-        if member.identity.is_left:  # what is registered is not this engine
+        if member.identity.is_taken:  # what is registered is not this engine
             return "ready" if member.alive else "dead"
         record = self._store.pool(member.pool).records.get(member.id) if member.pool else None
         return record.state if record is not None else ""
 
-    def doubt(self, replica: str) -> None:
+    def recheck(self, replica: str) -> None:
         """A request to it broke: look at the next round whether it has restarted."""
         member = self.members.get(replica)
         if member is not None:
@@ -193,7 +193,7 @@ class Fleet:
 
     def index(self) -> None:
         """What is served has changed."""
-        self._served = index(self.used)
+        self._served = index(self.targets)
 
 
 def index(members: Iterable[Member]) -> dict[str, Served]:
@@ -208,12 +208,14 @@ def index(members: Iterable[Member]) -> dict[str, Served]:
             if known is None or known.pool != member.pool:
                 known = Served(member.pool, base.root, adapter, {})
             replicas = {**known.replicas, member.id: member.url}
-            apart = {**known.apart, member.id: member.facts.started} if member.identity.is_left else known.apart
-            names[card.id] = Served(member.pool, base.root, adapter, replicas, apart)
+            unshared = (
+                {**known.unshared, member.id: member.facts.started} if member.identity.is_taken else known.unshared
+            )
+            names[card.id] = Served(member.pool, base.root, adapter, replicas, unshared)
     return names
 
 
-def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
+def ready_or_all(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
     """Those of the registry's replicas that are ready; all of them when none is."""
     everyone = list(records)
     return [record for record in everyone if record.state == "ready"] or everyone

@@ -1,7 +1,7 @@
 """Health checks of replicas: whether they live, which life it is, and what everybody is told of that.
 
 Health is checked by the gateway that holds the pool's worker lease, and shared through the store; while the store is
-down, by every gateway for itself. A gateway whose requests get no answer looks at once (`look_at`).
+down, by every gateway for itself. A gateway whose requests get no answer checks at once (`check_now`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gateway.upstream import Upstream, UpstreamError
 _log = structlog.get_logger("kvgate.checks")
 
 _SEARCH_S = 0.25
-_DISCOVER_EVERY = 5
+_DISCOVER_ROUNDS = 5
 _PATIENCE_S = 6.0
 """Longer than any lease in the store, and so than a restart or a move makes two disagree on who a replica is."""
 
 
-class Checks:
+class HealthChecks:
     """Watches a fleet's replicas. `run()` as a task."""
 
     def __init__(self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream) -> None:
@@ -55,12 +55,12 @@ class Checks:
         try:
             while True:
                 self._fleet.changed.clear()
-                self._adopt_registered()
-                first = [self.look_at(member) for member in self._members() if self._is_due(member)]
+                self._watch_registered()
+                first = [self.check_now(member) for member in self._members() if self._is_due(member)]
                 if not self._first_round.is_set():
                     await asyncio.gather(*first, return_exceptions=True)
                     self._first_round.set()
-                self._share_chores()
+                self._choose_chores()
                 await self._forget_gone()
                 self._round += 1
                 searching = any(not member.cards for member in self._members()) and self._round < 240
@@ -70,30 +70,30 @@ class Checks:
         finally:
             await self._tasks.close()
 
-    def _share_chores(self) -> None:
+    def _choose_chores(self) -> None:
         """Who does a pool's chores says of all its replicas whether they live: this gateway cannot, where one's id is
         another engine's for it."""
-        left = {member.pool for member in self._fleet.used if member.identity.is_left}
+        taken = {member.pool for member in self._fleet.targets if member.identity.is_taken}
         for name in self._store.pool_names():
-            self._store.pool(name).does_chores = name not in left
+            self._store.pool(name).does_chores = name not in taken
 
-    def look_at(self, member: Member) -> asyncio.Task[None]:
+    def check_now(self, member: Member) -> asyncio.Task[None]:
         """Ask a replica now, unless that is being done."""
         if member.check is None or member.check.done():
-            member.check = self._tasks.spawn(self._look(member), "health check")
+            member.check = self._tasks.spawn(self._check_until_settled(member), "health check")
         return member.check
 
-    def suspect(self, member: Member) -> None:
+    def check_silent(self, member: Member) -> None:
         """It is waited for, and silent: ask it, as often as the gateway does that checks it for all."""
-        if time.monotonic() - member.asked_s >= self._health.interval_s:
-            self.look_at(member)
+        if time.monotonic() - member.checked_s >= self._health.interval_s:
+            self.check_now(member)
 
-    async def _look(self, member: Member) -> None:
+    async def _check_until_settled(self, member: Member) -> None:
         """Ask once; where one that was alive does not answer, again and again, `interval_s` apart, until it is dead."""
         loop = asyncio.get_running_loop()
         while True:
             began_s, was_alive = loop.time(), member.alive
-            await self._check(member)
+            await self._check_once(member)
             if not (was_alive and member.failures and self._fleet.members.get(member.id) is member):
                 return
             await asyncio.sleep(max(0.0, began_s + self._health.interval_s - loop.time()))
@@ -101,7 +101,7 @@ class Checks:
     def _members(self) -> list[Member]:
         return list(self._fleet.members.values())
 
-    def _adopt_registered(self) -> None:
+    def _watch_registered(self) -> None:
         """Replicas that others registered are watched as well: one that left every configuration must still be found
         dead. What this gateway was not told of itself gets no request from it."""
         for pool_name in self._store.pool_names():  # of one that is not served any more, this gateway may do the chores
@@ -116,11 +116,11 @@ class Checks:
                     self._fleet.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
-        if not self._fleet.uses(member.id) and member.failures > self._health.failures:
-            return self._round % _DISCOVER_EVERY == 0  # gone, for all that is known
+        if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
+            return self._round % _DISCOVER_ROUNDS == 0  # gone, for all that is known
         if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
             return True
-        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_EVERY == 0
+        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_ROUNDS == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
         """Whether something failed since it was last seen well, or others know it by another life."""
@@ -129,31 +129,31 @@ class Checks:
         known = self._store.pool(member.pool).records.get(member.id)
         return known is not None and known.incarnation != member.incarnation(known)
 
-    async def _check(self, member: Member) -> None:
-        was_alive, member.asked_s = member.alive, time.monotonic()
+    async def _check_once(self, member: Member) -> None:
+        was_alive, member.checked_s = member.alive, time.monotonic()
         try:
-            is_ours = self._fleet.uses(member.id) and self._fleet.members.get(member.id) is member
+            is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
-            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_EVERY == 0):
+            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_ROUNDS == 0):
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
-            member.answers = False
+            member.is_answering = False
             if was_alive and member.failures < self._health.failures:
                 return
             member.alive, member.problem = False, str(error)
         else:
             member.failures, member.alive, member.problem = 0, True, ""
-            member.answers, member.answered_s = True, time.monotonic()
+            member.is_answering, member.answered_s = True, time.monotonic()
         if was_alive != member.alive:
             log = _log.info if member.alive else _log.warning
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)
-        await self._meet(member)
-        self._publish(member)
+        await self._read_pool_once(member)
+        self._register(member)
 
-    async def _meet(self, member: Member) -> None:
+    async def _read_pool_once(self, member: Member) -> None:
         """Before anything is said of a pool: what others have said of it."""
         pool = self._store.pool(member.pool) if member.pool else None
         if pool is not None and pool.fleet is None and self._store.is_up(pool.name):
@@ -184,7 +184,7 @@ class Checks:
             self._fleet.index()
         self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
-    def _publish(self, member: Member) -> None:
+    def _register(self, member: Member) -> None:
         """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's
         worker alone."""
         if not member.pool or self._fleet.members.get(member.id) is not member:
@@ -194,11 +194,11 @@ class Checks:
         state, incarnation = "ready" if member.alive else "dead", member.incarnation(known)
         if member.alive and known is not None and (known.state, known.incarnation) == ("hung", incarnation):
             state = "hung"  # its /health says nothing about that
-        if not self._fleet.uses(member.id):
+        if not self._fleet.is_target(member.id):
             if known is None:
                 return  # forgotten
             wanted = replace(known, state=state)  # all that is looked at here is its health
-        elif self._is_left(member, known):
+        elif self._is_id_taken(member, known):
             return
         else:
             wanted = ReplicaRecord(
@@ -217,37 +217,43 @@ class Checks:
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
 
-    def _is_left(self, member: Member, known: ReplicaRecord | None) -> bool:
+    def _is_id_taken(self, member: Member, known: ReplicaRecord | None) -> bool:
         """Whether its id is another engine's."""
         pool, identity = self._store.pool(member.pool), member.identity
-        was_left, now_s = identity.is_left, time.monotonic()
+        was_taken, now_s = identity.is_taken, time.monotonic()
         if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
-            followed, opposed = pool.fleet.is_followed(member.id), pool.fleet.worker not in ("", pool.gateway)
-            facts = IdentityFacts(member.facts.started, member.url, member.alive, known, followed, opposed)
+            facts = IdentityFacts(
+                started=member.facts.started,
+                url=member.url,
+                is_alive=member.alive,
+                record=known,
+                is_followed=pool.fleet.is_followed(member.id),
+                has_other_worker=pool.fleet.worker not in ("", pool.gateway),
+            )
             identity.judge(facts, now_s, self._patience_s)
-        if was_left != identity.is_left:
+        if was_taken != identity.is_taken:
             self._fleet.index()
-        self._tell(member, identity.finding(now_s, self._patience_s))
-        return identity.is_left
+        self._note_conflict(member, identity.conflict(now_s, self._patience_s))
+        return identity.is_taken
 
-    def _tell(self, member: Member, finding: str) -> None:
+    def _note_conflict(self, member: Member, conflict: str) -> None:
         """Say once that its id is another engine's, and once that it is no more."""
-        if finding and not self._fleet.findings.get(member.id):
-            _log.warning("its id is taken", replica=member.id, problem=finding)
-        elif not finding and self._fleet.findings.get(member.id):
+        if conflict and not self._fleet.id_conflicts.get(member.id):
+            _log.warning("its id is taken", replica=member.id, problem=conflict)
+        elif not conflict and self._fleet.id_conflicts.get(member.id):
             _log.info("its id is its own again", replica=member.id)
-        self._fleet.findings[member.id] = finding
+        self._fleet.id_conflicts[member.id] = conflict
 
     async def _forget_gone(self) -> None:
         """Those that get no requests from here: the pool's worker forgets who has not answered for long, and who is
         forgotten is not watched any more."""
         for member in list(self._fleet.members.values()):
-            if self._fleet.uses(member.id) or self._fleet.members.get(member.id) is not member:
+            if self._fleet.is_target(member.id) or self._fleet.members.get(member.id) is not member:
                 continue  # it may have been found again while another was forgotten
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is None or member.id not in pool.records:
                 del self._fleet.members[member.id]
-                self._fleet.findings.pop(member.id, None)
+                self._fleet.id_conflicts.pop(member.id, None)
             elif pool.is_worker and time.monotonic() > member.answered_s + self._health.forget_s:
                 with suppress(StoreError):  # tried again in the next round
                     if await forget(pool, pool.records[member.id]):

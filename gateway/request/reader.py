@@ -217,7 +217,7 @@ class Reader:
 def resolve_model(fleet: Fleet, name: str | None, path: str) -> Served:
     """The pool that serves the model of a request. Raises a 400 without a model, a 404 for an unknown one."""
     if name is None:
-        only = fleet.only_pool()
+        only = fleet.only_base_model()
         if only is None and stored_response(path):  # the response's id tells later which pool has it
             only = next(iter(fleet.served.values()), None)
         if endpoint_of(path).needs_model or (only is None and fleet.served):

@@ -10,10 +10,10 @@ from aiohttp import web
 
 from coordinator.store import Store, StoreOptions
 from gateway.deadlines import Deadlines
-from gateway.relay.moves import WINDOW_S, Deaths, Moves, WaitingAttempt
+from gateway.relay.moves import DEATH_WINDOW_S, Moves, PoolDeaths, WaitingAttempt
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.hangs import Hangs, Progress
-from gateway.replicas.health_checks import Checks
+from gateway.replicas.hangs import AnswerProgress, HangDetector
+from gateway.replicas.health_checks import HealthChecks
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
 from gateway.tasks import Tasks
@@ -60,8 +60,8 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
         await store.first_attempt()
         stays = ReplicaSettings(id="r1", url=other_url)
         fleet = Fleet([ReplicaSettings(id="r0", url=old_url), stays], store, upstream)
-        checks, progress = Checks(fleet, HEALTH, store, upstream), Progress(fleet, store)
-        moves = Moves(fleet, checks, store, progress, Hangs(HEALTH, store, upstream, progress))
+        checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+        moves = Moves(fleet, checks, store, progress, HangDetector(HEALTH, store, upstream, progress))
         try:
             tasks.spawn(checks.run(), "checks")
             await checks.first_round()
@@ -70,12 +70,12 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             waiting = tasks.spawn(wait_for_r0(moves), "a request")
             await eventually(lambda: "r0" in moves.waiting)
             member = fleet.members["r0"]
-            fleet.use([ReplicaSettings(id="r0", url="http://127.0.0.1:1"), stays])
+            fleet.set_targets([ReplicaSettings(id="r0", url="http://127.0.0.1:1"), stays])
             before_s = member.answered_s
             await eventually(lambda: member.answered_s > before_s)
             assert not waiting.done()
             old.is_frozen = True
-            assert (await waiting).moved == "dead"
+            assert (await waiting).move_reason == "dead"
             assert old.asked_frozen >= HEALTH.failures
             assert store.pool_names() == ["m"]
         finally:
@@ -99,9 +99,9 @@ def states(count: int, *dead: int) -> dict[str, str]:
     return {f"r{index}": "dead" if index in dead else "ready" for index in range(count)}
 
 
-def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> Deaths:
+def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> PoolDeaths:
     """All were ready at first; then, at those times, these were dead."""
-    deaths = Deaths()
+    deaths = PoolDeaths()
     deaths.observe(states(count), 0)
     for at_s, dead in moments:
         deaths.observe(states(count, *dead), at_s)
@@ -111,41 +111,41 @@ def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> Deaths:
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_one_of_any_number_dies_alone(count: int) -> None:
     deaths = observed(count, (5, (0,)))
-    assert deaths.died_alone("r0")
-    assert not any(deaths.died_alone(f"r{index}") for index in range(1, count))
+    assert "r0" in deaths.died_alone
+    assert not any(f"r{index}" in deaths.died_alone for index in range(1, count))
 
 
 def test_up_to_a_third_of_a_pool_dies_alone_and_more_does_not() -> None:
     third = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)))
-    assert all(third.died_alone(name) for name in ("r0", "r1", "r2"))
+    assert all(name in third.died_alone for name in ("r0", "r1", "r2"))
     more = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (4, (0, 1, 2, 3)))
-    assert not any(more.died_alone(name) for name in ("r0", "r1", "r2", "r3"))
+    assert not any(name in more.died_alone for name in ("r0", "r1", "r2", "r3"))
 
 
 def test_deaths_that_lie_further_apart_are_not_counted_together() -> None:
-    deaths = observed(3, (1, (0,)), (1 + WINDOW_S, (0, 1)))
-    assert deaths.died_alone("r0")
-    assert deaths.died_alone("r1")
+    deaths = observed(3, (1, (0,)), (1 + DEATH_WINDOW_S, (0, 1)))
+    assert "r0" in deaths.died_alone
+    assert "r1" in deaths.died_alone
 
 
 def test_who_died_with_others_does_not_die_alone_later_by_lying_there() -> None:
-    deaths = observed(3, (1, (0, 1)), (1 + 2 * WINDOW_S, (0, 1)))
-    assert not deaths.died_alone("r0")
+    deaths = observed(3, (1, (0, 1)), (1 + 2 * DEATH_WINDOW_S, (0, 1)))
+    assert "r0" not in deaths.died_alone
     deaths.observe(states(3, 1), 100)
     deaths.observe(states(3, 0, 1), 101)
-    assert deaths.died_alone("r0")
-    assert not deaths.died_alone("r1")
+    assert "r0" in deaths.died_alone
+    assert "r1" not in deaths.died_alone
 
 
 def test_a_replica_that_hangs_is_dead_and_one_that_was_never_ready_has_not_died() -> None:
-    deaths = Deaths()
+    deaths = PoolDeaths()
     deaths.observe({"r0": "dead", "r1": "ready"}, 0)
     deaths.observe({"r0": "dead", "r1": "hung"}, 1)
-    assert not deaths.died_alone("r0")
-    assert deaths.died_alone("r1")
+    assert "r0" not in deaths.died_alone
+    assert "r1" in deaths.died_alone
 
 
 def test_a_replica_that_was_forgotten_is_not_dead_any_more() -> None:
     deaths = observed(3, (1, (0,)))
     deaths.observe({"r1": "ready", "r2": "ready"}, 2)
-    assert not deaths.died_alone("r0")
+    assert "r0" not in deaths.died_alone
