@@ -1,4 +1,4 @@
-"""The routes that are not on the hot path: health, readiness, metrics, models, explain."""
+"""The routes that the gateway answers itself: health, readiness, version, metrics, models, explain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.request.admission import Admission, holder_of
 from gateway.request.body import upload_body
 from gateway.request.keyring import Keyring
 
-_GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks ask by HEAD; the exchange leaves the body out
+_GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks send HEAD; the exchange then sends no body
 
 
 def build_control(
@@ -35,7 +35,7 @@ def build_control(
     metrics: Metrics,
     body_s: float,
 ) -> FastAPI:
-    """The FastAPI application; everything it raises comes out in OpenAI's error shape."""
+    """The FastAPI application. Its errors have OpenAI's error shape."""
     app = FastAPI(
         title="KVGate", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )

@@ -1,4 +1,4 @@
-"""What a gateway says of itself: whether it is ready, its version and settings, and the gauges of its replicas."""
+"""The status of a gateway: whether it is ready, its version and settings, and its gauges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.settings.gateway_settings import GatewaySettings
 
 
 class Status:
-    """What this gateway can say of itself."""
+    """The status of this gateway, gathered from its parts."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Status:
         self.gateway = gateway
         self._watcher = watcher
         self.about = {"version": __version__, "settings": settings.fingerprint()}
-        """What should be the same for all gateways: their settings as a digest of each section."""
+        """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
         self._admission = admission
         self._store = store
         self._fleet = fleet
@@ -41,8 +41,8 @@ class Status:
         self.is_draining = False
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether it can serve, and what it would say. A lost store alone never takes a gateway out: while any
-        replica is known, it serves by the fallback rule."""
+        """Whether this gateway can serve, and the body of /ready. It stays ready when only the store is lost: then it
+        routes by the fallback rule to the replicas that it knows."""
         ready = self._fleet.ready_replicas()
         store_up = self._store.is_up()
         reasons = []
@@ -73,7 +73,7 @@ class Status:
         return not reasons, body
 
     def refresh_gauges(self) -> None:
-        """Gauges that are read from elsewhere, set when they are scraped."""
+        """Set the gauges whose values are kept elsewhere; called for each scrape."""
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
         metrics.in_flight.set(self._admission.requests.taken)
@@ -85,12 +85,12 @@ class Status:
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:
-            gauge.clear()  # of a replica that has left, or does not tell any more, nothing stays
+            gauge.clear()  # replicas that were removed, or tell nothing any more, must not keep old values
         taken = self._fleet.taken_ids()
         for member in self._fleet.targets:
             metrics.replica_info.labels(member.id, member.pool).set(1)
-            for tally in (metrics.doubts, metrics.passed_over_tokens):
-                tally.inc(member.id, by=0)  # there from the start: an increase from nothing is none
+            for counter in (metrics.doubts, metrics.passed_over_tokens):
+                counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
             fleet = self._store.pool(member.pool).fleet if member.pool else None

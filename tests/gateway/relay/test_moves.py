@@ -100,7 +100,7 @@ def states(count: int, *dead: int) -> dict[str, str]:
 
 
 def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> PoolDeaths:
-    """All were ready at first; then, at those times, these were dead."""
+    """All are ready at first; then, at these times, these are dead."""
     deaths = PoolDeaths()
     deaths.observe(states(count), 0)
     for at_s, dead in moments:

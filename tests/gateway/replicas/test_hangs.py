@@ -1,4 +1,4 @@
-"""For how long a replica has shown nothing new, and what of an engine's figures is work_done."""
+"""For how long a replica has made no progress, and which of an engine's figures show work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the registry means this gateway's engine by an id: the decision, with the clock passed in."""
+"""Whether the record of a replica describes this gateway's engine: the decision, with the time passed in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record(started: str, url: str) -> ReplicaRecord:
 
 
 def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
-    """By a gateway whose replica lives, while another gateway does the chores."""
+    """By a gateway whose replica lives, while another gateway is the pool's worker."""
     return replace(IdentityFacts(OURS, HERE, is_alive=True, record=known, has_other_worker=True), **facts)
 
 
@@ -33,13 +33,13 @@ def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
         (seen(record(OURS, "http://localhost:8000"), is_followed=True), "ours"),
         # It has restarted; its agent has not seen that yet.
         (seen(record(OTHER, HERE), is_followed=True), "replace"),
-        # It has moved: nothing is left of the old one but its record, or who checks replicas finds it dead.
+        # It has moved: nothing is left of the old one but its record, or the worker finds it dead.
         (seen(record(OTHER, THERE), has_other_worker=False), "replace"),
         (seen(replace(record(OTHER, THERE), state="dead")), "replace"),
         # Another engine, which an agent follows, or another gateway finds alive.
         (seen(record(OTHER, THERE), is_followed=True, has_other_worker=False), "taken"),
         (seen(record(OTHER, THERE)), "taken"),
-        # Others were first to see that it restarted.
+        # It restarted, and another gateway saw that first.
         (seen(record(OTHER, THERE), is_alive=False), "ours"),
         # Engines that do not tell when they started.
         (seen(record("life-1", THERE), is_followed=True), "ours"),
@@ -81,7 +81,7 @@ def test_the_id_is_taken_back_when_no_gateway_of_the_other_engines_is_left() -> 
     gone = replace(theirs, is_followed=False, has_other_worker=False)
     assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "taken"  # its agent alone has gone
     assert identity.judge(gone, 2.0, PATIENCE_S) == "taken"
-    assert identity.judge(replace(gone, has_other_worker=True), 7.0, PATIENCE_S) == "taken"  # the chores moved
+    assert identity.judge(replace(gone, has_other_worker=True), 7.0, PATIENCE_S) == "taken"  # another worker
     assert identity.judge(gone, 8.0, PATIENCE_S) == "taken"
     assert identity.judge(gone, 14.0, PATIENCE_S) == "replace"
     assert identity.judge(seen(record(OURS, HERE)), 15.0, PATIENCE_S) == "ours"
