@@ -68,7 +68,7 @@ class Gateway:
         progress = AnswerProgress(self.fleet, self.store)
         hangs = HangDetector(settings.health, self.store, self.upstream, progress)
 
-        # A request on its way: who sends it, is there room, what it says, where it goes, what comes back.
+        # A request on its way: its sender, its admission, its contents, its replica, its answer.
         keyring = Keyring(settings.security)
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)

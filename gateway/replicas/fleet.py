@@ -112,7 +112,7 @@ class Fleet:
                 self.recheck(replica.id)  # it may have restarted while nobody checked it
         self._targets = tuple(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
-        self.index()
+        self.update_served()
         self.changed.set()
 
     @property
@@ -191,13 +191,13 @@ class Fleet:
         if member is not None:
             member.failures = max(member.failures, 1)
 
-    def index(self) -> None:
+    def update_served(self) -> None:
         """Update the served models after a change of the targets, their model cards or their identity."""
-        self._served = index(self.targets)
+        self._served = served_by(self.targets)
 
 
-def index(members: Iterable[Member]) -> dict[str, Served]:
-    """Model name → what serves it, among these replicas."""
+def served_by(members: Iterable[Member]) -> dict[str, Served]:
+    """Model name → the model, with those of these replicas that serve it."""
     names: dict[str, Served] = {}
     for member in sorted(members, key=lambda each: each.id):
         base = base_card(member.cards)

@@ -184,7 +184,7 @@ class HealthChecks:
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)
-            self._fleet.index()
+            self._fleet.update_served()
         self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
     def _register(self, member: Member) -> None:
@@ -235,7 +235,7 @@ class HealthChecks:
             )
             identity.judge(facts, now_s, self._patience_s)
         if was_taken != identity.is_taken:
-            self._fleet.index()
+            self._fleet.update_served()
         self._note_conflict(member, identity.conflict(now_s, self._patience_s))
         return identity.is_taken
 
