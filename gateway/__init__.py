@@ -21,11 +21,11 @@ A request's way through this package, in order (each word is a file, or a folder
     sse          what is looked at in a stream while its bytes go by
     audit        what the engine says it had cached, against what was predicted
     discovery/   where replicas are that are not listed: DNS names, a Kubernetes service
-    fleet        which replicas there are, and what they serve (each a `member`, a model's name `served` by some)
-    identity     whether the registry means the same engine by a replica's id
-    checks       whether they live, which life it is, and what everybody is told of that
-    moves        attempts that wait for a first byte, taken away from a replica that dies (alone: `deaths`)
-    hangs        replicas that live and do no work; `progress` is what they show of it
+    fleet        the replicas that this gateway knows, and the models that they serve
+    identity     whether a replica's record in the registry describes this gateway's engine
+    health_checks  whether replicas are alive, and in which incarnation; registers that for all gateways
+    moves        moves requests that wait for a first byte away from a replica that dies
+    hangs        finds replicas that are alive and make no progress
 
 Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
 coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.

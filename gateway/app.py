@@ -1,11 +1,9 @@
-"""A gateway, composed: every part is made here, once, and handed to those who need it."""
+"""Composes a gateway: makes every part once, and passes it to the parts that need it."""
 
 from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,12 +13,13 @@ from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.control.explain import Explainer
-from gateway.control.routes import Status, build_control
+from gateway.control.routes import build_control
+from gateway.control.status import Status
 from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.metrics.loop_lag import watch_loop
+from gateway.metrics.loop_lag import measure_loop_lag
 from gateway.metrics.store_metrics import StoreMetrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.audit import Audit
@@ -31,9 +30,8 @@ from gateway.relay.reply import request_id
 from gateway.relay.stored_responses import Responses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.hangs import Hangs
-from gateway.replicas.health_checks import Checks
-from gateway.replicas.progress import Progress
+from gateway.replicas.hangs import AnswerProgress, HangDetector
+from gateway.replicas.health_checks import HealthChecks
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
@@ -46,57 +44,52 @@ _log = structlog.get_logger("kvgate")
 
 
 class Gateway:
-    """One gateway process' parts, alive between `start` and `stop`."""
+    """The parts of one gateway process, alive between `start` and `stop`."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        # Unique to this life of the process: two gateways configured with one id never share reservations.
+        # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
         self.metrics = Metrics()
         self.tasks = Tasks()
-        self.admission = Admission(settings.limits)
-        self.keyring = Keyring(settings.security)
+
+        # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
         self.store.on_change = self._store_changed
-        self.upstream = _upstream(settings)
-        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
-        self.checks = Checks(self.fleet, settings.health, self.store, self.upstream)
-        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.use)
-        self.reader = Reader(settings, self.keyring, self.fleet, self.metrics)
-        self.router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
-        responses = Responses(self.store, self.fleet)
-        audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        progress = Progress(self.fleet, self.store)
-        hangs = Hangs(settings.health, self.store, self.upstream, progress)
-        self.moves = Moves(self.fleet, self.checks, self.store, progress, hangs)
-        relay = Relay(self.reader, responses, audit, progress)
-        attempts = Attempts(
-            settings, self.router, self.fleet, self.upstream, relay, self.metrics, self.admission, self.moves
-        )
         self.appliers = _appliers(settings, self.store, self.metrics)
         self.watcher = _watcher(settings, self.id)
         StoreMetrics(self.watcher, self.metrics.registry)
-        self.status = Status(
-            self.id, settings, self.store, self.watcher, self.fleet, self.discovery, self.admission, self.metrics
-        )
+
+        # The replicas: how to reach them, which there are, whether they are alive and make progress.
+        self.upstream = _upstream(settings)
+        self.fleet = Fleet(settings.replicas, self.store, self.upstream)
+        self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
+        self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
+        progress = AnswerProgress(self.fleet, self.store)
+        hangs = HangDetector(settings.health, self.store, self.upstream, progress)
+
+        # A request on its way: its sender, its admission, its contents, its replica, its answer.
+        keyring = Keyring(settings.security)
+        self.admission = admission = Admission(settings.limits)
+        self.reader = Reader(settings, keyring, self.fleet, self.metrics)
+        router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
+        self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
+        responses = Responses(self.store, self.fleet)
+        audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
+        relay = Relay(self.reader, responses, audit, progress)
+        attempts = Attempts(settings, router, self.fleet, self.upstream, relay, self.metrics, admission, self.moves)
+        timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
         self.proxy = Proxy(
-            self.keyring,
-            self.admission,
-            self.reader,
-            attempts,
-            responses.pin,
-            self.metrics,
-            settings.timeouts,
-            settings.log.level == "debug",
+            keyring, admission, self.reader, attempts, responses.pin, self.metrics, timeouts, logs_requests
         )
+
+        # The paths that this gateway answers itself.
+        self.status = Status(
+            self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
+        )
+        explainer = Explainer(self.reader, router, self.fleet, responses.pin)
         self.control: ASGIApp = build_control(
-            self.status,
-            self.fleet,
-            self.keyring,
-            self.admission,
-            Explainer(self.reader, self.router, self.fleet, responses.pin),
-            self.metrics,
-            settings.timeouts.body_s,
+            self.status, self.fleet, keyring, admission, explainer, self.metrics, timeouts.body_s
         )
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:
@@ -104,15 +97,15 @@ class Gateway:
             self.metrics.store_reconnects.inc()
 
     async def start(self) -> None:
-        """Connect, look for replicas once, and start the background loops."""
-        self.tasks.spawn(watch_loop(self.metrics.loop_lag_s.observe), "loop lag")
+        """Connect to the store, check every replica once, and start the background tasks."""
+        self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
-        self.tasks.keep(self.checks.run, "checks")
-        await self.checks.first_round()
-        await self.store.first_attempt()  # of the pools that were found, where each has a connection of its own
+        self.tasks.keep(self.health_checks.run, "checks")
+        await self.health_checks.first_round()
+        await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
@@ -122,7 +115,7 @@ class Gateway:
         log("gateway started", id=self.id, store=self.store.reason or "up", replicas=self.fleet.describe())
 
     async def stop(self) -> None:
-        """Deregister: what is left in this gateway's name is given back at once."""
+        """Leave the store, which gives back this gateway's reservations at once, and end the background tasks."""
         await self.store.leave()
         await self.tasks.close()
         await self.reader.close()
@@ -130,7 +123,7 @@ class Gateway:
         _log.info("gateway stopped", id=self.id)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer one request. A slash at the end of its path means nothing, here nor to vLLM."""
+        """Answer one request. A slash at the end of its path means nothing here, as in vLLM."""
         if len(exchange.path) > 1:
             exchange.path = exchange.path.removesuffix("/")
         if is_proxied(exchange.path):
@@ -150,48 +143,40 @@ def _appliers(settings: GatewaySettings, store: Store, metrics: Metrics) -> Appl
     return Appliers(redis.url, store.gateway, store.pool_names, metrics.events.applied, redis.namespace)
 
 
-def _upstream(settings: GatewaySettings) -> Upstream:
-    key = settings.security.replica_api_key
-    return Upstream(settings.timeouts, key.get_secret_value() if key else None)
-
-
 def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
     watch = WatchSettings(settings.store.chunk_ttl_s, settings.store.samples_per_s)
     return Watcher(settings.redis.url, gateway, watch)
 
 
+def _upstream(settings: GatewaySettings) -> Upstream:
+    key = settings.security.replica_api_key
+    return Upstream(settings.timeouts, key.get_secret_value() if key else None)
+
+
 class App:
-    """What uvicorn runs: builds the gateway inside the running loop, by ASGI's lifespan."""
+    """The application that uvicorn runs. It builds the gateway inside the running event loop (ASGI's lifespan)."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "lifespan"  # requests come as exchanges: see `answer`
-        await self._lifespan(receive, send)
+        assert scope["type"] == "lifespan"  # requests come to `answer`
+        await receive()
+        gateway = Gateway(self._settings)
+        try:
+            await gateway.start()
+            self.gateway = gateway
+            # All objects until here live as long as the process, so garbage collections need not visit them again.
+            gc.collect()
+            gc.freeze()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        finally:
+            await gateway.stop()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request."""
         assert self.gateway is not None
         await self.gateway.answer(exchange)
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        async with self._running() as gateway:
-            self.gateway = gateway
-            # What was made until now lives as long as the process: no collection needs to look at it again.
-            gc.collect()
-            gc.freeze()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    @asynccontextmanager
-    async def _running(self) -> AsyncIterator[Gateway]:
-        gateway = Gateway(self._settings)
-        try:
-            await gateway.start()
-            yield gateway
-        finally:
-            await gateway.stop()

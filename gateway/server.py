@@ -1,6 +1,7 @@
-"""The process: sockets, uvicorn, signals.
+"""The gateway process: its sockets, uvicorn, signals.
 
-SIGTERM or SIGINT: stop accepting, finish what is being answered for at most `timeouts.grace_s`, deregister, exit 0.
+On SIGTERM or SIGINT it stops accepting, finishes running requests for at most `timeouts.grace_s`, deregisters, and
+exits with 0.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server; while it drains, /ready says so."""
+    """uvicorn's server. While it drains, /ready says so."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not uvicorn's own: that raises the signal again after a clean stop, and the exit code would say killed."""
+        """Replaces uvicorn's own, which raises the signal again after a clean stop: the exit code would say killed."""
         if self._app.gateway is not None:
             self._app.gateway.status.is_draining = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -38,7 +39,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int, shared: bool) -> socket.socket:
-    """A listening socket; `shared` ones may be several on one port (SO_REUSEPORT)."""
+    """A listening socket. Several `shared` ones may listen on one port (SO_REUSEPORT)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,12 +55,12 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
 
 
 def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
-    """As uvicorn makes them, one for each connection."""
+    """Makes the protocol of each connection, when uvicorn asks for it."""
     return lambda config, server_state, app_state, _loop: HttpProtocol(app.answer, server_state, write_s)
 
 
 def serve(settings: GatewaySettings) -> None:
-    """Run one gateway until it is told to stop. Raises OSError when a port is taken."""
+    """Run one gateway until a signal stops it. Raises OSError if a port is taken."""
     configure(settings.log, gateway=settings.id)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
@@ -73,7 +74,7 @@ def serve(settings: GatewaySettings) -> None:
         lifespan="on",
         access_log=False,
         log_config=None,
-        timeout_graceful_shutdown=cast("int", settings.timeouts.grace_s),  # which uvicorn takes whole or not
+        timeout_graceful_shutdown=cast("int", settings.timeouts.grace_s),  # a fraction works, too
         backlog=_BACKLOG,
     )
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

@@ -1,1 +1,1 @@
-"""The paths that a gateway answers itself: health, metrics, models, explain."""
+"""The paths that a gateway answers itself: health, readiness, version, metrics, models, explain."""

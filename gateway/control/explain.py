@@ -1,4 +1,4 @@
-"""POST /v1/route/explain: what would be decided for a request, and every number behind it; nothing is placed."""
+"""POST /v1/route/explain: where a request would go, with all numbers behind the decision. Nothing is placed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Explainer:
     async def explain(
         self, body: Body, headers: Mapping[str, str], caller: Caller, slot: AdmissionSlot, path: str | None
     ) -> dict[str, Any]:
-        """The decision as it would be taken now. Raises ApiError for a body that could not be served either."""
+        """The decision that a placement would take now. Raises ApiError for a request that would be refused."""
         job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
         await self._reader.fill(job, BodyHead(path or ""), slot, body)
         await self._pin(job)
@@ -49,15 +49,15 @@ class Explainer:
         }
         request = self._router.request(job, pool, (), "")
         if not request.serving:
-            why = "in the store its replicas' ids are other engines'"
-            return answer | _fallback(job, why, self._router.order_apart(job))
+            reason = "in the registry, the ids of its replicas belong to other engines"
+            return answer | _fallback(job, reason, self._router.order_apart(job))
         try:
             decided = await pool.explain(request)
             owners = await read_owners(pool, job.prompt.keys)
         except StoreError as error:
             return answer | _fallback(job, str(error), self._router.fallback_order(job, pool))
         choice = orjson.loads(decided) if decided is not None else {"why": "none", "replicas": []}
-        replicas = sorted(choice.pop("replicas"), key=lambda one: str(one["replica"]))
+        replicas = sorted(choice.pop("replicas"), key=lambda each: str(each["replica"]))
         return answer | {
             "store": "up",
             "chain": _chain(job.prompt, job.tokens, owners),
@@ -67,7 +67,7 @@ class Explainer:
 
 
 def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:
-    """Where the store does not decide."""
+    """The answer when the store does not decide."""
     assert job.prompt is not None
     return {
         "store": "fallback",
@@ -79,7 +79,7 @@ def _fallback(job: Job, reason: str, order: list[str]) -> dict[str, Any]:
 
 
 def _chain(prompt: Prompt, tokens: list[int], owners: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The keys, shallow to deep, with what is behind each and who owns it."""
+    """The prefix keys, shallow to deep, each with the size of the prompt up to it and its owners."""
     return [
         {
             "key": key,

@@ -1,1 +1,1 @@
-"""What a gateway counts, for Prometheus."""
+"""The metrics of a gateway, for Prometheus."""

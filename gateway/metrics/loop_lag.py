@@ -1,4 +1,4 @@
-"""How long the event loop is held: everything that a gateway does waits for it."""
+"""Measures for how long something holds the event loop. Meanwhile nothing else runs in this gateway."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 INTERVAL_S = 0.02
-"""Between two looks: what holds the loop for longer than this is seen every time."""
+"""Between two measurements. Whatever holds the loop for longer than this is always seen."""
 
 
-async def watch_loop(observe: Callable[[float], object]) -> None:
-    """Tell `observe`, again and again, by how many seconds a timer came late."""
+async def measure_loop_lag(observe: Callable[[float], object]) -> None:
+    """Call `observe`, again and again, with the seconds by which a timer came late."""
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + INTERVAL_S

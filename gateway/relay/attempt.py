@@ -177,7 +177,7 @@ class Attempts:
         except UpstreamError as error:
             return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
-            return self._doubted(ticket, Failure(waiting.moved or "timeout"))
+            return self._doubted(ticket, Failure(waiting.move_reason or "timeout"))
         finally:
             if answer is not None:
                 answer.close()
@@ -192,7 +192,7 @@ class Attempts:
         except StreamBroken as broken:
             if broken.by_replica:
                 self._router.broke_off(ticket)
-                self._fleet.doubt(ticket.replica)
+                self._fleet.recheck(ticket.replica)
             self._metrics.broken_streams.inc()
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
             raise ApiError(502, "stream_broken", message) from broken
@@ -206,7 +206,7 @@ class Attempts:
         But a replica that only this gateway cannot reach stays in use for other gateways."""
         if not failure.status and failure.reason != "unreachable":
             self._router.failed(ticket)
-        self._fleet.doubt(ticket.replica)
+        self._fleet.recheck(ticket.replica)
         return failure
 
 

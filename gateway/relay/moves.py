@@ -1,10 +1,14 @@
-"""Attempts of which the client has no byte yet, and what becomes of them when their replica dies.
+"""Moves requests that wait for a first byte away from a replica that dies.
 
-They would wait for as long as a slow engine may take. So they are placed elsewhere, where another replica is ready:
-- when the registry says that theirs is dead, and this gateway gets no answer from it either;
-- when it hangs;
-- when this gateway alone cannot reach it.
-They do not move all at once, but over a second. They stay where much of a pool died together.
+Without this they would wait as long as a slow engine may take. A waiting attempt is placed on another replica if one is
+ready, and if one of these holds:
+
+- The registry says that its replica is dead, and the replica does not answer this gateway either.
+- The registry says that its replica hangs.
+- The registry says that its replica is ready, but this gateway cannot reach it.
+
+Attempts of one replica move within a second, not all at once. They stay if a large part of the pool died at the same
+time (`PoolDeaths`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 import structlog
@@ -21,27 +25,28 @@ from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.deadlines import Limit
-from gateway.relay.deaths import Deaths
 from gateway.replicas.fleet import Fleet, Member
-from gateway.replicas.hangs import Hangs
-from gateway.replicas.health_checks import Checks
-from gateway.replicas.progress import Progress
+from gateway.replicas.hangs import AnswerProgress, HangDetector
+from gateway.replicas.health_checks import HealthChecks
 from gateway.routing.ticket import Ticket
 
 _log = structlog.get_logger("kvgate.moves")
 
-TICK_S = 0.25
-SPREAD_S = 1.0
-SILENT_S = 1.0
-"""A replica that has sent nothing for so long, though something waits for it, is asked whether it lives."""
-_SHARE_EVERY = 4
-"""Ticks."""
+_TICK_S = 0.25
+_SHARE_TICKS = 4
+"""Ticks between two times that this gateway shares its progress counts."""
+_SPREAD_S = 1.0
+"""The attempts of one replica move within this time."""
+_SILENT_S = 1.0
+"""A replica that has sent nothing for this long, while requests wait for it, gets a health check."""
+DEATH_WINDOW_S = 10.0
+_MAX_DEAD_SHARE = 1 / 3
 
 
 class WaitingAttempt:
     """One attempt, from its placement until its client gets a byte."""
 
-    __slots__ = ("_limit", "_moves", "is_going", "member", "moved", "replica", "serving", "since_s", "tried")
+    __slots__ = ("_limit", "_moves", "is_scheduled", "member", "move_reason", "replica", "serving", "since_s", "tried")
 
     def __init__(
         self,
@@ -56,14 +61,14 @@ class WaitingAttempt:
         self._limit = limit
         self.replica = replica
         self.member = member
-        """Who had the replica's id when it was placed; None where nobody had."""
+        """The replica's address and engine at the time of the placement; None if this gateway did not know it."""
         self.serving = serving
         self.tried = tried
         self.since_s = 0.0
-        self.is_going = False
-        """It is to be taken away within a second."""
-        self.moved = ""
-        """Why it was taken away: dead, hung or unreachable; empty where it was not."""
+        self.is_scheduled = False
+        """Whether it moves within the next second."""
+        self.move_reason = ""
+        """Why it was moved: dead, hung or unreachable. Empty if it was not moved."""
 
     def __enter__(self) -> WaitingAttempt:
         self.since_s = time.monotonic()
@@ -78,109 +83,148 @@ class WaitingAttempt:
         if not of_replica:
             del self._moves.waiting[self.replica]
 
-    def move(self, why: str) -> None:
-        """Its limit ends now."""
-        self.moved = why
+    def move(self, reason: str) -> None:
+        """End the attempt now, by its time limit."""
+        self.move_reason = reason
         self._limit.expire()
 
 
 class Moves:
-    """Takes attempts away from replicas that died. `run()` as a task."""
+    """Moves waiting attempts away from replicas that died. `run()` is a background task."""
 
-    def __init__(self, fleet: Fleet, checks: Checks, store: Store, progress: Progress, hangs: Hangs) -> None:
+    def __init__(
+        self, fleet: Fleet, health_checks: HealthChecks, store: Store, progress: AnswerProgress, hangs: HangDetector
+    ) -> None:
         self.waiting: dict[str, dict[WaitingAttempt, None]] = {}
-        """By replica, oldest first."""
+        """Replica → its waiting attempts, oldest first."""
         self._fleet = fleet
-        self._checks = checks
+        self._health_checks = health_checks
         self._store = store
         self._progress = progress
         self._hangs = hangs
-        self._deaths: dict[str, Deaths] = {}
-        """By pool, as the registry has it."""
-        self._lost: dict[str, Deaths] = {}
-        """The same, as this gateway's own checks have it."""
-        self._heard: dict[str, tuple[int, float]] = {}
-        """Of each replica that is waited for: how many pieces it had sent, and since when it is silent."""
+        self._registry_deaths: dict[str, PoolDeaths] = {}
+        """Pool → deaths according to the registry."""
+        self._local_deaths: dict[str, PoolDeaths] = {}
+        """Pool → deaths according to this gateway's own checks."""
+        self._silences: dict[str, tuple[int, float]] = {}
+        """Replica that requests wait for → how many pieces of answers it has sent, and since when it is silent."""
 
     def attempt(self, replica: str, serving: Collection[str], tried: Sequence[Ticket], limit: Limit) -> WaitingAttempt:
-        """`with moves.attempt(…) as waiting:` until the client gets a byte, within `limit`. It may go to those replicas
-        of `serving` that were not tried."""
+        """`with moves.attempt(…) as waiting:` surrounds an attempt until its client gets a byte, inside `limit`. The
+        attempt may move to the replicas in `serving` that are not in `tried`."""
         return WaitingAttempt(self, replica, self._fleet.members.get(replica), serving, tried, limit)
 
+    def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
+        """The replicas that this gateway alone cannot reach. Empty if no other replica of `serving` is ready: then
+        these are tried as well."""
+        dead = self._local_deaths[pool].died_alone if pool in self._local_deaths else ()
+        if not dead or not any(self._fleet.is_ready(each) for each in serving if each not in dead):
+            return ()
+        return dead
+
     async def run(self) -> None:
-        """Look after them until cancelled."""
+        """Check the waiting attempts until cancelled."""
         tick = 0
         try:
             while True:
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(_TICK_S)
                 tick += 1
-                if tick % _SHARE_EVERY == 0:
+                if tick % _SHARE_TICKS == 0:
                     self._progress.share()
-                    self._hangs.keep_only(self._fleet.members)
-                self._look(time.monotonic())
+                    self._hangs.forget_all_but(self._fleet.members)
+                self._check_all(time.monotonic())
         finally:
             await self._hangs.close()
 
-    def _look(self, now_s: float) -> None:
+    def _check_all(self, now_s: float) -> None:
         for name in self._store.pool_names():
             pool = self._store.pool(name)
             states = {record.replica: record.state for record in pool.records.values()}
-            self._deaths.setdefault(name, Deaths()).observe(states, now_s)
-            seen = {each.id: "ready" if each.alive else "dead" for each in self._fleet.used if each.pool == name}
-            self._lost.setdefault(name, Deaths()).observe(seen, now_s)
-            self._look_at_hung(pool)
-        for replica in self._heard.keys() - self.waiting.keys():
-            del self._heard[replica]
+            self._registry_deaths.setdefault(name, PoolDeaths()).observe(states, now_s)
+            seen = {each.id: "ready" if each.alive else "dead" for each in self._fleet.targets if each.pool == name}
+            self._local_deaths.setdefault(name, PoolDeaths()).observe(seen, now_s)
+            self._recheck_hung(pool)
+        for replica in self._silences.keys() - self.waiting.keys():
+            del self._silences[replica]
             self._hangs.forget(replica)
         for replica in list(self.waiting):
-            self._look_at(replica, now_s)
+            self._check_old_address(replica)
+            self._check_replica(replica, now_s)
 
-    def _look_at_hung(self, pool: Pool) -> None:
-        """One gateway sees for all whether they hang no more."""
+    def _recheck_hung(self, pool: Pool) -> None:
+        """The pool's worker checks for all gateways whether hung replicas make progress again."""
         if pool.is_worker:
             for record in pool.records.values():
                 member = self._fleet.members.get(record.replica)
-                if record.state == "hung" and member is not None and not member.identity.is_left:
-                    self._hangs.look_at(member, record)
+                if record.state == "hung" and member is not None and not member.identity.is_taken:
+                    self._hangs.check(member, record)
 
-    def _look_at(self, replica: str, now_s: float) -> None:
-        """Something waits for this replica."""
-        self._look_at_left(replica)
-        known = self._known(replica)
-        if known is None or known[0].identity.is_left:
+    def _check_replica(self, replica: str, now_s: float) -> None:
+        """Check a replica that requests wait for."""
+        known = self._member_and_record(replica)
+        if known is None or known[0].identity.is_taken:
             return
         member, record = known
-        if now_s - self._silent_since_s(replica) < SILENT_S:
+        if now_s - self._silent_since_s(replica) < _SILENT_S:
             self._hangs.forget(replica)
             return
-        self._checks.suspect(member)
-        if record.state == "ready" and member.answers:  # what cannot be reached shows nothing
-            self._hangs.look_at(member, record)
-        if why := self._why_gone(member, record):
-            self._let_go(replica, why, [each for each in self.waiting[replica] if each.member is member])
+        self._health_checks.check_silent(member)
+        if record.state == "ready" and member.is_answering:  # an unreachable replica cannot show progress
+            self._hangs.check(member, record)
+        if reason := self._gone_reason(member, record):
+            self._schedule(replica, reason, [each for each in self.waiting[replica] if each.member is member])
 
-    def _look_at_left(self, replica: str) -> None:
-        """Some attempts may wait at an address that the replica had before. They stay there while that one answers."""
-        left = [(each, member) for each in self.waiting[replica] if (member := self._left(each)) is not None]
-        for _, member in left:
-            self._checks.suspect(member)
-        self._let_go(replica, "dead", [each for each, member in left if not member.alive])
+    def _check_old_address(self, replica: str) -> None:
+        """Attempts may wait at an address that the replica had before. They stay while the engine there answers."""
+        at_old = [(each, member) for each in self.waiting[replica] if (member := self._old_member(each)) is not None]
+        for _, member in at_old:
+            self._health_checks.check_silent(member)
+        self._schedule(replica, "dead", [each for each, member in at_old if not member.alive])
 
-    def _left(self, waiting: WaitingAttempt) -> Member | None:
-        """The engine that it waits for, where the replica's id has another address by now; else None."""
+    def _old_member(self, waiting: WaitingAttempt) -> Member | None:
+        """The engine that the attempt waits for, if the replica has another address by now; else None."""
         return None if waiting.member is self._fleet.members.get(waiting.replica) else waiting.member
 
-    def _let_go(self, replica: str, why: str, waiting: Iterable[WaitingAttempt]) -> None:
-        """Those that can go do so, within SPREAD_S."""
-        going = [each for each in waiting if not each.is_going and self._can_go(each)]
-        for each in going:
-            each.is_going = True
-            asyncio.get_running_loop().call_later(random.uniform(0, SPREAD_S), self._move, each)
-        if going:
-            _log.warning("moving requests away", replica=replica, why=why, requests=len(going))
+    def _schedule(self, replica: str, reason: str, waiting: Iterable[WaitingAttempt]) -> None:
+        """Move those of the attempts that can move, each at a random time within _SPREAD_S."""
+        moving = [each for each in waiting if not each.is_scheduled and self._can_move(each)]
+        for each in moving:
+            each.is_scheduled = True
+            asyncio.get_running_loop().call_later(random.uniform(0, _SPREAD_S), self._move_if_still_gone, each)
+        if moving:
+            _log.warning("moving requests away", replica=replica, why=reason, requests=len(moving))
 
-    def _known(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
-        """A replica as this gateway knows it, and as the registry does; None where either does not."""
+    def _move_if_still_gone(self, waiting: WaitingAttempt) -> None:
+        """Since it was scheduled, the attempt may have ended, or its replica may have come back."""
+        waiting.is_scheduled = False
+        is_waiting = waiting in self.waiting.get(waiting.replica, {})
+        if is_waiting and self._can_move(waiting) and (reason := self._move_reason(waiting)):
+            waiting.move(reason)
+
+    def _can_move(self, waiting: WaitingAttempt) -> bool:
+        """Whether another replica is ready for it."""
+        tried = [ticket.replica for ticket in waiting.tried]
+        return any(self._fleet.is_ready(replica) for replica in waiting.serving if replica not in tried)
+
+    def _move_reason(self, waiting: WaitingAttempt) -> str:
+        """Why the attempt should move; empty if it should stay."""
+        if (old := self._old_member(waiting)) is not None:
+            return "" if old.alive else "dead"
+        known = self._member_and_record(waiting.replica)
+        return self._gone_reason(*known) if known is not None else ""
+
+    def _gone_reason(self, member: Member, record: ReplicaRecord) -> str:
+        """Why attempts should leave this replica: dead, hung or unreachable, as the top of this file tells. Empty if it
+        serves, or if it died together with many others."""
+        is_agreed = record.state == "hung" or not member.is_answering
+        if record.state != "ready" and is_agreed and member.id in self._registry_deaths[member.pool].died_alone:
+            return record.state
+        if record.state == "ready" and not member.alive and member.id in self._local_deaths[member.pool].died_alone:
+            return "unreachable"
+        return ""
+
+    def _member_and_record(self, replica: str) -> tuple[Member, ReplicaRecord] | None:
+        """The replica as this gateway knows it, and as the registry does. None if either does not know it."""
         member = self._fleet.members.get(replica)
         if member is None or not member.pool:
             return None
@@ -189,44 +233,39 @@ class Moves:
 
     def _silent_since_s(self, replica: str) -> float:
         pieces = self._progress.pieces[replica]
-        counted, since_s = self._heard.get(replica, (-1, 0.0))
-        if pieces != counted:
+        last_pieces, since_s = self._silences.get(replica, (-1, 0.0))
+        if pieces != last_pieces:
             oldest = next(iter(self.waiting[replica]))
-            since_s = oldest.since_s if counted < 0 else time.monotonic()
-            self._heard[replica] = pieces, since_s
+            since_s = oldest.since_s if last_pieces < 0 else time.monotonic()
+            self._silences[replica] = pieces, since_s
         return since_s
 
-    def _why_gone(self, member: Member, record: ReplicaRecord) -> str:
-        """dead or hung, where it is that for all and for this gateway too; unreachable, where its own checks alone get
-        no answer; empty where it is there, or did not go alone."""
-        agrees = record.state == "hung" or not member.answers
-        if record.state != "ready" and agrees and self._deaths[member.pool].died_alone(member.id):
-            return record.state
-        if record.state == "ready" and not member.alive and self._lost[member.pool].died_alone(member.id):
-            return "unreachable"
-        return ""
 
-    def unreachable(self, serving: Collection[str], pool: str) -> Collection[str]:
-        """The replicas that this gateway alone cannot reach: not to be tried while another of `serving` is ready."""
-        lost = self._lost[pool].alone if pool in self._lost else ()
-        if not lost or not any(self._fleet.is_ready(each) for each in serving if each not in lost):
-            return ()
-        return lost
+class PoolDeaths:
+    """Tells replicas of a pool that died alone from those that died with many others. Pure: callers pass the time in.
 
-    def _can_go(self, waiting: WaitingAttempt) -> bool:
-        """Whether another replica is ready for it."""
-        tried = [ticket.replica for ticket in waiting.tried]
-        return any(self._fleet.is_ready(replica) for replica in waiting.serving if replica not in tried)
+    If a large part of a pool dies at once, the cause is the network, or the gateway that checks. Attempts then stay
+    where they are, because the rest of the pool could not carry all of them.
+    """
 
-    def _move(self, waiting: WaitingAttempt) -> None:
-        """A moment has passed: it may have ended, and its replica may be there again."""
-        waiting.is_going = False
-        if waiting in self.waiting.get(waiting.replica, {}) and self._can_go(waiting) and (why := self._why(waiting)):
-            waiting.move(why)
+    def __init__(self) -> None:
+        self._died_s: dict[str, float] = {}
+        self._died_together: set[str] = set()
+        self._ready: set[str] = set()
+        self.died_alone: frozenset[str] = frozenset()
+        """The dead replicas around whose death, within 10 s, at most one replica or a third of the pool died."""
 
-    def _why(self, waiting: WaitingAttempt) -> str:
-        """Why it is to go; empty where it is not, or not any more."""
-        if (left := self._left(waiting)) is not None:
-            return "" if left.alive else "dead"
-        known = self._known(waiting.replica)
-        return self._why_gone(*known) if known is not None else ""
+    def observe(self, states: Mapping[str, str], now_s: float) -> None:
+        """Take in the current state of every replica of the pool."""
+        ready = {replica for replica, state in states.items() if state == "ready"}
+        for replica in self._ready - ready:
+            self._died_s[replica] = now_s
+        self._ready = ready
+        self._died_together -= ready
+        self._died_s = {
+            replica: died_s for replica, died_s in self._died_s.items() if replica in states and replica not in ready
+        }
+        recent = {replica for replica, died_s in self._died_s.items() if now_s - died_s < DEATH_WINDOW_S}
+        if len(recent) > max(1, _MAX_DEAD_SHARE * len(states)):
+            self._died_together |= recent
+        self.died_alone = frozenset(self._died_s.keys() - self._died_together)

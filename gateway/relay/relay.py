@@ -18,7 +18,7 @@ from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
 from gateway.relay.stored_responses import Responses
 from gateway.relay.token_ids import asked_token_ids
-from gateway.replicas.progress import Progress
+from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
@@ -48,7 +48,7 @@ class StreamBroken(Exception):
 class Relay:
     """Passes answers on to clients, and learns from them."""
 
-    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: Progress) -> None:
+    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: AnswerProgress) -> None:
         self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses

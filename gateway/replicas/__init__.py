@@ -1,1 +1,1 @@
-"""Which replicas there are, whether they live, and what they serve."""
+"""The replicas that a gateway knows: whether they are alive and make progress, and which models they serve."""

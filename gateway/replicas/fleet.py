@@ -1,7 +1,7 @@
-"""The replicas that a gateway knows of, and the models that they serve.
+"""The replicas that a gateway knows, and the models that they serve.
 
-`Member` is one replica. `Served` is one model name, with the replicas that serve it. `Fleet` has all of both. The
-health checks (`health_checks`) fill them in.
+A `Member` is one replica. A `Served` is one model name with the replicas that serve it. The `Fleet` holds all of both.
+The health checks (`health_checks`) keep them up to date.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ class Member:
     facts: EngineFacts = field(default_factory=EngineFacts)
     alive: bool = False
     failures: int = 0
+    """Failed checks in a row."""
     problem: str = "not reached yet"
-    answers: bool = False
-    """Whether it answered this gateway when it was asked last."""
-    asked_s: float = 0.0
+    is_answering: bool = False
+    """Whether it answered the last check by this gateway."""
+    checked_s: float = 0.0
     answered_s: float = field(default_factory=time.monotonic)
-    """When it answered last, or was first heard of."""
+    """When it last answered, or when this gateway first learned of it."""
     lacks_metrics: bool = False
-    """Whether it did not answer when it was last asked for its metrics: `facts` may be those of an earlier life."""
+    """Whether its /metrics could not be read last time. `facts` may then be those of an earlier incarnation."""
     identity: Identity = field(default_factory=Identity)
     check: asyncio.Task[None] | None = None
-    """It is being asked whether it lives, until this is done."""
+    """The health check that runs, or ran last."""
 
     def incarnation(self, known: ReplicaRecord | None) -> str:
-        """Its engine's start time; where it does not tell, a count that goes up when it comes back from the dead."""
+        """Its engine's start time. If that is unknown: `life-<n>`, where n rises when a dead replica is back."""
         if known is not None and (not self.alive or self.lacks_metrics):
-            return known.incarnation  # dying is not another life
+            return known.incarnation  # its start time may be out of date
         if self.facts.started:
             return self.facts.started
         lives = _LIVES.fullmatch(known.incarnation) if known is not None else None
@@ -65,104 +66,104 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A served model name: the pool behind it, and what enters the prompt's root."""
+    """A model name that clients use: its pool, its replicas, and what enters the root of its prompts."""
 
     pool: str
     root_model: str
     adapter: str | None
     replicas: dict[str, str]
-    """Where the replicas that serve it are, as this gateway is configured or has found out: nobody who can write to
-    the store can send prompts elsewhere."""
-    apart: dict[str, str] = field(default_factory=dict)
-    """The lives of those whose id means another engine in the store: see `identity`."""
+    """Replica → URL, from this gateway's settings or discovery. URLs never come from the store, so whoever can write
+    there cannot send prompts elsewhere."""
+    unshared: dict[str, str] = field(default_factory=dict)
+    """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Those among which the store may choose."""
-        if not self.apart:
+        """The replicas among which the store may choose."""
+        if not self.unshared:
             return tuple(self.replicas)
-        return tuple(name for name in self.replicas if name not in self.apart)
+        return tuple(name for name in self.replicas if name not in self.unshared)
 
 
 class Fleet:
-    """The replicas that this gateway knows of."""
+    """The replicas that this gateway knows."""
 
     def __init__(self, replicas: Sequence[ReplicaSettings], store: Store, upstream: Upstream) -> None:
         self.members: dict[str, Member] = {}
-        """Those that get requests from this gateway, and others that are only watched."""
+        """By id. Targets get requests from this gateway; the others only get health checks."""
         self.changed = asyncio.Event()
-        """There are others than before: they are to be asked."""
-        self.findings: dict[str, str] = {}
-        """By replica, that its id is another engine's in the registry; empty where it is not."""
-        self._used: tuple[str, ...] = ()
+        """Set when the targets have changed, so that the health checks run at once."""
+        self.id_conflicts: dict[str, str] = {}
+        """Replica → what is wrong, if its id belongs to another engine in the registry; else empty."""
+        self._targets: tuple[str, ...] = ()
         self._store = store
         self._upstream = upstream
         self._served: dict[str, Served] = {}
-        self.use(replicas)
+        self.set_targets(replicas)
 
-    def use(self, replicas: Sequence[ReplicaSettings]) -> None:
-        """From now on these get requests, and no others do. Requests go on where they are; who has left is watched on,
-        as other gateways may still send it some."""
+    def set_targets(self, replicas: Sequence[ReplicaSettings]) -> None:
+        """From now on these replicas get requests, and no others. Running requests finish where they are. Removed
+        replicas keep their health checks, because other gateways may still send them requests."""
         for replica in replicas:
             member = self.members.get(replica.id)
             if member is None or (member.url, member.dp_rank) != (replica.url, replica.dp_rank) or not member.cards:
                 self.members[replica.id] = Member(replica.id, replica.url, replica.dp_rank)
-            elif replica.id not in self._used:
-                self.doubt(replica.id)  # it may have restarted while nobody asked
-        self._used = tuple(replica.id for replica in replicas)
+            elif replica.id not in self._targets:
+                self.recheck(replica.id)  # it may have restarted while nobody checked it
+        self._targets = tuple(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
-        self.index()
+        self.update_served()
         self.changed.set()
 
     @property
-    def used(self) -> list[Member]:
-        """Those that get requests from this gateway."""
-        return [self.members[name] for name in self._used]
+    def targets(self) -> list[Member]:
+        """The replicas that get requests from this gateway."""
+        return [self.members[name] for name in self._targets]
 
-    def uses(self, replica: str) -> bool:
-        """Whether it gets requests from this gateway."""
-        return replica in self._used
+    def is_target(self, replica: str) -> bool:
+        """Whether the replica gets requests from this gateway."""
+        return replica in self._targets
 
     def describe(self) -> dict[str, str]:
-        """Every replica's state in words: ready, or why it is not."""
+        """Replica → "alive", or what is wrong with it."""
         return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}
 
     def resolve(self, model: str) -> Served | None:
-        """What a client's model name stands for; None when no replica serves it."""
+        """The model that a client's request names; None if no replica serves it."""
         return self._served.get(model)
 
     @property
     def served(self) -> dict[str, Served]:
         return self._served
 
-    def only_pool(self) -> Served | None:
-        """The one base model there is, for requests that name none; None when there are several, or none."""
+    def only_base_model(self) -> Served | None:
+        """The base model for requests that name none; None unless there is exactly one."""
         pools = {served.pool: served for served in self._served.values() if served.adapter is None}
         return next(iter(pools.values())) if len(pools) == 1 else None
 
     def block_tokens(self, replica: str) -> int:
-        """Tokens in one block of the replica's cache; vLLM's default where it does not tell."""
+        """Tokens in one block of the replica's cache; vLLM's default if the replica does not tell."""
         member = self.members.get(replica)
         return (member.facts.block_size if member is not None else 0) or 16
 
     def is_ready(self, replica: str) -> bool:
-        """Alive and usable, as the pool's checker (or, without a store, this gateway) last saw it."""
+        """Whether it is ready according to the pool's worker or, without a store, to this gateway."""
         member = self.members.get(replica)
         return member is not None and self._state(member) == "ready"
 
     def is_exact(self, replica: str) -> bool:
-        """Whether an agent tells what the replica holds, as the last heartbeat had it."""
+        """Whether an agent reports what the replica holds, according to the last heartbeat."""
         member = self.members.get(replica)
-        if member is None or not member.pool or member.identity.is_left or not self._store.is_up(member.pool):
+        if member is None or not member.pool or member.identity.is_taken or not self._store.is_up(member.pool):
             return False
         fleet = self._store.pool(member.pool).fleet
         return fleet is not None and fleet.is_exact(replica)
 
     def ready_replicas(self) -> list[str]:
-        return [name for name in self._used if self.is_ready(name)]
+        return [name for name in self._targets if self.is_ready(name)]
 
-    def cards(self) -> list[dict[str, Any]]:
-        """The union of the ready replicas' model cards, by id."""
+    def model_cards(self) -> list[dict[str, Any]]:
+        """The model cards of all ready replicas, each id once, sorted by id."""
         union: dict[str, dict[str, Any]] = {}
         for name in self.ready_replicas():
             for card in self.members[name].cards:
@@ -170,34 +171,33 @@ class Fleet:
         return [union[name] for name in sorted(union)]
 
     def problems(self) -> dict[str, str]:
-        """Why each replica that is not ready is not."""
-        unready = (self.members[name] for name in sorted(self._used) if not self.is_ready(name))
-        told = ((member, _PROBLEMS.get(self._state(member), "not registered yet")) for member in unready)
-        return {member.id: member.problem or problem for member, problem in told}
+        """Replica that is not ready → why."""
+        unready = [self.members[name] for name in sorted(self._targets) if not self.is_ready(name)]
+        return {each.id: each.problem or _PROBLEMS.get(self._state(each), "not registered yet") for each in unready}
 
     def taken_ids(self) -> dict[str, str]:
-        """Of replicas whose id is another engine's in the registry: what is wrong, and what to do about it."""
-        return {name: said for name in sorted(self._used) if (said := self.findings.get(name))}
+        """Target whose id belongs to another engine in the registry → what is wrong, and what to do."""
+        return {name: problem for name in sorted(self._targets) if (problem := self.id_conflicts.get(name))}
 
     def _state(self, member: Member) -> str:
-        if member.identity.is_left:  # what is registered is not this engine
+        if member.identity.is_taken:  # the record describes another engine
             return "ready" if member.alive else "dead"
         record = self._store.pool(member.pool).records.get(member.id) if member.pool else None
         return record.state if record is not None else ""
 
-    def doubt(self, replica: str) -> None:
-        """A request to it broke: look at the next round whether it has restarted."""
+    def recheck(self, replica: str) -> None:
+        """A request to this replica broke: the next round checks whether it has restarted."""
         member = self.members.get(replica)
         if member is not None:
             member.failures = max(member.failures, 1)
 
-    def index(self) -> None:
-        """What is served has changed."""
-        self._served = index(self.used)
+    def update_served(self) -> None:
+        """Update the served models after a change of the targets, their model cards or their identity."""
+        self._served = served_by(self.targets)
 
 
-def index(members: Iterable[Member]) -> dict[str, Served]:
-    """What these replicas serve."""
+def served_by(members: Iterable[Member]) -> dict[str, Served]:
+    """Model name → the model, with those of these replicas that serve it."""
     names: dict[str, Served] = {}
     for member in sorted(members, key=lambda each: each.id):
         base = base_card(member.cards)
@@ -208,12 +208,14 @@ def index(members: Iterable[Member]) -> dict[str, Served]:
             if known is None or known.pool != member.pool:
                 known = Served(member.pool, base.root, adapter, {})
             replicas = {**known.replicas, member.id: member.url}
-            apart = {**known.apart, member.id: member.facts.started} if member.identity.is_left else known.apart
-            names[card.id] = Served(member.pool, base.root, adapter, replicas, apart)
+            unshared = (
+                {**known.unshared, member.id: member.facts.started} if member.identity.is_taken else known.unshared
+            )
+            names[card.id] = Served(member.pool, base.root, adapter, replicas, unshared)
     return names
 
 
-def ready_records(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
-    """Those of the registry's replicas that are ready; all of them when none is."""
-    everyone = list(records)
-    return [record for record in everyone if record.state == "ready"] or everyone
+def ready_or_all(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
+    """The records of ready replicas; all records if none is ready."""
+    known = list(records)
+    return [record for record in known if record.state == "ready"] or known

@@ -1,58 +1,90 @@
-"""Replicas that have work and do none of it, whatever their /health says.
+"""Finds replicas that hang: they have work and make no progress, although /health may be good.
 
-Such a replica sends nothing to any gateway. Its engine publishes no event, and none of its counters moves. The registry
-then says `hung`, and placements treat it as dead. It is `ready` again once it shows something. It is also `ready` again
-after a while, because a replica without requests has nothing to show.
+A replica hangs if, for `health.hang_s`, none of these changes:
+
+- the pieces of answers that it sends to any gateway (`AnswerProgress`, shared through the store),
+- the number of its engine's last event,
+- its engine's counters.
+
+The registry then says `hung`, and placements treat the replica as dead. It is `ready` again when something changes. It
+is also `ready` again after a few times `hang_s`, because a replica without requests has no progress to show.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 
 import structlog
 
 from coordinator.errors import StoreError
-from coordinator.pool.liveness import mark, shown
+from coordinator.pool.liveness import mark, show, shown
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
-from gateway.replicas.fleet import Member
+from gateway.replicas.fleet import Fleet, Member
 from gateway.replicas.health_checks import engine_facts
-from gateway.replicas.progress import Progress
 from gateway.settings.limit_settings import HealthSettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream, UpstreamError
 
 _log = structlog.get_logger("kvgate.hangs")
 
-_LOOK_S = 1.0
-_FORGIVEN_AFTER = 3
-"""Times `hang_s`."""
+_CHECK_S = 1.0
+"""A replica is checked at most this often."""
+_RETRIED_AFTER = 3
+"""Times `hang_s` until a hung replica is ready again without having shown progress."""
 _COUNTERS = ("prefix_queries_tokens", "prefills", "generated_tokens")
-"""What moves with an engine's steps. Not its queue, which grows while it hangs."""
+"""The counters that change with an engine's steps. Its queue is not one of them: it grows while the engine hangs."""
 
 
-class StandStill:
-    """Since when what a replica shows has not changed, in one life and one state. Pure: the clock is passed in."""
+class AnswerProgress:
+    """Counts the pieces of answers that each replica sends to this gateway, and shares the counts through the store."""
+
+    def __init__(self, fleet: Fleet, store: Store) -> None:
+        self.pieces: Counter[str] = Counter()
+        """Replica → pieces of answer bodies. The relay counts them; headers do not count."""
+        self._fleet = fleet
+        self._store = store
+        self._shared: dict[str, int] = {}
+
+    def share(self) -> None:
+        """Write the counts that changed since the last call to the store."""
+        for gone in self.pieces.keys() - self._fleet.members.keys():
+            del self.pieces[gone]
+        changed: dict[str, dict[str, int]] = {}
+        for replica, count in self.pieces.items():
+            member = self._fleet.members[replica]
+            if member.pool and not member.identity.is_taken and self._shared.get(replica) != count:
+                changed.setdefault(member.pool, {})[replica] = count
+        for pool, counts in changed.items():
+            show(self._store.pool(pool), counts)
+        self._shared = dict(self.pieces)
+
+
+class StallTimer:
+    """Measures for how long a replica has shown no progress, in one incarnation and one state. Pure: callers pass the
+    time in."""
 
     def __init__(self, incarnation: str, state: str, figures: Mapping[str, float]) -> None:
         self.incarnation = incarnation
         self.state = state
-        self.has_changed = False
-        self.looked_s = 0.0
-        """When somebody began to look last."""
-        self.is_looking = False
+        self.has_progressed = False
+        """Whether the last call of `stalled_s` found a change."""
+        self.checked_s = 0.0
+        """When the last check began."""
+        self.is_checking = False
         self._figures = figures
         self._peak_usage = 0.0
         self._last_seq = -1
-        self._shown: Hashable = None
+        self._progress: Hashable = None
         self._since_s: float | None = None
-        self._told_s = 0.0
+        self._updated_s = 0.0
 
-    def work(self, figures: Mapping[str, float], seq: int) -> Hashable:
-        """The numbers that change when the engine works: the last event's, the cache's highest use, its counters.
-        None if it never told any figures. Empty figures, or no event number (-1), leave the last ones as they are. Only
-        the highest use counts, because the use also falls when clients hang up."""
+    def work_done(self, figures: Mapping[str, float], seq: int) -> Hashable:
+        """The numbers that change when the engine works: the last event's number, the highest use of the cache, and its
+        counters. None if the engine never told any figures. Empty `figures`, and -1 for `seq`, leave the last known
+        ones. The highest use counts because the use also falls when clients hang up."""
         self._figures = figures or self._figures
         usage = self._figures.get("kv_usage")
         if usage is None and not any(name in self._figures for name in _COUNTERS):
@@ -61,27 +93,27 @@ class StandStill:
         self._last_seq = max(self._last_seq, seq)
         return self._last_seq, self._peak_usage, *(self._figures.get(name) for name in _COUNTERS)
 
-    def lasts_s(self, shown: Hashable, now_s: float, patience_s: float) -> float:
-        """For how long it has shown this; 0 where it has just shown something else, or where nobody looked for longer
-        than `patience_s`."""
-        if self._since_s is None or shown != self._shown or now_s - self._told_s > patience_s:
-            self.has_changed = self._since_s is not None and shown != self._shown
-            self._shown, self._since_s = shown, now_s
-        self._told_s = now_s
+    def stalled_s(self, progress: Hashable, now_s: float, patience_s: float) -> float:
+        """For how long `progress` has been the same. 0 if it has just changed, or if the last call is longer ago than
+        `patience_s`."""
+        if self._since_s is None or progress != self._progress or now_s - self._updated_s > patience_s:
+            self.has_progressed = self._since_s is not None and progress != self._progress
+            self._progress, self._since_s = progress, now_s
+        self._updated_s = now_s
         return now_s - self._since_s
 
 
-class Hangs:
-    """Says in the registry which replicas hang."""
+class HangDetector:
+    """Marks replicas in the registry as hung, and as ready again."""
 
-    def __init__(self, health: HealthSettings, store: Store, upstream: Upstream, progress: Progress) -> None:
+    def __init__(self, health: HealthSettings, store: Store, upstream: Upstream, progress: AnswerProgress) -> None:
         self._hang_s = health.hang_s
         self._timeout_s = health.timeout_s
         self._store = store
         self._upstream = upstream
         self._progress = progress
-        self._patience_s = 3 * (_LOOK_S + health.timeout_s)
-        self._looks: dict[str, StandStill] = {}
+        self._patience_s = 3 * (_CHECK_S + health.timeout_s)
+        self._timers: dict[str, StallTimer] = {}
         """By replica."""
         self._tasks = Tasks()
 
@@ -89,60 +121,61 @@ class Hangs:
         await self._tasks.close()
 
     def forget(self, replica: str) -> None:
-        """It has no work from here that it does not do."""
-        look = self._looks.get(replica)
-        if look is not None and look.state == "ready":
-            del self._looks[replica]
+        """The replica works, or has no work from this gateway: stop measuring it, unless it is hung."""
+        timer = self._timers.get(replica)
+        if timer is not None and timer.state == "ready":
+            del self._timers[replica]
 
-    def keep_only(self, replicas: Collection[str]) -> None:
-        """All others are gone."""
-        for replica in self._looks.keys() - replicas:
-            del self._looks[replica]
+    def forget_all_but(self, replicas: Collection[str]) -> None:
+        """Stop measuring replicas that this gateway does not know any more."""
+        for replica in self._timers.keys() - replicas:
+            del self._timers[replica]
 
-    def look_at(self, member: Member, record: ReplicaRecord) -> None:
-        """It may hang, or not hang any more: look, at most once a second."""
-        now_s, look = time.monotonic(), self._looks.get(member.id)
-        if look is None or (look.incarnation, look.state) != (record.incarnation, record.state):
-            look = self._looks[member.id] = StandStill(record.incarnation, record.state, member.facts.figures)
-        if not look.is_looking and now_s - look.looked_s >= _LOOK_S and self._store.is_up(member.pool):
-            look.looked_s, look.is_looking = now_s, True
-            self._tasks.spawn(self._look(member, look), "look for progress")
+    def check(self, member: Member, record: ReplicaRecord) -> None:
+        """Check, at most once a second, whether a replica hangs, or whether a hung one works again."""
+        now_s, timer = time.monotonic(), self._timers.get(member.id)
+        if timer is None or (timer.incarnation, timer.state) != (record.incarnation, record.state):
+            timer = self._timers[member.id] = StallTimer(record.incarnation, record.state, member.facts.figures)
+        if not timer.is_checking and now_s - timer.checked_s >= _CHECK_S and self._store.is_up(member.pool):
+            timer.checked_s, timer.is_checking = now_s, True
+            self._tasks.spawn(self._check_once(member, timer), "hang check")
 
-    async def _look(self, member: Member, look: StandStill) -> None:
+    async def _check_once(self, member: Member, timer: StallTimer) -> None:
         try:
-            shows = await self._shows(member, look)
+            progress = await self._progress_of(member, timer)
         except StoreError:
-            return  # what others have seen is not known
+            return  # the other gateways' progress is unknown
         finally:
-            look.is_looking = False
-        if shows is None or self._looks.get(member.id) is not look:
+            timer.is_checking = False
+        if progress is None or self._timers.get(member.id) is not timer:
             return
-        still_s = look.lasts_s(shows, time.monotonic(), self._patience_s)
+        stalled_s = timer.stalled_s(progress, time.monotonic(), self._patience_s)
         pool = self._store.pool(member.pool)
-        if look.state == "ready" and still_s >= self._hang_s and member.answers:
-            _log.warning("hangs", replica=member.id, still_s=round(still_s), hint="it has work, and shows no progress")
-            mark(pool, member.id, look.incarnation, "ready", "hung")
-            del self._looks[member.id]
-        elif look.state == "hung" and (look.has_changed or still_s >= _FORGIVEN_AFTER * self._hang_s):
-            _log.info("hangs no more" if look.has_changed else "may hang no more", replica=member.id)
-            mark(pool, member.id, look.incarnation, "hung", "ready")
-            del self._looks[member.id]
+        if timer.state == "ready" and stalled_s >= self._hang_s and member.is_answering:
+            hint = "it has work, and shows no progress"
+            _log.warning("hangs", replica=member.id, still_s=round(stalled_s), hint=hint)
+            mark(pool, member.id, timer.incarnation, "ready", "hung")
+            del self._timers[member.id]
+        elif timer.state == "hung" and (timer.has_progressed or stalled_s >= _RETRIED_AFTER * self._hang_s):
+            _log.info("hangs no more" if timer.has_progressed else "may hang no more", replica=member.id)
+            mark(pool, member.id, timer.incarnation, "hung", "ready")
+            del self._timers[member.id]
 
-    async def _shows(self, member: Member, look: StandStill) -> Hashable:
-        """All that it shows, to this gateway, to others and to its agent; None where it never told any counters: then
-        it may be slow for all that is known. Raises StoreError."""
+    async def _progress_of(self, member: Member, timer: StallTimer) -> Hashable:
+        """All progress that the replica shows to this gateway, to the others and to its agent. None if its engine never
+        told any counters: then it may just be slow. Raises StoreError."""
         pool = self._store.pool(member.pool)
-        told = await shown(pool, member.id)
+        last_shared = await shown(pool, member.id)
         agent = pool.fleet.agents.get(member.id) if pool.fleet is not None else None
         if agent is not None and pool.fleet is not None and pool.fleet.is_followed(member.id):
             figures = pool.fleet.engines.get(member.id, {})
         else:
-            figures = await self._figures(member)
-        work = look.work(figures, agent.seq if agent is not None else -1)
-        return None if work is None else (self._progress.pieces[member.id], told, work)
+            figures = await self._engine_figures(member)
+        work = timer.work_done(figures, agent.seq if agent is not None else -1)
+        return None if work is None else (self._progress.pieces[member.id], last_shared, work)
 
-    async def _figures(self, member: Member) -> dict[str, float]:
-        """Where no agent tells the engine's counters, it is asked itself."""
+    async def _engine_figures(self, member: Member) -> dict[str, float]:
+        """The engine's counters, read from the replica itself, because no agent tells them."""
         try:
             return (await engine_facts(self._upstream, member, self._timeout_s)).figures
         except UpstreamError:

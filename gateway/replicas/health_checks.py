@@ -1,7 +1,7 @@
-"""Health checks of replicas: whether they live, which life it is, and what everybody is told of that.
+"""Health checks: find out whether replicas are alive and which incarnation they are, and register that in the store.
 
-Health is checked by the gateway that holds the pool's worker lease, and shared through the store; while the store is
-down, by every gateway for itself. A gateway whose requests get no answer looks at once (`look_at`).
+One gateway, the pool's worker, checks for all. While the store is down, every gateway checks for itself. A gateway
+whose requests get no answer checks that replica too (`check_silent`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from gateway.upstream import Upstream, UpstreamError
 _log = structlog.get_logger("kvgate.checks")
 
 _SEARCH_S = 0.25
-_DISCOVER_EVERY = 5
+"""Between two rounds while a replica has never been reached."""
+_SEARCH_ROUNDS = 240
+_DISCOVER_ROUNDS = 5
+"""Every so many rounds, models and metrics are read too, and gateways that are not the worker check as well."""
 _PATIENCE_S = 6.0
-"""Longer than any lease in the store, and so than a restart or a move makes two disagree on who a replica is."""
+"""Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less long."""
 
 
-class Checks:
-    """Watches a fleet's replicas. `run()` as a task."""
+class HealthChecks:
+    """Checks the replicas of a fleet. `run()` is a background task."""
 
     def __init__(self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream) -> None:
         self._fleet = fleet
@@ -47,53 +50,53 @@ class Checks:
         self._tasks = Tasks()
 
     async def first_round(self) -> None:
-        """Wait until every replica that was known by then was asked once."""
+        """Wait until every replica that was known at the start was checked once."""
         await self._first_round.wait()
 
     async def run(self) -> None:
-        """Check replicas forever; quickly while one has never been reached."""
+        """Check replicas until cancelled; more often while one of them has never been reached."""
         try:
             while True:
                 self._fleet.changed.clear()
-                self._adopt_registered()
-                first = [self.look_at(member) for member in self._members() if self._is_due(member)]
+                self._watch_registered()
+                checks = [self.check_now(member) for member in self._members() if self._is_due(member)]
                 if not self._first_round.is_set():
-                    await asyncio.gather(*first, return_exceptions=True)
+                    await asyncio.gather(*checks, return_exceptions=True)
                     self._first_round.set()
-                self._share_chores()
+                self._offer_as_worker()
                 await self._forget_gone()
                 self._round += 1
-                searching = any(not member.cards for member in self._members()) and self._round < 240
+                is_searching = any(not member.cards for member in self._members()) and self._round < _SEARCH_ROUNDS
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_SEARCH_S if searching else self._health.interval_s):
+                    async with asyncio.timeout(_SEARCH_S if is_searching else self._health.interval_s):
                         await self._fleet.changed.wait()
         finally:
             await self._tasks.close()
 
-    def _share_chores(self) -> None:
-        """Who does a pool's chores says of all its replicas whether they live: this gateway cannot, where one's id is
-        another engine's for it."""
-        left = {member.pool for member in self._fleet.used if member.identity.is_left}
+    def _offer_as_worker(self) -> None:
+        """A pool's worker registers the health of all its replicas. So this gateway does not become the worker of a
+        pool in which an id belongs to another engine."""
+        taken = {member.pool for member in self._fleet.targets if member.identity.is_taken}
         for name in self._store.pool_names():
-            self._store.pool(name).does_chores = name not in left
+            self._store.pool(name).does_chores = name not in taken
 
-    def look_at(self, member: Member) -> asyncio.Task[None]:
-        """Ask a replica now, unless that is being done."""
+    def check_now(self, member: Member) -> asyncio.Task[None]:
+        """Check a replica now, unless a check is running."""
         if member.check is None or member.check.done():
-            member.check = self._tasks.spawn(self._look(member), "health check")
+            member.check = self._tasks.spawn(self._check_until_settled(member), "health check")
         return member.check
 
-    def suspect(self, member: Member) -> None:
-        """It is waited for, and silent: ask it, as often as the gateway does that checks it for all."""
-        if time.monotonic() - member.asked_s >= self._health.interval_s:
-            self.look_at(member)
+    def check_silent(self, member: Member) -> None:
+        """Check a replica that is silent while requests wait for it, as often as the pool's worker does."""
+        if time.monotonic() - member.checked_s >= self._health.interval_s:
+            self.check_now(member)
 
-    async def _look(self, member: Member) -> None:
-        """Ask once; where one that was alive does not answer, again and again, `interval_s` apart, until it is dead."""
+    async def _check_until_settled(self, member: Member) -> None:
+        """Check once. If a replica that was alive fails, check it every `interval_s` until it is well again or dead."""
         loop = asyncio.get_running_loop()
         while True:
             began_s, was_alive = loop.time(), member.alive
-            await self._check(member)
+            await self._check_once(member)
             if not (was_alive and member.failures and self._fleet.members.get(member.id) is member):
                 return
             await asyncio.sleep(max(0.0, began_s + self._health.interval_s - loop.time()))
@@ -101,10 +104,10 @@ class Checks:
     def _members(self) -> list[Member]:
         return list(self._fleet.members.values())
 
-    def _adopt_registered(self) -> None:
-        """Replicas that others registered are watched as well: one that left every configuration must still be found
-        dead. What this gateway was not told of itself gets no request from it."""
-        for pool_name in self._store.pool_names():  # of one that is not served any more, this gateway may do the chores
+    def _watch_registered(self) -> None:
+        """Check the replicas of other gateways as well: a replica that no gateway is configured with any more must
+        still be found dead. They get no requests from this gateway."""
+        for pool_name in self._store.pool_names():  # this gateway may be the worker of pools that it does not serve
             for record in self._store.pool(pool_name).records.values():
                 if record.replica not in self._fleet.members:
                     same = [each.id for each in self._members() if each.facts.started == record.incarnation]
@@ -116,45 +119,45 @@ class Checks:
                     self._fleet.members[record.replica] = Member(record.replica, record.url, pool=pool_name)
 
     def _is_due(self, member: Member) -> bool:
-        if not self._fleet.uses(member.id) and member.failures > self._health.failures:
-            return self._round % _DISCOVER_EVERY == 0  # gone, for all that is known
+        if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
+            return self._round % _DISCOVER_ROUNDS == 0  # probably gone for good
         if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
             return True
-        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_EVERY == 0
+        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_ROUNDS == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
-        """Whether something failed since it was last seen well, or others know it by another life."""
+        """Whether something failed since the last good check, or the registry has another incarnation."""
         if not member.alive or member.failures:
             return True
         known = self._store.pool(member.pool).records.get(member.id)
         return known is not None and known.incarnation != member.incarnation(known)
 
-    async def _check(self, member: Member) -> None:
-        was_alive, member.asked_s = member.alive, time.monotonic()
+    async def _check_once(self, member: Member) -> None:
+        was_alive, member.checked_s = member.alive, time.monotonic()
         try:
-            is_ours = self._fleet.uses(member.id) and self._fleet.members.get(member.id) is member
+            is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
             status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
             if status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {status}")
-            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_EVERY == 0):
+            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_ROUNDS == 0):
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
-            member.answers = False
+            member.is_answering = False
             if was_alive and member.failures < self._health.failures:
                 return
             member.alive, member.problem = False, str(error)
         else:
             member.failures, member.alive, member.problem = 0, True, ""
-            member.answers, member.answered_s = True, time.monotonic()
+            member.is_answering, member.answered_s = True, time.monotonic()
         if was_alive != member.alive:
             log = _log.info if member.alive else _log.warning
             log("replica", replica=member.id, alive=member.alive, problem=member.problem)
-        await self._meet(member)
-        self._publish(member)
+        await self._read_pool_once(member)
+        self._register(member)
 
-    async def _meet(self, member: Member) -> None:
-        """Before anything is said of a pool: what others have said of it."""
+    async def _read_pool_once(self, member: Member) -> None:
+        """Learn what other gateways registered in a pool before this one registers anything there."""
         pool = self._store.pool(member.pool) if member.pool else None
         if pool is not None and pool.fleet is None and self._store.is_up(pool.name):
             with suppress(StoreError):
@@ -181,24 +184,24 @@ class Checks:
         member.facts = facts if facts.started else replace(facts, started=member.facts.started)
         if cards != member.cards:
             member.cards, member.pool = cards, pool_slug(base.root)
-            self._fleet.index()
+            self._fleet.update_served()
         self._store.pool(member.pool).prefills.observe(member.id, facts.figures)
 
-    def _publish(self, member: Member) -> None:
-        """Register what was found: a replica or a later life of it by any gateway, other changes by the pool's
-        worker alone."""
+    def _register(self, member: Member) -> None:
+        """Register what the check found. Any gateway registers a new replica or a new incarnation; only the pool's
+        worker registers other changes."""
         if not member.pool or self._fleet.members.get(member.id) is not member:
-            return  # of no known model, or it has moved while it was asked
+            return  # its model is unknown, or it moved during the check
         pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
         state, incarnation = "ready" if member.alive else "dead", member.incarnation(known)
         if member.alive and known is not None and (known.state, known.incarnation) == ("hung", incarnation):
-            state = "hung"  # its /health says nothing about that
-        if not self._fleet.uses(member.id):
+            state = "hung"  # a good /health does not prove that it works
+        if not self._fleet.is_target(member.id):
             if known is None:
                 return  # forgotten
-            wanted = replace(known, state=state)  # all that is looked at here is its health
-        elif self._is_left(member, known):
+            wanted = replace(known, state=state)  # the check read its health only
+        elif self._judge_identity(member, known):
             return
         else:
             wanted = ReplicaRecord(
@@ -217,37 +220,43 @@ class Checks:
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
 
-    def _is_left(self, member: Member, known: ReplicaRecord | None) -> bool:
-        """Whether its id is another engine's."""
+    def _judge_identity(self, member: Member, known: ReplicaRecord | None) -> bool:
+        """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""
         pool, identity = self._store.pool(member.pool), member.identity
-        was_left, now_s = identity.is_left, time.monotonic()
+        was_taken, now_s = identity.is_taken, time.monotonic()
         if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
-            followed, opposed = pool.fleet.is_followed(member.id), pool.fleet.worker not in ("", pool.gateway)
-            facts = IdentityFacts(member.facts.started, member.url, member.alive, known, followed, opposed)
+            facts = IdentityFacts(
+                started=member.facts.started,
+                url=member.url,
+                is_alive=member.alive,
+                record=known,
+                is_followed=pool.fleet.is_followed(member.id),
+                has_other_worker=pool.fleet.worker not in ("", pool.gateway),
+            )
             identity.judge(facts, now_s, self._patience_s)
-        if was_left != identity.is_left:
-            self._fleet.index()
-        self._tell(member, identity.finding(now_s, self._patience_s))
-        return identity.is_left
+        if was_taken != identity.is_taken:
+            self._fleet.update_served()
+        self._note_conflict(member, identity.conflict(now_s, self._patience_s))
+        return identity.is_taken
 
-    def _tell(self, member: Member, finding: str) -> None:
-        """Say once that its id is another engine's, and once that it is no more."""
-        if finding and not self._fleet.findings.get(member.id):
-            _log.warning("its id is taken", replica=member.id, problem=finding)
-        elif not finding and self._fleet.findings.get(member.id):
+    def _note_conflict(self, member: Member, conflict: str) -> None:
+        """Keep the conflict for /ready and metrics, and log once when it begins and when it ends."""
+        if conflict and not self._fleet.id_conflicts.get(member.id):
+            _log.warning("its id is taken", replica=member.id, problem=conflict)
+        elif not conflict and self._fleet.id_conflicts.get(member.id):
             _log.info("its id is its own again", replica=member.id)
-        self._fleet.findings[member.id] = finding
+        self._fleet.id_conflicts[member.id] = conflict
 
     async def _forget_gone(self) -> None:
-        """Those that get no requests from here: the pool's worker forgets who has not answered for long, and who is
-        forgotten is not watched any more."""
+        """Of replicas that are no targets: the pool's worker removes those that have not answered for `forget_s` from
+        the store, and every gateway stops checking those that are not in the store any more."""
         for member in list(self._fleet.members.values()):
-            if self._fleet.uses(member.id) or self._fleet.members.get(member.id) is not member:
-                continue  # it may have been found again while another was forgotten
+            if self._fleet.is_target(member.id) or self._fleet.members.get(member.id) is not member:
+                continue  # it may have been found again while the store removed another one
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is None or member.id not in pool.records:
                 del self._fleet.members[member.id]
-                self._fleet.findings.pop(member.id, None)
+                self._fleet.id_conflicts.pop(member.id, None)
             elif pool.is_worker and time.monotonic() > member.answered_s + self._health.forget_s:
                 with suppress(StoreError):  # tried again in the next round
                     if await forget(pool, pool.records[member.id]):
@@ -255,6 +264,6 @@ class Checks:
 
 
 async def engine_facts(upstream: Upstream, member: Member, timeout_s: float) -> EngineFacts:
-    """What a replica's /metrics tell of its engine. Raises UpstreamError."""
+    """Reads a replica's /metrics. Raises UpstreamError."""
     _, metrics = await upstream.fetch(member.url + "/metrics", timeout_s)
     return parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)

@@ -1,15 +1,25 @@
-"""Whether the registry means the engine that this gateway reaches by a replica's id, or another one.
+"""Decides whether a replica's record in the registry describes the engine that this gateway reaches by that id.
 
-Two clusters on one Redis may have the same ids, and no namespace. Each would register its engines over the other's,
-again and again. Each time, what is known of the replica would be void. So a gateway leaves the id to the other engine:
-- at another address, while an agent follows it, or while another gateway that does the pool's chores finds it alive;
-- at the same address, when this gateway has registered over it once. There it looks like its own before a restart.
-The gateway then serves its own engine apart: by hashing, and without a word to the store. No map is wrong then, and no
-request fails. It registers its own again once no other gateway has done the pool's chores for a while.
+Two clusters may share one Redis without a namespace and use the same replica ids. If each registered its engines over
+the other's, again and again, everything known of these replicas would be lost each time. So one of them gives way: the
+id counts as taken, and belongs to the other engine. This is the case
 
-An engine that has restarted lives another life at the same address. One that has moved lives another life at another
-address, and what followed the old one is gone, or goes while the gateways are given the new address. One engine that is
-reached at several addresses lives one life. Engines that do not tell when they started are not told apart.
+- at another address: if an agent follows the registered engine, or another gateway is the pool's worker and finds that
+  engine alive;
+- at the same address: if this gateway has registered its own engine over that one before. (The first time, the other
+  engine looks like the own one before a restart.)
+
+While the id is taken, the gateway routes to its engine by hashing, and tells the store nothing about it. So the map
+stays right, and no request fails. The gateway registers its engine again when no other gateway has been the pool's
+worker for a while.
+
+What may look like another engine, but is none:
+
+- An engine that restarted has another incarnation at the same address.
+- An engine that moved has another incarnation at another address. The agent of the old one is gone, or goes while the
+  gateways learn the new address.
+- An engine that is reached at several addresses has one incarnation.
+- An engine that does not tell when it started cannot be compared. Its record counts as this gateway's.
 """
 
 from __future__ import annotations
@@ -19,86 +29,88 @@ from typing import Literal
 
 from coordinator.registry import ReplicaRecord
 
-Verdict = Literal["ours", "take", "leave"]
-"""The registry means this gateway's engine; another one, over which this one is to be registered; or another one whose
-the id is."""
+Verdict = Literal["ours", "replace", "taken"]
+"""ours: the record describes this gateway's engine. replace: it describes another engine, and this gateway registers
+its own instead. taken: it describes another engine, which keeps the id."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentityFacts:
-    """What a gateway knows of a replica that it uses, and of its record."""
+    """What a gateway knows about one of its replicas and about that replica's record."""
 
     started: str
-    """When its engine started, as that tells itself: the name of its life. Empty where it never told."""
+    """When the engine started, as it tells itself: its incarnation. Empty if it never told."""
     url: str
     is_alive: bool
-    known: ReplicaRecord | None
+    record: ReplicaRecord | None
     is_followed: bool = False
-    """Whether an agent has the lease on the life that is registered."""
-    is_opposed: bool = False
-    """Whether another gateway does the pool's chores: it registers its own engines whatever stands there."""
+    """Whether an agent holds the lease on the registered incarnation."""
+    has_other_worker: bool = False
+    """Whether another gateway is the pool's worker. A worker registers its own engines over any record."""
 
 
 @dataclass(slots=True)
 class Identity:
-    """Of one replica. The clock is passed in."""
+    """The verdict about one replica. Pure: callers pass the time in."""
 
     verdict: Verdict = "ours"
     _facts: IdentityFacts | None = None
-    _replaced: str = ""
-    """The life over which this gateway registered its own last. Engines do not come back in a life that is over."""
-    _foreign_since_s: float | None = None
-    _unopposed_since_s: float | None = None
+    _replaced_incarnation: str = ""
+    """The incarnation over which this gateway last registered its engine. Had that been an earlier incarnation of the
+    same engine, it could not come back."""
+    _other_engine_since_s: float | None = None
+    _no_other_worker_since_s: float | None = None
 
     @property
-    def is_left(self) -> bool:
-        """Whether the id is another engine's, for all that this gateway says to the store."""
-        return self.verdict == "leave"
+    def is_taken(self) -> bool:
+        """Whether the id belongs to another engine in the registry."""
+        return self.verdict == "taken"
 
     def judge(self, facts: IdentityFacts, now_s: float, patience_s: float) -> Verdict:
-        """Look at new facts. Nobody is taken to keep the other engine registered once nobody else has done the pool's
-        chores for `patience_s`: this gateway does none while it leaves the id."""
+        """Update the verdict. A taken id is free when no other gateway has been the pool's worker for `patience_s`.
+        This gateway does not become the worker while the id is taken."""
         self._facts = facts
-        known = facts.known
-        if known is None or not _tells_lives_apart(facts.started, known) or known.incarnation == facts.started:
+        record = facts.record
+        if record is None or not _is_comparable(facts.started, record) or record.incarnation == facts.started:
             self.verdict = "ours"
-            self._foreign_since_s = self._unopposed_since_s = None
+            self._other_engine_since_s = self._no_other_worker_since_s = None
             return self.verdict
-        if self._foreign_since_s is None:
-            self._foreign_since_s = now_s
-        if facts.is_opposed:
-            self._unopposed_since_s = None
-        elif self._unopposed_since_s is None:
-            self._unopposed_since_s = now_s
-        is_given_up = self._unopposed_since_s is not None and now_s - self._unopposed_since_s >= patience_s
-        is_kept = not is_given_up and (self.is_left or known.incarnation == self._replaced)
-        if not facts.is_alive:  # dying is not another life
-            self.verdict = "leave" if self.is_left else "ours"
-        elif is_kept or (known.url != facts.url and _is_used(facts, known)):
-            self.verdict = "leave"
+        if self._other_engine_since_s is None:
+            self._other_engine_since_s = now_s
+        if facts.has_other_worker:
+            self._no_other_worker_since_s = None
+        elif self._no_other_worker_since_s is None:
+            self._no_other_worker_since_s = now_s
+        is_free = self._no_other_worker_since_s is not None and now_s - self._no_other_worker_since_s >= patience_s
+        stays_taken = not is_free and (self.is_taken or record.incarnation == self._replaced_incarnation)
+        if not facts.is_alive:  # its start time may be out of date
+            self.verdict = "taken" if self.is_taken else "ours"
+        elif stays_taken or (record.url != facts.url and _is_in_use(facts, record)):
+            self.verdict = "taken"
         else:
-            self.verdict, self._replaced = "take", known.incarnation
+            self.verdict, self._replaced_incarnation = "replace", record.incarnation
         return self.verdict
 
-    def finding(self, now_s: float, patience_s: float) -> str:
-        """In words, where the id has been another engine's for longer than a restart or a move takes; else empty."""
-        if not self.is_left or self._foreign_since_s is None or now_s - self._foreign_since_s < patience_s:
+    def conflict(self, now_s: float, patience_s: float) -> str:
+        """Describes the conflict if the id has been taken for longer than a restart or a move takes; else empty."""
+        if not self.is_taken or self._other_engine_since_s is None or now_s - self._other_engine_since_s < patience_s:
             return ""
         ours = self._facts
-        if ours is None or ours.known is None:
+        if ours is None or ours.record is None:
             return ""
-        known = ours.known
+        other = ours.record
         return (
-            f"the registry means another engine by this id, at {known.url} (started {known.incarnation}); here it is "
-            f"at {ours.url} (started {ours.started}), and served without the store: give clusters that share a Redis a "
-            "redis.namespace each, and all gateways of one cluster the same replicas"
+            f"in the registry this id belongs to another engine, at {other.url} (started {other.incarnation}); this "
+            f"gateway's engine is at {ours.url} (started {ours.started}), and served without the store: give clusters "
+            "that share a Redis a redis.namespace each, and give all gateways of one cluster the same replicas"
         )
 
 
-def _is_used(facts: IdentityFacts, known: ReplicaRecord) -> bool:
-    """Whether somebody means the engine that is registered: an agent, or those who found it alive."""
-    return facts.is_followed or (facts.is_opposed and known.state != "dead")
+def _is_in_use(facts: IdentityFacts, record: ReplicaRecord) -> bool:
+    """Whether the registered engine is another cluster's: an agent follows it, or another worker finds it alive."""
+    return facts.is_followed or (facts.has_other_worker and record.state != "dead")
 
 
-def _tells_lives_apart(started: str, known: ReplicaRecord) -> bool:
-    return bool(started) and not known.incarnation.startswith("life-")
+def _is_comparable(started: str, record: ReplicaRecord) -> bool:
+    """Whether both tell when their engine started. A record `life-<n>` only counts incarnations."""
+    return bool(started) and not record.incarnation.startswith("life-")

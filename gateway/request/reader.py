@@ -216,7 +216,7 @@ class Reader:
 def resolve_model(fleet: Fleet, name: str | None, path: str) -> Served:
     """The pool that serves a request's model. Raises a 400 if the model is missing, a 404 if it is unknown."""
     if name is None:
-        only = fleet.only_pool()
+        only = fleet.only_base_model()
         if only is None and stored_response_id(path):  # the response's id gives the pool later
             only = next(iter(fleet.served.values()), None)
         if endpoint_of(path).needs_model or (only is None and fleet.served):

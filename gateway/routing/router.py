@@ -14,7 +14,7 @@ from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.replicas.fleet import ready_records
+from gateway.replicas.fleet import ready_or_all
 from gateway.request.reader import Job
 from gateway.routing.outcomes import Outcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
@@ -47,7 +47,7 @@ class Router:
         pool = self.pool(job)
         request = self.request(job, pool, tried, last.request.reservation if last is not None else "")
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
-        if ticket is None and job.served.apart:
+        if ticket is None and job.served.unshared:
             ticket = self._place_apart(job, pool, request)
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
@@ -137,21 +137,21 @@ class Router:
         serving = [record for record in pool.records.values() if record.replica in shared]
         if job.pinned:
             return [record.replica for record in serving if record.replica == job.pinned]
-        return rendezvous_order((record.replica for record in ready_records(serving)), _affinity(job))
+        return rendezvous_order((record.replica for record in ready_or_all(serving)), _affinity(job))
 
     def _place_apart(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
         replica = first_usable(self.order_apart(job), self._avoided(pool), request.tried)
         if replica is None:
             return None
-        lives, urls = job.served.apart, job.served.replicas
+        lives, urls = job.served.unshared, job.served.replicas
         return Ticket(pool, request, replica, lives[replica], urls[replica], "fallback", 0, None)
 
     def order_apart(self, job: Job) -> list[str]:
         """The replicas whose ids mean other engines in the store, in the order in which gateways try them."""
         if job.pinned:
-            return [job.pinned] if job.pinned in job.served.apart else []
-        return rendezvous_order(job.served.apart, _affinity(job))
+            return [job.pinned] if job.pinned in job.served.unshared else []
+        return rendezvous_order(job.served.unshared, _affinity(job))
 
     def _avoided(self, pool: Pool) -> list[str]:
         """The replicas that failed recently for this gateway, or that have all the requests they may have."""

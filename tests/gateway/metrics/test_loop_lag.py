@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.metrics.loop_lag import INTERVAL_S, watch_loop
+from gateway.metrics.loop_lag import INTERVAL_S, measure_loop_lag
 
 HELD_S = 10 * INTERVAL_S
 
@@ -17,7 +17,7 @@ async def test_a_loop_that_was_held_is_told_for_how_long() -> None:
         while loop.time() < until_s:
             pass
 
-    watching = asyncio.ensure_future(watch_loop(told.put_nowait))
+    watching = asyncio.ensure_future(measure_loop_lag(told.put_nowait))
     await told.get()
     loop.call_soon(hold)
     while await told.get() < HELD_S - INTERVAL_S:

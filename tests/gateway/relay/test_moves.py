@@ -1,4 +1,4 @@
-"""What waits for a replica whose id has another address by now: over real HTTP and a real Redis."""
+"""Attempts that wait for a replica that moved, over real HTTP and a real Redis; and which replicas died alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from aiohttp import web
 
 from coordinator.store import Store, StoreOptions
 from gateway.deadlines import Deadlines
-from gateway.relay.moves import Moves, WaitingAttempt
+from gateway.relay.moves import DEATH_WINDOW_S, Moves, PoolDeaths, WaitingAttempt
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.hangs import Hangs
-from gateway.replicas.health_checks import Checks
-from gateway.replicas.progress import Progress
+from gateway.replicas.hangs import AnswerProgress, HangDetector
+from gateway.replicas.health_checks import HealthChecks
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
 from gateway.tasks import Tasks
@@ -61,8 +60,8 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
         await store.first_attempt()
         stays = ReplicaSettings(id="r1", url=other_url)
         fleet = Fleet([ReplicaSettings(id="r0", url=old_url), stays], store, upstream)
-        checks, progress = Checks(fleet, HEALTH, store, upstream), Progress(fleet, store)
-        moves = Moves(fleet, checks, store, progress, Hangs(HEALTH, store, upstream, progress))
+        checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
+        moves = Moves(fleet, checks, store, progress, HangDetector(HEALTH, store, upstream, progress))
         try:
             tasks.spawn(checks.run(), "checks")
             await checks.first_round()
@@ -71,12 +70,12 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
             waiting = tasks.spawn(wait_for_r0(moves), "a request")
             await eventually(lambda: "r0" in moves.waiting)
             member = fleet.members["r0"]
-            fleet.use([ReplicaSettings(id="r0", url="http://127.0.0.1:1"), stays])
+            fleet.set_targets([ReplicaSettings(id="r0", url="http://127.0.0.1:1"), stays])
             before_s = member.answered_s
             await eventually(lambda: member.answered_s > before_s)
             assert not waiting.done()
             old.is_frozen = True
-            assert (await waiting).moved == "dead"
+            assert (await waiting).move_reason == "dead"
             assert old.asked_frozen >= HEALTH.failures
             assert store.pool_names() == ["m"]
         finally:
@@ -94,3 +93,59 @@ async def wait_for_r0(moves: Moves) -> WaitingAttempt:
     except TimeoutError:
         return waiting
     raise AssertionError("nothing answers it")
+
+
+def states(count: int, *dead: int) -> dict[str, str]:
+    return {f"r{index}": "dead" if index in dead else "ready" for index in range(count)}
+
+
+def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> PoolDeaths:
+    """All are ready at first; then, at these times, these are dead."""
+    deaths = PoolDeaths()
+    deaths.observe(states(count), 0)
+    for at_s, dead in moments:
+        deaths.observe(states(count, *dead), at_s)
+    return deaths
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_one_of_any_number_dies_alone(count: int) -> None:
+    deaths = observed(count, (5, (0,)))
+    assert "r0" in deaths.died_alone
+    assert not any(f"r{index}" in deaths.died_alone for index in range(1, count))
+
+
+def test_up_to_a_third_of_a_pool_dies_alone_and_more_does_not() -> None:
+    third = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)))
+    assert all(name in third.died_alone for name in ("r0", "r1", "r2"))
+    more = observed(9, (1, (0,)), (2, (0, 1)), (3, (0, 1, 2)), (4, (0, 1, 2, 3)))
+    assert not any(name in more.died_alone for name in ("r0", "r1", "r2", "r3"))
+
+
+def test_deaths_that_lie_further_apart_are_not_counted_together() -> None:
+    deaths = observed(3, (1, (0,)), (1 + DEATH_WINDOW_S, (0, 1)))
+    assert "r0" in deaths.died_alone
+    assert "r1" in deaths.died_alone
+
+
+def test_who_died_with_others_does_not_die_alone_later_by_lying_there() -> None:
+    deaths = observed(3, (1, (0, 1)), (1 + 2 * DEATH_WINDOW_S, (0, 1)))
+    assert "r0" not in deaths.died_alone
+    deaths.observe(states(3, 1), 100)
+    deaths.observe(states(3, 0, 1), 101)
+    assert "r0" in deaths.died_alone
+    assert "r1" not in deaths.died_alone
+
+
+def test_a_replica_that_hangs_is_dead_and_one_that_was_never_ready_has_not_died() -> None:
+    deaths = PoolDeaths()
+    deaths.observe({"r0": "dead", "r1": "ready"}, 0)
+    deaths.observe({"r0": "dead", "r1": "hung"}, 1)
+    assert "r0" not in deaths.died_alone
+    assert "r1" in deaths.died_alone
+
+
+def test_a_replica_that_was_forgotten_is_not_dead_any_more() -> None:
+    deaths = observed(3, (1, (0,)))
+    deaths.observe({"r1": "ready", "r2": "ready"}, 2)
+    assert "r0" not in deaths.died_alone

@@ -56,13 +56,13 @@ async def test_an_event_without_an_end_is_given_up(relayed: Relayed) -> None:
 async def test_a_stream_whose_replica_falls_silent_ends_with_an_error_and_its_request_is_aborted(
     relayed: Relayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doubted: list[str] = []
-    monkeypatch.setattr(relayed.gateway.fleet, "doubt", doubted.append)
+    rechecked: list[str] = []
+    monkeypatch.setattr(relayed.gateway.fleet, "recheck", rechecked.append)
     relayed.replica.says(head(*STREAM_HEADERS), chunk(FIRST), asyncio.Event())
     answer = await relayed.stream()
     assert answer.content.startswith(FIRST)
     assert (error_code(answer.text), "(idle)" in answer.text) == ("stream_broken", True)
-    assert doubted == ["r0"]
+    assert rechecked == ["r0"]
     assert "kvgate_broken_streams_total 1.0" in relayed.gateway.metrics.exposition().decode()
     assert not relayed.gateway.upstream._origins[relayed.replica.url]._open, "its request is aborted"
 

@@ -1,40 +1,40 @@
-"""For how long a replica has shown nothing new, and what of an engine's figures is work."""
+"""For how long a replica has made no progress, and which of an engine's figures show work."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.replicas.hangs import StandStill
+from gateway.replicas.hangs import StallTimer
 
 PATIENCE_S = 5.0
 FIGURES = {"prefix_queries_tokens": 10.0, "generated_tokens": 3.0, "kv_usage": 0.5}
 
 
-def a_look(**figures: float) -> StandStill:
-    return StandStill("life-1", "ready", figures)
+def a_timer(**figures: float) -> StallTimer:
+    return StallTimer("life-1", "ready", figures)
 
 
 def test_a_stand_still_lasts_from_the_first_look_at_what_it_shows() -> None:
-    look = a_look()
-    assert [look.lasts_s(("a", 1), at_s, PATIENCE_S) for at_s in (5.0, 6.0, 9.5)] == [0, 1, 4.5]
-    assert not look.has_changed
+    timer = a_timer()
+    assert [timer.stalled_s(("a", 1), at_s, PATIENCE_S) for at_s in (5.0, 6.0, 9.5)] == [0, 1, 4.5]
+    assert not timer.has_progressed
 
 
 def test_whatever_changes_ends_it() -> None:
-    look = a_look()
-    look.lasts_s((1, b"gw0 1", (7,)), 5, PATIENCE_S)
+    timer = a_timer()
+    timer.stalled_s((1, b"gw0 1", (7,)), 5, PATIENCE_S)
     for at_s, shown in ((6, (2, b"gw0 1", (7,))), (7, (2, b"gw1 1", (7,))), (8, (2, b"gw1 1", (8,)))):
-        assert look.lasts_s(shown, at_s, PATIENCE_S) == 0
-        assert look.has_changed
-    assert look.lasts_s((2, b"gw1 1", (8,)), 10, PATIENCE_S) == 2
+        assert timer.stalled_s(shown, at_s, PATIENCE_S) == 0
+        assert timer.has_progressed
+    assert timer.stalled_s((2, b"gw1 1", (8,)), 10, PATIENCE_S) == 2
 
 
 def test_time_in_which_nobody_looked_does_not_count_and_is_no_change() -> None:
-    look = a_look()
-    look.lasts_s("same", 5, PATIENCE_S)
-    assert look.lasts_s("same", 11, PATIENCE_S) == 0
-    assert not look.has_changed
-    assert look.lasts_s("same", 13, PATIENCE_S) == 2
+    timer = a_timer()
+    timer.stalled_s("same", 5, PATIENCE_S)
+    assert timer.stalled_s("same", 11, PATIENCE_S) == 0
+    assert not timer.has_progressed
+    assert timer.stalled_s("same", 13, PATIENCE_S) == 2
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_time_in_which_nobody_looked_does_not_count_and_is_no_change() -> None:
     ],
 )
 def test_silence_hang_ups_and_a_longer_queue_are_no_work(figures: dict[str, float], seq: int) -> None:
-    look = a_look()
-    before = look.work(FIGURES, 7)
-    assert look.work(figures, seq) == before
-    assert look.work(FIGURES, 7) == before
+    timer = a_timer()
+    before = timer.work_done(FIGURES, 7)
+    assert timer.work_done(figures, seq) == before
+    assert timer.work_done(FIGURES, 7) == before
 
 
 @pytest.mark.parametrize(("figures", "seq"), [({"kv_usage": 0.6}, 7), ({"generated_tokens": 4.0}, 7), ({}, 8)])
 def test_tokens_events_and_a_fuller_cache_are_work(figures: dict[str, float], seq: int) -> None:
-    look = a_look()
-    before = look.work(FIGURES, 7)
-    assert look.work(FIGURES | figures, seq) != before
+    timer = a_timer()
+    before = timer.work_done(FIGURES, 7)
+    assert timer.work_done(FIGURES | figures, seq) != before
 
 
 def test_an_engine_that_never_told_of_its_work_is_slow_for_all_that_is_known() -> None:
-    assert a_look().work({"waiting": 3.0}, 7) is None
-    assert a_look(**FIGURES).work({}, -1) is not None
+    assert a_timer().work_done({"waiting": 3.0}, 7) is None
+    assert a_timer(**FIGURES).work_done({}, -1) is not None

@@ -13,7 +13,7 @@ from aiohttp import web
 from coordinator.keys import PoolKeys
 from coordinator.store import Store, StoreOptions
 from gateway.replicas.fleet import Fleet
-from gateway.replicas.health_checks import Checks
+from gateway.replicas.health_checks import HealthChecks
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
 from gateway.tasks import Tasks
@@ -50,10 +50,10 @@ async def checked(
             told = (("/health", answer), ("/v1/models", list_models), ("/metrics", tell_metrics))
             application.add_routes([web.get(path, handler) for path, handler in told])
             listed.append(ReplicaSettings(id=name, url=await stack.enter_async_context(serving(application))))
-        fleet.use(listed)
+        fleet.set_targets(listed)
         tasks.spawn(store.run(), "store")
         await store.first_attempt()
-        checks = Checks(fleet, health, store, upstream)
+        checks = HealthChecks(fleet, health, store, upstream)
         tasks.spawn(checks.run(), "checks")
         await checks.first_round()
         try:

@@ -1,4 +1,4 @@
-"""Whether the registry means this gateway's engine by an id: the decision, with the clock passed in."""
+"""Whether the record of a replica describes this gateway's engine: the decision, with the time passed in."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def record(started: str, url: str) -> ReplicaRecord:
 
 
 def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
-    """By a gateway whose replica lives, while another gateway does the chores."""
-    return replace(IdentityFacts(OURS, HERE, is_alive=True, known=known, is_opposed=True), **facts)
+    """By a gateway whose replica lives, while another gateway is the pool's worker."""
+    return replace(IdentityFacts(OURS, HERE, is_alive=True, record=known, has_other_worker=True), **facts)
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
         # By another name of its host, or through a forwarded port.
         (seen(record(OURS, "http://localhost:8000"), is_followed=True), "ours"),
         # It has restarted; its agent has not seen that yet.
-        (seen(record(OTHER, HERE), is_followed=True), "take"),
-        # It has moved: nothing is left of the old one but its record, or who checks replicas finds it dead.
-        (seen(record(OTHER, THERE), is_opposed=False), "take"),
-        (seen(replace(record(OTHER, THERE), state="dead")), "take"),
+        (seen(record(OTHER, HERE), is_followed=True), "replace"),
+        # It has moved: nothing is left of the old one but its record, or the worker finds it dead.
+        (seen(record(OTHER, THERE), has_other_worker=False), "replace"),
+        (seen(replace(record(OTHER, THERE), state="dead")), "replace"),
         # Another engine, which an agent follows, or another gateway finds alive.
-        (seen(record(OTHER, THERE), is_followed=True, is_opposed=False), "leave"),
-        (seen(record(OTHER, THERE)), "leave"),
-        # Others were first to see that it restarted.
+        (seen(record(OTHER, THERE), is_followed=True, has_other_worker=False), "taken"),
+        (seen(record(OTHER, THERE)), "taken"),
+        # It restarted, and another gateway saw that first.
         (seen(record(OTHER, THERE), is_alive=False), "ours"),
         # Engines that do not tell when they started.
         (seen(record("life-1", THERE), is_followed=True), "ours"),
@@ -54,11 +54,11 @@ def test_an_engine_that_was_registered_over_and_is_back_is_left_alone() -> None:
     identity = Identity()
     for now_s in (0.0, 2.0):
         assert identity.judge(seen(record(OURS, HERE)), now_s, PATIENCE_S) == "ours"
-    assert identity.judge(seen(record(OTHER, HERE)), 3.0, PATIENCE_S) == "take"
+    assert identity.judge(seen(record(OTHER, HERE)), 3.0, PATIENCE_S) == "replace"
     assert identity.judge(seen(record(OURS, HERE)), 4.0, PATIENCE_S) == "ours"
     for now_s in (5.0, 60.0, 3600.0):
-        assert identity.judge(seen(record(OTHER, HERE)), now_s, PATIENCE_S) == "leave"
-    assert identity.judge(seen(record(LATER, HERE)), 3601.0, PATIENCE_S) == "leave"  # it has restarted
+        assert identity.judge(seen(record(OTHER, HERE)), now_s, PATIENCE_S) == "taken"
+    assert identity.judge(seen(record(LATER, HERE)), 3601.0, PATIENCE_S) == "taken"  # it has restarted
 
 
 def test_of_two_clusters_that_undo_each_other_one_gives_way_and_then_nothing_changes_hands() -> None:
@@ -66,24 +66,24 @@ def test_of_two_clusters_that_undo_each_other_one_gives_way_and_then_nothing_cha
     sides, known, changes = {OURS: Identity(), OTHER: Identity()}, record(OURS, HERE), 0
     for now_s in range(20):
         for started in (OTHER, OURS):
-            if sides[started].judge(seen(known, started=started), float(now_s), PATIENCE_S) == "take":
+            if sides[started].judge(seen(known, started=started), float(now_s), PATIENCE_S) == "replace":
                 known = record(started, HERE)
                 changes += 1
     assert changes == 2
     assert known == record(OURS, HERE)
-    assert [identity.is_left for identity in sides.values()] == [False, True]
+    assert [identity.is_taken for identity in sides.values()] == [False, True]
 
 
 def test_the_id_is_taken_back_when_no_gateway_of_the_other_engines_is_left() -> None:
     identity = Identity()
     theirs = seen(record(OTHER, THERE), is_followed=True)
-    assert identity.judge(theirs, 0.0, PATIENCE_S) == "leave"
-    gone = replace(theirs, is_followed=False, is_opposed=False)
-    assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "leave"  # its agent alone has gone
-    assert identity.judge(gone, 2.0, PATIENCE_S) == "leave"
-    assert identity.judge(replace(gone, is_opposed=True), 7.0, PATIENCE_S) == "leave"  # the chores had changed hands
-    assert identity.judge(gone, 8.0, PATIENCE_S) == "leave"
-    assert identity.judge(gone, 14.0, PATIENCE_S) == "take"
+    assert identity.judge(theirs, 0.0, PATIENCE_S) == "taken"
+    gone = replace(theirs, is_followed=False, has_other_worker=False)
+    assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "taken"  # its agent alone has gone
+    assert identity.judge(gone, 2.0, PATIENCE_S) == "taken"
+    assert identity.judge(replace(gone, has_other_worker=True), 7.0, PATIENCE_S) == "taken"  # another worker
+    assert identity.judge(gone, 8.0, PATIENCE_S) == "taken"
+    assert identity.judge(gone, 14.0, PATIENCE_S) == "replace"
     assert identity.judge(seen(record(OURS, HERE)), 15.0, PATIENCE_S) == "ours"
 
 
@@ -91,8 +91,8 @@ def test_a_finding_names_both_addresses_and_only_what_lasts_is_one() -> None:
     identity = Identity()
     theirs = seen(record(OTHER, THERE), is_followed=True)
     identity.judge(theirs, 0.0, PATIENCE_S)
-    assert identity.finding(5.9, PATIENCE_S) == ""
-    found = identity.finding(6.0, PATIENCE_S)
+    assert identity.conflict(5.9, PATIENCE_S) == ""
+    found = identity.conflict(6.0, PATIENCE_S)
     assert all(part in found for part in (HERE, THERE, "redis.namespace"))
     identity.judge(seen(record(OURS, HERE)), 7.0, PATIENCE_S)
-    assert identity.finding(7.0, PATIENCE_S) == ""
+    assert identity.conflict(7.0, PATIENCE_S) == ""

@@ -37,10 +37,10 @@ async def test_an_idle_connection_to_a_replica_that_is_gone_is_closed(
     raw: RawReplica, upstream: Upstream, left: asyncio.Event
 ) -> None:
     fleet = Fleet([], Store(StoreOptions("redis://127.0.0.1:1"), "g0"), upstream)
-    fleet.use([ReplicaSettings(id="r0", url=raw.url)])
+    fleet.set_targets([ReplicaSettings(id="r0", url=raw.url)])
     assert await hi(raw, upstream) == b"hi"
     assert list(upstream._origins) == [raw.url]
-    fleet.use([ReplicaSettings(id="r1", url="http://127.0.0.1:1")])
+    fleet.set_targets([ReplicaSettings(id="r1", url="http://127.0.0.1:1")])
     await asyncio.wait_for(left.wait(), 30)
     assert upstream._origins == {}
 

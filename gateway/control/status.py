@@ -1,0 +1,104 @@
+"""The status of a gateway: whether it is ready, its version and settings, and its gauges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.chores.repair import KEYS
+from coordinator.store import Store
+from coordinator.watch.watcher import Watcher
+from gateway import __version__
+from gateway.metrics.gateway_metrics import Metrics
+from gateway.replicas.discovery.discovery import Discovery
+from gateway.replicas.fleet import Fleet
+from gateway.request.admission import Admission
+from gateway.settings.gateway_settings import GatewaySettings
+
+
+class Status:
+    """The status of this gateway, gathered from its parts."""
+
+    def __init__(
+        self,
+        gateway: str,
+        settings: GatewaySettings,
+        store: Store,
+        watcher: Watcher,
+        fleet: Fleet,
+        discovery: Discovery,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
+        self.gateway = gateway
+        self._watcher = watcher
+        self.about = {"version": __version__, "settings": settings.fingerprint()}
+        """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
+        self._admission = admission
+        self._store = store
+        self._fleet = fleet
+        self._discovery = discovery
+        self._metrics = metrics
+        self.is_draining = False
+
+    def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether this gateway can serve, and the body of /ready. It stays ready when only the store is lost: then it
+        routes by the fallback rule to the replicas that it knows."""
+        ready = self._fleet.ready_replicas()
+        store_up = self._store.is_up()
+        reasons = []
+        if self.is_draining:
+            reasons.append("this gateway is shutting down")
+        if not ready and (store_up or not self._fleet.served):
+            reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
+            reasons += [f"{source}: {problem}" for source, problem in self._discovery.problems().items() if problem]
+            reasons = reasons or ["no replica is known: configure `replicas` or `discovery`"]
+        body = {
+            "ready": not reasons,
+            "gateway": self.gateway,
+            "store": "up" if store_up else "fallback",
+            "replicas": ready,
+            "exact": [name for name in ready if self._fleet.is_exact(name)],
+            "pools": sorted({served.pool for served in self._fleet.served.values()}),
+            "reasons": reasons,
+        }
+        if (missing := self._fleet.problems()) and ready:
+            body["not_ready"] = missing
+        if taken := self._fleet.taken_ids():
+            body["taken_ids"] = taken
+        if not store_up:
+            body["store_problem"] = self._store.reason
+        if (report := self._watcher.report) is not None and report.conditions:
+            body["store_conditions"] = list(report.conditions)
+            body["store_warnings"] = list(report.conditions.values())
+        return not reasons, body
+
+    def refresh_gauges(self) -> None:
+        """Set the gauges whose values are kept elsewhere; called for each scrape."""
+        metrics = self._metrics
+        metrics.store_up.set(self._store.is_up())
+        metrics.in_flight.set(self._admission.requests.taken)
+        metrics.uploads.set(self._admission.uploads.taken)
+        metrics.held_bytes.set(self._admission.held_bytes.taken)
+        for key in KEYS:
+            pools = [self._store.pool(name) for name in self._store.pool_names()]
+            metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
+        for source, problem in self._discovery.problems().items():
+            metrics.discovery_up.labels(source).set(not problem)
+        for gauge in metrics.per_replica:
+            gauge.clear()  # replicas that were removed, or tell nothing any more, must not keep old values
+        taken = self._fleet.taken_ids()
+        for member in self._fleet.targets:
+            metrics.replica_info.labels(member.id, member.pool).set(1)
+            for counter in (metrics.doubts, metrics.passed_over_tokens):
+                counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
+            metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
+            metrics.replica_id_taken.labels(member.id).set(member.id in taken)
+            fleet = self._store.pool(member.pool).fleet if member.pool else None
+            if fleet is not None and not member.identity.is_taken:
+                is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
+                metrics.breaker_open.labels(member.id).set(is_open)
+                metrics.replica_active.labels(member.id).set(fleet.active.get(member.id, 0))
+                metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
+                for name, figure in fleet.engines.get(member.id, {}).items():
+                    if name in metrics.engine:
+                        metrics.engine[name].labels(member.id).set(figure)
