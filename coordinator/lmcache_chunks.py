@@ -19,6 +19,7 @@ import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -104,6 +105,21 @@ class ChunkNames:
         """The chunk's Redis keys, one for each rank; it is there when all of them are."""
         tail = f"{chunk_hash.hex()}@{cache_salt}" if cache_salt else chunk_hash.hex()
         return tuple(head + tail for head in self._heads)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTier:
+    """How the LMCache server beside an engine keeps its KV in Redis."""
+
+    prefix: str
+    model: str
+    chunk_tokens: int
+    world_size: int
+    ttl_s: int
+
+    def names(self) -> ChunkNames:
+        """The names of the chunks that the engine's first rank keeps: all ranks store the same chunks at once."""
+        return ChunkNames(self.prefix, self.model, self.chunk_tokens, (f"{self.world_size:02x}00" * 2,))
 
 
 def with_images(tokens: Sequence[int], images: Iterable[ImageSpan]) -> array[int]:

@@ -9,7 +9,7 @@ import time
 import structlog
 
 from coordinator.agent.engine_session import BEAT_S, EngineSession, SessionOver
-from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
+from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.link import LEASE_MS, Fenced
 from coordinator.agent.registration import Registration
 

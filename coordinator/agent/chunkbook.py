@@ -7,31 +7,15 @@ events tell its tokens and its parent: so each block that a key ends in leads ba
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.events import Stored
 from coordinator.agent.residents import Resident
-from coordinator.lmcache_chunks import START, ChunkNames, ChunkState, ImageSpan, with_images
+from coordinator.lmcache_chunks import START, ChunkState, ChunkTier, ImageSpan, with_images
 
 _SLACK_BLOCKS = 4096
 """So many blocks that the engine has dropped are remembered beyond twice those that it has."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTier:
-    """How the LMCache server beside an engine keeps its KV in Redis."""
-
-    prefix: str
-    model: str
-    chunk_tokens: int
-    world_size: int
-    ttl_s: int
-
-    def names(self) -> ChunkNames:
-        """Of what the engine's first rank keeps: all ranks store the same chunks at the same time."""
-        return ChunkNames(self.prefix, self.model, self.chunk_tokens, (f"{self.world_size:02x}00" * 2,))
 
 
 class Chunk(NamedTuple):

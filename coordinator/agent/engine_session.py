@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import structlog
 
-from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.event_intake import EventIntake
 from coordinator.agent.feed import Item, Lost, Received
 from coordinator.agent.handover import APPLIED_POLL_S, APPLIED_POLLS, Handover, NotApplied
+from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 from coordinator.agent.link import Attended, Fenced, Link, Vitals
 from coordinator.agent.lookups import Lookups
 from coordinator.agent.registration import Registration

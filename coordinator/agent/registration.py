@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.agent.engine_snapshot import EngineSnapshot
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.link import Fenced, Link
 from coordinator.errors import StoreError
 from coordinator.registry import ReplicaRecord

@@ -14,12 +14,13 @@ from contextlib import suppress
 import structlog
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chunkbook import Chunk, ChunkBook, ChunkTier
+from coordinator.agent.chunkbook import Chunk, ChunkBook
 from coordinator.agent.events import Event, Stored
 from coordinator.agent.link import Link
 from coordinator.agent.rates import Rates
 from coordinator.agent.residents import Resident, Transition
 from coordinator.errors import StoreRefused
+from coordinator.lmcache_chunks import ChunkTier
 
 _log = structlog.get_logger("kvgate.agent")
 

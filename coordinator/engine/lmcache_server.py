@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from coordinator.agent.chunkbook import ChunkTier
+from coordinator.lmcache_chunks import ChunkTier
 
 _HASH = "blake3"
 _CONTEXTS = ("cache_context_meta", "non_cuda_context_meta")

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from coordinator.engine.light_json import is_light
 from coordinator.pool.engine_feedback import tell_measured
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.held import HeldBytes
@@ -18,7 +19,7 @@ from gateway.request.job import Job
 from gateway.request.reader import Reader
 from gateway.routing.router import Ticket
 from gateway.upstream import Answer, UpstreamError
-from gateway.upstream.excerpts import WINDOW_BYTES, is_light, last_usage
+from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 # Where an answer's usage counts exactly the one prompt, and where vLLM returns token ids.
 _MEASURED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})

@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from gateway.upstream.excerpts import WINDOW_BYTES, is_light, last_usage
+from coordinator.engine.light_json import is_light
+from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
 
 MAX_EVENT_BYTES = 8 * 2**20
 """How much of an event is gathered before it is complete."""

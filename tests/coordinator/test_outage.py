@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.agent.engine_session import EngineSession
-from coordinator.agent.engine_snapshot import EngineSnapshot
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.registration import Registration
 from coordinator.chores.applier import Applier
 from coordinator.redis import outage

@@ -83,10 +83,10 @@ def agent(
           --lmcache http://127.0.0.1:5580
     """
     from coordinator.agent.agent import Agent
+    from coordinator.agent.http_engine import HttpEngine
+    from coordinator.engine.control_client import ControlClient
     from gateway.logs import configure
-    from gateway.ops.http_engine import HttpEngine
     from gateway.settings.base import short_id
-    from gateway.upstream import Upstream
 
     replica = short_id(replica)
     settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
@@ -96,12 +96,13 @@ def agent(
     key = settings.security.replica_api_key
 
     async def run() -> None:
-        upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        times = settings.timeouts
+        client = ControlClient(times.connect_s, times.upstream_keep_alive_s, key.get_secret_value() if key else None)
         try:
-            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
+            engine = HttpEngine(client, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
             await Agent(redis_url, replica, engine, redis_namespace).run()
         finally:
-            await upstream.close()
+            await client.close()
 
     _until_stopped(run())
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chunkbook import Chunk, ChunkBook, ChunkTier
+from coordinator.agent.chunkbook import Chunk, ChunkBook
 from coordinator.agent.events import Removed, Stored
 from coordinator.agent.residents import Resident
-from coordinator.lmcache_chunks import START, ChunkNames
+from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.test_lmcache_chunks import CAPTURED
 

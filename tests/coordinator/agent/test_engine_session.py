@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from coordinator.agent import event_intake as hearing
 from coordinator.agent.engine_session import EngineSession
-from coordinator.agent.engine_snapshot import EngineSnapshot
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.registration import Registration
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord

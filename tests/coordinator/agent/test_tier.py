@@ -8,11 +8,10 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chunkbook import ChunkTier
 from coordinator.agent.link import Link
 from coordinator.agent.residents import Resident
 from coordinator.agent.tier import Tier
-from coordinator.lmcache_chunks import START, ChunkNames
+from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.stage import KEYS, chain
 from tests.coordinator.stream import linked
