@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.agent.events import Removed, Stored
-from coordinator.agent.tokens import TokenSizes, Weight
+from coordinator.agent.kv_events import Removed, Stored
+from coordinator.agent.token_sizes import TokenSizes, Weight
 
 MEDIA = ("gpu", "cpu")
 """Fastest first. What other media hold is nobody's prediction yet."""

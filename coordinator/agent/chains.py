@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
-from coordinator.agent.tokens import EVEN, Ruler
+from coordinator.agent.token_sizes import EVEN, Ruler
 
 _MAX_BINDINGS = 8192
 _MAX_PATH_BLOCKS = 1_000_000

@@ -16,10 +16,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from coordinator.agent.events import Batch, EventError, decode
-from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
-
-__all__ = ["Feed", "Item", "Lost", "Received", "Restarted"]
+from coordinator.agent.batch_sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.kv_events import Batch, EventError, decode
 
 _END_SEQ = -1
 _SEQ_BYTES = 8

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
-from coordinator.agent.events import Cleared, Event, Removed, Stored
-from coordinator.agent.residents import Evicted, Reset, Resident, Residents, Transition
-from coordinator.agent.tokens import Ruler
-
-__all__ = ["Evicted", "Reset", "Residency", "Resident", "Transition"]
+from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
+from coordinator.agent.token_sizes import Ruler
 
 _ECHO_VERSION = (0, 30)
 """The first vLLM that names sessions on its events."""
@@ -25,6 +22,34 @@ _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
 _NAMELESS_PROMPTS = 3
 """Without a session in so many of them the engine names none."""
+_MAX_GONE = 32_768
+_MAX_KEYS_AT_BLOCK = 256
+"""Every short question behind one document ends in the document's last block, and so do the keys of one image under
+many URLs. The ones named last are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A key's prefix is held: `tokens` of it, `span_tokens` of them since the key before, up to `block_hash`."""
+
+    key: str
+    tokens: int
+    span_tokens: int
+    medium: str
+    block_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Nothing that was said before holds any more."""
+
+
+Transition = Resident | Evicted | Reset
 
 
 class Residency:
@@ -38,7 +63,7 @@ class Residency:
         """Whether its events name sessions; None while nothing has told."""
         self.capacity_blocks = 0
         """Of the engine's GPU cache; 0 where unknown."""
-        self._residents = Residents(self.table)
+        self._residents = ResidentKeys(self.table)
         self._firm: OrderedDict[str, None] = OrderedDict()
         """Keys that a measured prompt has placed."""
         self._exact: OrderedDict[str, int] = OrderedDict()
@@ -244,6 +269,93 @@ class Residency:
             return 0
         other = self.table.path(known.block_hash) or []
         return next((at for at, (a, b) in enumerate(zip(other, path, strict=False)) if a != b), 0)
+
+
+class ResidentKeys:
+    """The keys whose last block is known. Methods return the transitions that they cause, in order."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._known: dict[str, Resident] = {}
+        """`medium` is empty where the block is gone."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._at: dict[int, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known) - len(self._gone)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known and key not in self._gone
+
+    def all(self) -> list[Resident]:
+        """Every resident key."""
+        return [each for each in self._known.values() if each.medium]
+
+    def find(self, key: str) -> Resident | None:
+        """What is known of a key, though it may be gone."""
+        return self._known.get(key)
+
+    def watch(self, key: str, tokens: int, span_tokens: int, block_hash: int) -> list[Transition]:
+        """A key's last block is this, and no other."""
+        if key in self._known:
+            self._unwatch(self._known[key])
+        keys = self._at.setdefault(block_hash, {})
+        keys[key] = None
+        changes = self._say(Resident(key, tokens, span_tokens, self._table.medium_of(block_hash) or "", block_hash))
+        if len(keys) > _MAX_KEYS_AT_BLOCK:
+            changes += self.forget(next(iter(keys)))
+        return changes
+
+    def touch(self, known: Resident) -> None:
+        """The key was named again."""
+        keys = self._at[known.block_hash]
+        if len(keys) > 1:
+            del keys[known.key]
+            keys[known.key] = None
+
+    def refresh(self, hashes: Iterable[int]) -> list[Transition]:
+        """Blocks came to a medium or left one."""
+        changes: list[Transition] = []
+        for block_hash in hashes:
+            if block_hash not in self._at:
+                continue
+            medium = self._table.medium_of(block_hash) or ""
+            for key in list(self._at[block_hash]):
+                if self._known[key].medium != medium:
+                    changes += self._say(replace(self._known[key], medium=medium))
+        return changes
+
+    def forget(self, key: str) -> list[Transition]:
+        """Where a key ends is no longer known."""
+        known = self._known.pop(key, None)
+        if known is None:
+            return []
+        self._unwatch(known)
+        self._gone.pop(key, None)
+        return [Evicted(key)] if known.medium else []
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._gone.clear()
+        self._at.clear()
+
+    def _say(self, resident: Resident) -> list[Transition]:
+        """What holds of a key now; its block is watched already."""
+        was_resident = resident.key in self
+        self._known[resident.key] = resident
+        if resident.medium:
+            self._gone.pop(resident.key, None)
+            return [resident]
+        self._gone[resident.key] = None
+        if len(self._gone) > _MAX_GONE:
+            self.forget(next(iter(self._gone)))
+        return [Evicted(resident.key)] if was_resident else []
+
+    def _unwatch(self, known: Resident) -> None:
+        keys = self._at[known.block_hash]
+        del keys[known.key]
+        if not keys:
+            del self._at[known.block_hash]
 
 
 def _make_sure(binding: Binding, path: Sequence[int], alone: int, block_size: int) -> None:

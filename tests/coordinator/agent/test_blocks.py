@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.events import Stored
+from coordinator.agent.kv_events import Stored
 from tests.coordinator.agent.prompts import IMAGE, SIZE, removed, stored
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from coordinator.agent import residency as residency_module
-from coordinator.agent import residents
 from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Residency, Resident
 from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, removed, told
@@ -151,7 +150,7 @@ def test_without_sessions_a_measured_prompt_is_found_by_its_tokens() -> None:
 
 def test_of_the_many_keys_that_end_in_one_block_those_named_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short questions behind one document end in its last block: its own key is in every chain, the tips are not."""
-    monkeypatch.setattr(residents, "_MAX_KEYS_AT_BLOCK", 3)
+    monkeypatch.setattr(residency_module, "_MAX_KEYS_AT_BLOCK", 3)
     residency = bound()
     residency.apply([told([1, 2], session=None)])
     dropped = []
@@ -166,7 +165,7 @@ def test_of_the_many_keys_that_end_in_one_block_those_named_last_are_kept(monkey
 
 
 def test_keys_that_are_gone_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residents, "_MAX_GONE", 1)
+    monkeypatch.setattr(residency_module, "_MAX_GONE", 1)
     residency = bound(chain(4, 8, 12))
     residency.apply([told([1, 2, 3]), removed(3), removed(2)])
     assert brief(residency.apply([told([2, 3], 1, session=None)])) == ["+k8@2"]
@@ -176,7 +175,7 @@ def test_keys_that_are_gone_for_long_are_forgotten(monkeypatch: pytest.MonkeyPat
 def test_keys_that_were_forgotten_are_said_again_when_their_prompt_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residents, "_MAX_GONE", 1)
+    monkeypatch.setattr(residency_module, "_MAX_GONE", 1)
     residency = bound(chain(4, 8, 12))
     residency.apply([told([1, 2, 3])])
     residency.measure("tip", 12)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.agent.events import Batch
+from coordinator.agent.kv_events import Batch
 
 
 @dataclass(frozen=True, slots=True)
