@@ -1,13 +1,21 @@
 """The agent: the sidecar beside one replica that turns its engine's KV events into the map's residency.
 
-agent            follows the engine from one process to the next     http_engine     what the engine tells over HTTP
-engine_session   follows one process: events in, transitions out     agent_store     what is published and read in Redis
+agent               follows the engine from one process to the next
+engine_session      follows one process: events in, transitions of keys out
+http_engine         what the engine tells over HTTP
+agent_store         what the agent publishes and reads in Redis
 
-feed             batches of events over ZMQ, live and replayed       batch_sequence  their order: gaps and restarts
-kv_events        vLLM's event payloads, decoded                      blocks          the blocks that the engine holds
-chains           where in its blocks each prefix key ends            token_sizes     how much text each token stands for
-residency        blocks and chains in, transitions of keys out
+feed                batches of KV events over ZMQ, live and replayed
+batch_sequence      the order of the batches: gaps, replays, restarts
+kv_events           vLLM's event payloads, decoded
 
-tier_reporter    LMCache's chunk names and what a load saves         chunk_index     the names, from blocks
-rates            the saving, from the engine's counters
+blocks              the blocks that the engine holds
+chains              where in a prompt's blocks each prefix key ends
+token_sizes         how much text each token stands for
+residency           blocks and chains in, transitions of keys out
+token_id_matching   engines before vLLM 0.30, whose events name no sessions
+
+tier_reporter       tells how LMCache names chunks, and what a load saves
+chunk_index         the names of chunks, found from blocks
+rates               what a load saves, from the engine's counters
 """

@@ -16,6 +16,7 @@ import structlog
 from coordinator.agent.chains import Binding
 from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.agent.token_id_matching import read_token_ids
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.known_pools import list_pool
@@ -35,7 +36,7 @@ STREAM_CAP = 1000
 _BATCH = 200
 _CONNECT_S = 1.0
 _ANSWER_S = 2.0
-_MAX_TOKEN_ID = 2**32 - 1
+_MAX_PROMPT_TOKENS = 2**32 - 1
 _UNREADABLE = "the replica's record cannot be read"
 
 
@@ -68,8 +69,8 @@ class PreviousAgent:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A prompt's length as its engine counted it, with its token ids if they were asked for (see
-    coordinator/pool/engine_feedback.py)."""
+    """A prompt's length as its engine counted it: see coordinator/pool/engine_feedback.py. `token_ids` are those of an
+    older engine (token_id_matching.py)."""
 
     tip: str
     prompt_tokens: int
@@ -354,8 +355,7 @@ def _measured(text: bytes) -> Measured | None:
     """None if no gateway wrote the record."""
     try:
         record = orjson.loads(text)
-        token_ids = tuple(int(each) for each in record.get("token_ids") or ())
-        measured = Measured(str(record["tip"]), int(record["prompt_tokens"]), token_ids)
+        measured = Measured(str(record["tip"]), int(record["prompt_tokens"]), read_token_ids(record))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
-    return measured if all(0 <= each <= _MAX_TOKEN_ID for each in (measured.prompt_tokens, *token_ids)) else None
+    return measured if 0 <= measured.prompt_tokens <= _MAX_PROMPT_TOKENS else None

@@ -21,9 +21,6 @@ MEDIA = ("gpu", "cpu")
 _ROOT = -1
 _UNKNOWN = -2
 
-Content = tuple[int, tuple[int, ...]]
-"""A block's parent and tokens."""
-
 
 @dataclass(frozen=True, slots=True)
 class Medium:
@@ -53,8 +50,6 @@ class BlockTable:
         """Tokens in a block; 0 before the first event."""
         self.stored = 0
         """Blocks stored on the GPU since the table began."""
-        self.keeps_tokens = False
-        """Whether blocks can be found by their tokens: of engines that do not name sessions."""
         self._parents: dict[int, int] = {}
         """Of every block that is held."""
         self._counts: dict[str, dict[int, int]] = {medium: {} for medium in MEDIA}
@@ -67,8 +62,6 @@ class BlockTable:
         self._told_size = 0
         self.sizes = TokenSizes()
         self._weights: dict[int, Weight] = {}
-        self._contents: dict[int, Content] = {}
-        self._by_content: dict[Content, dict[int, None]] = {}
 
     def __len__(self) -> int:
         return len(self._parents)
@@ -101,13 +94,13 @@ class BlockTable:
         if parent is None:
             parent = _ROOT if event.tokens else _UNKNOWN
         is_doubtful = reporting or not self._is_certain
-        is_rich = self.keeps_tokens or (event.extra is not None and any(event.extra))
+        has_media = event.extra is not None and any(event.extra)
         for index, block_hash in enumerate(event.hashes):
             known = parents.get(block_hash)
             if known is None or known == _UNKNOWN:
                 parents[block_hash] = parent
-            if is_rich:
-                self._enrich(event, index, parent, block_hash)
+            if has_media and block_hash not in self._media:
+                self._note_media(event, index, parent, block_hash)
             if block_hash not in self._weights:
                 self._weigh(event, index, block_hash)
             if known is None and is_doubtful:
@@ -163,8 +156,6 @@ class BlockTable:
         self._media.clear()
         self._weights.clear()
         self._indexes.clear()
-        self._contents.clear()
-        self._by_content.clear()
         self._uncertain.clear()
         self.stored = 0
         self._is_certain = True
@@ -186,20 +177,6 @@ class BlockTable:
                 break
             block_hash = parent
         path.reverse()
-        return path
-
-    def find(self, tokens: Sequence[int], identifiers: Sequence[str]) -> list[int]:
-        """The blocks that hold a prompt's tokens, as far as they are held. Placeholders look the same for every image
-        of a size: among such blocks the one whose media are in `identifiers` is taken, else the last stored."""
-        path: list[int] = []
-        parent, size = _ROOT, self.block_size
-        for start in range(0, len(tokens) - size + 1, size) if size else ():
-            held = self._by_content.get((parent, tuple(tokens[start : start + size])))
-            if not held:
-                break
-            named = (each for each in held if all(m.identifier in identifiers for m in self._media.get(each, ())))
-            parent = next(named, next(reversed(held)))
-            path.append(parent)
         return path
 
     def media_spans(self, path: Sequence[int]) -> list[MediaSpan]:
@@ -245,21 +222,14 @@ class BlockTable:
         self._told_size = self.block_size = event.block_size
         return True
 
-    def _enrich(self, event: Stored, index: int, parent: int, block_hash: int) -> None:
-        """Keep what an event tells of a block beside its place."""
+    def _note_media(self, event: Stored, index: int, parent: int, block_hash: int) -> None:
         size = event.block_size
         tokens = event.tokens[index * size : (index + 1) * size]
-        if not tokens or len(tokens) < size:
-            return
         extra = event.extra[index] if event.extra is not None and index < len(event.extra) else None
-        if extra and block_hash not in self._media:
+        if extra and len(tokens) == size and tokens:
             media = self._read_media(extra, tokens, parent)
             if media:
                 self._media[block_hash] = media
-        if self.keeps_tokens and block_hash not in self._contents:
-            content = (parent, tuple(tokens))
-            self._contents[block_hash] = content
-            self._by_content.setdefault(content, {})[block_hash] = None
 
     def _read_media(self, extra: Sequence[Any], tokens: Sequence[int], parent: int) -> tuple[Medium, ...]:
         pairs = [(str(each[0]), int(each[1])) for each in extra if _is_medium(each) and each[1] < len(tokens)]
@@ -279,12 +249,6 @@ class BlockTable:
         self._media.pop(block_hash, None)
         self._weights.pop(block_hash, None)
         self._indexes.pop(block_hash, None)
-        content = self._contents.pop(block_hash, None)
-        if content is not None:
-            same = self._by_content[content]
-            del same[block_hash]
-            if not same:
-                del self._by_content[content]
 
 
 def _is_medium(extra: Any) -> bool:

@@ -33,7 +33,7 @@ class Binding:
     image_counts: Sequence[int]
     prompt_tokens: int
     image_ids: Sequence[str] = ()
-    """What the engine calls the chain's images, where its gateway named them."""
+    """The engine's names of the chain's images, for token_id_matching.py."""
     is_report: bool = False
     """Whether the engine was asked to report blocks that it reused."""
     is_measured: bool = False

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from coordinator.agent import token_id_matching
 from coordinator.agent.agent_store import AgentStore, Attended, Fenced, Registration, Vitals
 from coordinator.agent.batch_sequence import Item, Lost, Received
 from coordinator.agent.feed import Feed
@@ -245,7 +246,7 @@ class EngineSession:
         self._tiers.observe(seen.tier, seen.counters)
 
     def _vitals(self) -> Vitals:
-        mode = "session" if self.residency.echoes_sessions else "token_ids"
+        mode = token_id_matching.MODE if self.residency.token_ids.is_needed else "session"
         mode = mode if self._snapshot.events and self._intake.is_receiving() else "none"
         seq = self.seq if self._has_taken_over and not self._must_restate else None
         return Vitals(mode, self.residency.is_relearning, self._snapshot.waiting, seq, self._snapshot.counters)

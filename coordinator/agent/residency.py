@@ -13,15 +13,12 @@ from dataclasses import dataclass, replace
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
 from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
+from coordinator.agent.token_id_matching import TokenIdMatcher
 from coordinator.agent.token_sizes import Ruler
 
-_ECHO_VERSION = (0, 30)
-"""The first vLLM that names sessions on its events."""
 _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
-_NAMELESS_PROMPTS = 3
-"""Without a session in so many of them the engine names none."""
 _MAX_GONE = 32_768
 _MAX_KEYS_AT_BLOCK = 256
 """Every short question behind one document ends in the document's last block, and so do the keys of one image under
@@ -57,10 +54,9 @@ class Residency:
 
     def __init__(self) -> None:
         self.table = BlockTable()
+        self.token_ids = TokenIdMatcher(self.table)
         self.is_relearning = False
         """Whether the engine may hold blocks that were never told of here."""
-        self.echoes_sessions: bool | None = None
-        """Whether its events name sessions; None while nothing has told."""
         self.capacity_blocks = 0
         """Of the engine's GPU cache; 0 where unknown."""
         self._residents = ResidentKeys(self.table)
@@ -71,7 +67,6 @@ class Residency:
         self._unbound: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Of each session its last block, and how many up to that were stored one at a time."""
         self._relearned_at = 0
-        self._nameless = 0
 
     def __len__(self) -> int:
         return len(self._residents)
@@ -80,9 +75,7 @@ class Residency:
         """What the engine says of itself; 0 and empty where it does not."""
         self.table.block_size = block_size
         self.capacity_blocks = capacity_tokens // block_size if block_size else 0
-        if version:
-            self.echoes_sessions = version >= _ECHO_VERSION
-        self.table.keeps_tokens = not self.echoes_sessions
+        self.token_ids.expect(version)
 
     def residents(self) -> Iterable[Resident]:
         """Everything that holds now, for saying it again."""
@@ -99,7 +92,9 @@ class Residency:
             if isinstance(event, Stored):
                 changes += self._store(event)
             elif isinstance(event, Removed):
-                changes += self._residents.refresh(self.table.remove(event))
+                gone = self.table.remove(event)
+                self.token_ids.remove(gone)
+                changes += self._residents.refresh(gone)
             elif isinstance(event, Cleared):
                 changes += self.reset(relearn=False)
         if self.is_relearning and 0 < self.capacity_blocks <= self.table.stored - self._relearned_at:
@@ -124,7 +119,7 @@ class Residency:
         if len(self._exact) > _MAX_EXACT:
             self._exact.popitem(last=False)
         if token_ids:
-            self._adopt(binding, self.table.find(token_ids, binding.image_ids))
+            self._adopt(binding, self.token_ids.find(token_ids, binding.image_ids))
         elif not binding.is_complete(self.table.block_size):
             path = self.table.path(binding.last) or []
             if len(path) > len(binding.path) and path[: len(binding.path)] == binding.path:
@@ -143,6 +138,7 @@ class Residency:
     def reset(self, relearn: bool) -> list[Transition]:
         """Forget everything; with `relearn` the engine still holds what can no longer be told."""
         self.table.clear()
+        self.token_ids.clear()
         self._residents.clear()
         self._firm.clear()
         self._unbound.clear()
@@ -160,7 +156,7 @@ class Residency:
     def _store(self, event: Stored) -> list[Transition]:
         binding = self._bindings.get(event.session) if event.session else None
         self.table.store(event, reporting=binding is not None and binding.is_report)
-        self._notice_echo(event)
+        self.token_ids.store(event)
         changes = self._residents.refresh(event.hashes)
         if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
             is_alone = len(event.hashes) == 1
@@ -172,15 +168,6 @@ class Residency:
             if len(self._unbound) > _MAX_UNBOUND:
                 self._unbound.popitem(last=False)
         return changes
-
-    def _notice_echo(self, event: Stored) -> None:
-        if event.session:
-            self.echoes_sessions = True
-        elif self.echoes_sessions is None and event.parent is None and event.tokens and event.medium == "gpu":
-            self._nameless += 1
-            if self._nameless >= _NAMELESS_PROMPTS:
-                self.echoes_sessions = False
-                self.table.keeps_tokens = True
 
     def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None, alone: int) -> list[Transition]:
         """The session's events have come as far as the last of these blocks, which lie behind `parent`; so many up to

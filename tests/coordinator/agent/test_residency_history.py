@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.agent import residency as residency_module
 from coordinator.agent.chains import Binding
-from coordinator.agent.residency import Evicted, Reset, Residency, Resident
+from coordinator.agent.residency import Evicted, Reset, Resident
 from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, removed, told
 
 # -- beginnings that were never told -----------------------------------------------------------------------------
@@ -114,35 +114,6 @@ def test_what_is_known_already_is_not_assumed_otherwise() -> None:
     residency.apply([told([1, 2])])
     residency.assume(Resident("k4", 8, 8, "cpu", 2), is_complete=True)
     assert held(residency) == {"k4": 1, "tip": 2}
-
-
-# -- engines without sessions ------------------------------------------------------------------------------------
-
-
-def test_an_engine_that_names_a_session_echoes_sessions() -> None:
-    residency = Residency()
-    residency.apply([told([1], session=None), told([2], 1, session=None)])
-    assert residency.echoes_sessions is None
-    residency.apply([told([3], session="someone")])
-    assert residency.echoes_sessions is True
-
-
-def test_prompts_without_sessions_and_nothing_else_mean_that_the_engine_names_none() -> None:
-    residency = Residency()
-    residency.apply([told([block], session=None, medium="cpu") for block in range(1, 9)])
-    assert residency.echoes_sessions is None
-    residency.apply([told([block], session=None) for block in range(11, 14)])
-    assert residency.echoes_sessions is False
-    assert residency.table.keeps_tokens
-
-
-def test_without_sessions_a_measured_prompt_is_found_by_its_tokens() -> None:
-    residency = bound(chain(4, 8, 10))
-    residency.table.keeps_tokens = True
-    residency.apply([told([1, 2, 3], session=None, tokens=[*range(12)])])
-    assert brief(residency.measure("tip", 10, [*range(10)])) == ["+k4@1", "+k8@2", "+tip@2"]
-    assert brief(residency.apply([removed(2)])) == ["-k8", "-tip"]
-    assert residency.measure("tip", 10, [*range(10)]) == []
 
 
 # -- what must not grow ------------------------------------------------------------------------------------------
