@@ -1,7 +1,8 @@
-"""What an engine's events mean for prefix keys: which became resident, where, and which are gone. Pure.
+"""Turns an engine's events into transitions of prefix keys: which became resident, where, and which are gone. Pure.
 
-A cache that evicts the tail of a prompt first holds everything before a block that it holds, so a key is resident
-exactly while its last block is.
+A cache that evicts the tail of a prompt first holds everything before a block that it holds. So a key is resident
+exactly while its last block is. One block is watched for each key: the last that ends at or before it. The blocks of
+keys that are gone are watched too: when any prompt computes them again, their keys are resident again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
 _MAX_GONE = 32_768
 _MAX_KEYS_AT_BLOCK = 256
-"""Every short question behind one document ends in the document's last block, and so do the keys of one image under
-many URLs. The ones named last are kept."""
+"""All short questions about one document end in the document's last block, and so do the keys of one image under many
+URLs. The keys that were named last are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A key's prefix is held: `tokens` of it, `span_tokens` of them since the key before, up to `block_hash`."""
+    """A key's prefix is held: `tokens` in all, `span_tokens` of them after the key before, the last in `block_hash`."""
 
     key: str
     tokens: int
@@ -43,7 +44,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Nothing that was said before holds any more."""
+    """All earlier transitions are void."""
 
 
 Transition = Resident | Evicted | Reset
@@ -56,37 +57,37 @@ class Residency:
         self.table = BlockTable()
         self.token_ids = TokenIdMatcher(self.table)
         self.is_relearning = False
-        """Whether the engine may hold blocks that were never told of here."""
+        """Whether the engine may hold blocks that no event has named."""
         self.capacity_blocks = 0
-        """Of the engine's GPU cache; 0 where unknown."""
+        """Of the engine's GPU cache; 0 if unknown."""
         self._residents = ResidentKeys(self.table)
         self._firm: OrderedDict[str, None] = OrderedDict()
         """Keys that a measured prompt has placed."""
         self._exact: OrderedDict[str, int] = OrderedDict()
         self._bindings = Bindings()
         self._unbound: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """Of each session its last block, and how many up to that were stored one at a time."""
+        """Sessions whose chain is not known: the last block, and how many blocks up to it were stored one at a time."""
         self._relearned_at = 0
 
     def __len__(self) -> int:
         return len(self._residents)
 
     def expect(self, block_size: int, capacity_tokens: int, version: tuple[int, ...]) -> None:
-        """What the engine says of itself; 0 and empty where it does not."""
+        """The engine's own figures; 0 and empty if it does not tell them."""
         self.table.block_size = block_size
         self.capacity_blocks = capacity_tokens // block_size if block_size else 0
         self.token_ids.expect(version)
 
     def residents(self) -> Iterable[Resident]:
-        """Everything that holds now, for saying it again."""
+        """Everything that is resident now."""
         return self._residents.all()
 
     def is_bound(self, session: str) -> bool:
-        """Whether its chain is known."""
+        """Whether the session's chain is known."""
         return session in self._bindings
 
     def apply(self, events: Iterable[Event]) -> list[Transition]:
-        """One batch of the engine's events, in order."""
+        """Apply one batch of the engine's events."""
         changes: list[Transition] = []
         for event in events:
             if isinstance(event, Stored):
@@ -103,13 +104,13 @@ class Residency:
         return changes
 
     def bind(self, binding: Binding) -> list[Transition]:
-        """A chain has become known, before its session's events or after."""
+        """Add a chain, before its session's events or after them."""
         self._bindings.put(binding)
         last, alone = self._unbound.pop(binding.tip, (None, 0))
         return self._extend(binding, [last], None, alone) if last is not None and last in self.table else []
 
     def measure(self, tip: str, prompt_tokens: int, token_ids: Sequence[int] = ()) -> list[Transition]:
-        """The engine has said how long a prompt was, or, where it does not name sessions, which tokens it had."""
+        """The engine has told how long a prompt was; an older engine also tells its token ids."""
         binding = self._bindings.get(tip)
         if binding is None or prompt_tokens <= 0:
             return []
@@ -127,7 +128,7 @@ class Residency:
         return self._resolve(binding)
 
     def assume(self, resident: Resident, is_complete: bool) -> None:
-        """Believe what was said of a key before this agent started; with a complete history, only what it bears out."""
+        """Take over a key from the last agent; if the events are complete, only if they have its block."""
         if is_complete and resident.block_hash not in self.table:
             return
         size = self.table.block_size
@@ -136,7 +137,7 @@ class Residency:
             self._residents.watch(resident.key, resident.tokens, resident.span_tokens, resident.block_hash)
 
     def reset(self, relearn: bool) -> list[Transition]:
-        """Forget everything; with `relearn` the engine still holds what can no longer be told."""
+        """Forget everything; with `relearn`, because events are missing while the engine still holds blocks."""
         self.table.clear()
         self.token_ids.clear()
         self._residents.clear()
@@ -149,7 +150,7 @@ class Residency:
         return [Reset()]
 
     def relearn(self) -> None:
-        """From here on the engine may hold what was never told, until its whole cache was stored anew."""
+        """The engine may hold blocks that no event has named, until it has stored as many as its cache has."""
         self.is_relearning, self._relearned_at = True, self.table.stored
         self.table.doubt()
 
@@ -170,11 +171,11 @@ class Residency:
         return changes
 
     def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None, alone: int) -> list[Transition]:
-        """The session's events have come as far as the last of these blocks, which lie behind `parent`; so many up to
-        that were stored `alone`, one at a time."""
+        """The session's events have named these blocks, which follow `parent`. `alone` blocks, up to the last, were
+        stored one at a time."""
         follows = parent is not None and parent == binding.last
         binding.last = hashes[-1]
-        # What follows a prompt is its answer, which fills one block at a time.
+        # An answer follows its prompt, and fills one block at a time.
         is_answer = binding.is_complete(self.table.block_size) and (binding.is_measured or len(hashes) == 1)
         if is_answer and follows and all(key in self._residents for key in binding.expected):
             return []
@@ -185,12 +186,12 @@ class Residency:
             return self._resolve(binding)
         path = self.table.path(binding.last)
         if path is None:
-            if not self.is_relearning:  # its beginning was never told
+            if not self.is_relearning:  # no event has named its beginning
                 self.relearn()
             return []
         _make_sure(binding, path, alone, self.table.block_size)
         common = min(len(path), len(binding.path))
-        if path[:common] != binding.path[:common]:  # what an image's URL names has changed
+        if path[:common] != binding.path[:common]:  # the image at a URL has changed
             binding.is_measured = False
             self._exact.pop(binding.tip, None)
             self._adopt(binding, path)
@@ -199,7 +200,7 @@ class Residency:
         return self._resolve(binding)
 
     def _adopt(self, binding: Binding, path: list[int]) -> None:
-        # Behind blocks that are not known, nothing tells which image comes first.
+        # After unknown blocks, it is not known which of the chain's images comes first.
         self._bindings.lead(binding, path, self.table.media_spans(path) if path and path[0] else [])
 
     def _resolve(self, binding: Binding) -> list[Transition]:
@@ -208,7 +209,7 @@ class Residency:
         if not path or not size:
             return []
         end = prompt_end(binding, len(path) * size, size)
-        if spans and spans[-1].end == len(path) * size:  # it may go on in the next block
+        if spans and spans[-1].end == len(path) * size:  # the image may continue in the next block
             spans = [*spans[:-1], replace(spans[-1], end=max(end, spans[-1].end))]
         changes: list[Transition] = []
         binding.expected = []
@@ -229,7 +230,7 @@ class Residency:
         return changes
 
     def _place(self, place: KeyEnd, path: Sequence[int], index: int) -> list[Transition]:
-        """A key's last block is `path[index - 1]`."""
+        """The key's last block is `path[index - 1]`."""
         size, known = self.table.block_size, self._residents.find(place.key)
         if known is not None and not place.is_exact:
             index = min(index, self._agreed(known, path) or index)
@@ -238,10 +239,10 @@ class Residency:
         if known is not None:
             before = path[known.tokens // self.table.block_size - 1 :][:1]
             may_stay = place.key in self._firm and not place.is_exact and before in ([], [known.block_hash])
-            # An engine computes a prompt's last token in any case: of whole blocks it serves all but the last.
-            is_said = not place.is_exact or (tokens - 1) // size == (known.tokens - 1) // size
-            if may_stay or (known.block_hash == block_hash and is_said):
-                # Chains that share a key put it a few tokens apart: it stays, or every request would move it.
+            # An engine always computes a prompt's last token: if the prompt ends with a block, it serves one less.
+            is_served = not place.is_exact or (tokens - 1) // size == (known.tokens - 1) // size
+            if may_stay or (known.block_hash == block_hash and is_served):
+                # Chains that share a key place it a few tokens apart. It stays, or every request would move it.
                 self._residents.touch(known)
                 return []
         self._firm.pop(place.key, None)
@@ -249,8 +250,8 @@ class Residency:
         return self._residents.watch(place.key, tokens, span_tokens, block_hash)
 
     def _agreed(self, known: Resident, path: Sequence[int]) -> int:
-        """How many blocks two chains with one key have in common, where they put it beyond that; else 0. They share
-        all that is behind the key, so it ends in these blocks, or in the one after."""
+        """How many blocks two chains with one key have in common, if both place the key after these blocks; else 0. The
+        chains share the key's whole prefix, so the key ends within these blocks or in the next."""
         before = known.tokens // self.table.block_size
         if not 0 < before <= len(path) or path[before - 1] == known.block_hash:
             return 0
@@ -264,7 +265,7 @@ class ResidentKeys:
     def __init__(self, table: BlockTable) -> None:
         self._table = table
         self._known: dict[str, Resident] = {}
-        """`medium` is empty where the block is gone."""
+        """`medium` is empty if the block is gone."""
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._at: dict[int, dict[str, None]] = {}
 
@@ -279,16 +280,16 @@ class ResidentKeys:
         return [each for each in self._known.values() if each.medium]
 
     def find(self, key: str) -> Resident | None:
-        """What is known of a key, though it may be gone."""
+        """The last block of a key, even if it is gone (then `medium` is empty); None if the key is not known."""
         return self._known.get(key)
 
     def watch(self, key: str, tokens: int, span_tokens: int, block_hash: int) -> list[Transition]:
-        """A key's last block is this, and no other."""
+        """Set a key's last block."""
         if key in self._known:
             self._unwatch(self._known[key])
         keys = self._at.setdefault(block_hash, {})
         keys[key] = None
-        changes = self._say(Resident(key, tokens, span_tokens, self._table.medium_of(block_hash) or "", block_hash))
+        changes = self._set(Resident(key, tokens, span_tokens, self._table.medium_of(block_hash) or "", block_hash))
         if len(keys) > _MAX_KEYS_AT_BLOCK:
             changes += self.forget(next(iter(keys)))
         return changes
@@ -301,7 +302,7 @@ class ResidentKeys:
             keys[known.key] = None
 
     def refresh(self, hashes: Iterable[int]) -> list[Transition]:
-        """Blocks came to a medium or left one."""
+        """Blocks were stored on a medium or removed from it."""
         changes: list[Transition] = []
         for block_hash in hashes:
             if block_hash not in self._at:
@@ -309,11 +310,11 @@ class ResidentKeys:
             medium = self._table.medium_of(block_hash) or ""
             for key in list(self._at[block_hash]):
                 if self._known[key].medium != medium:
-                    changes += self._say(replace(self._known[key], medium=medium))
+                    changes += self._set(replace(self._known[key], medium=medium))
         return changes
 
     def forget(self, key: str) -> list[Transition]:
-        """Where a key ends is no longer known."""
+        """The end of a key is no longer known."""
         known = self._known.pop(key, None)
         if known is None:
             return []
@@ -326,8 +327,8 @@ class ResidentKeys:
         self._gone.clear()
         self._at.clear()
 
-    def _say(self, resident: Resident) -> list[Transition]:
-        """What holds of a key now; its block is watched already."""
+    def _set(self, resident: Resident) -> list[Transition]:
+        """Set the state of a key whose block is watched already."""
         was_resident = resident.key in self
         self._known[resident.key] = resident
         if resident.medium:
@@ -346,8 +347,8 @@ class ResidentKeys:
 
 
 def _make_sure(binding: Binding, path: Sequence[int], alone: int, block_size: int) -> None:
-    """What of a prompt is known to be no answer's, now that its session's events have led to this path. No estimate is
-    so wrong that the answer begins in what it takes for the prompt's first half."""
+    """Update `sure_blocks` after the session's events have led to this path. No estimate is so wrong that the answer
+    begins in the first half of the estimated prompt."""
     common = min(len(path), binding.sure_blocks)
     sure = binding.sure_blocks if path[:common] == binding.path[:common] else 0
     if not alone or 2 * len(path) * block_size <= binding.prompt_tokens:
