@@ -343,10 +343,10 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
 def _resident(key: str, text: str, record: ReplicaRecord) -> Resident | None:
     """None if the record is not of a resident key, or cannot be read."""
     try:
-        incarnation, kind, medium, span, _, _, *told = text.split(" ")
-        if incarnation != record.incarnation or kind != "resident" or int(told[0]) < record.floor:
+        incarnation, kind, medium, span, _, _, *rest = text.split(" ")
+        if incarnation != record.incarnation or kind != "resident" or int(rest[0]) < record.floor:
             return None
-        return Resident(key, int(told[1]), int(span), medium, int(told[2], 16))
+        return Resident(key, int(rest[1]), int(span), medium, int(rest[2], 16))
     except (ValueError, IndexError):
         return None
 

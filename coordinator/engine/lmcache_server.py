@@ -29,8 +29,8 @@ def parse_tier(status: Any, config: Any, model: str) -> ChunkTier | None:
             return None
         contexts = [each for name in _CONTEXTS for each in status.get(name, {}).values() if each["model_name"] == model]
         redis = [each for each in status["storage_manager"]["l2_adapters"] if each["type"] == "valkey"]
-        told = config["storage_manager"]["l2_adapter_config"]["adapters"]
-        ttl_s = next((each["ttl_seconds"] for each in told if each.get("ttl_seconds")), _DAY_S)
+        adapters = config["storage_manager"]["l2_adapter_config"]["adapters"]
+        ttl_s = next((each["ttl_seconds"] for each in adapters if each.get("ttl_seconds")), _DAY_S)
         if not contexts or not redis:
             return None
         world_size = int(contexts[0]["world_size"])
