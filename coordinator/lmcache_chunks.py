@@ -1,16 +1,16 @@
-"""The names under which LMCache's server (0.5.6) keeps a prompt's KV in Redis, found from its tokens alone.
+"""Computes the names under which LMCache's server (0.5.6) keeps a prompt's KV in Redis, from the prompt's tokens.
 
-KV is kept in chunks of so many tokens, full ones only, each under a name:
+LMCache keeps KV in chunks of a fixed number of tokens. It keeps full chunks only, each under a name:
 
     [<prefix>@]<model>@<KV rank, 8 hex>@<object group>@<64 hex>[@<cache salt>]
 
-The 64 hex digits are a BLAKE3 of the chunk before it (32 bytes) and of the chunk's tokens (4 bytes each, big-endian):
-a name stands for everything up to its chunk's end. vLLM's placeholders are the same for every image; LMCache puts
-values drawn from the image's identifier (vLLM's `mm_hash`, or the request's uuid) in their place first. The LoRA
-adapter is in no name.
+The 64 hex digits are a BLAKE3 of the chunk before (32 bytes) and of the chunk's tokens (4 bytes each, big-endian). So a
+name stands for the whole prompt up to its chunk's end. vLLM's placeholders are the same for every image; LMCache first
+replaces them by values drawn from the image's identifier (vLLM's `mm_hash`, or the request's uuid). Names do not have
+the LoRA adapter.
 
-Everything here is a pure function of its arguments: a state costs nothing to keep, and can be gone on from twice.
-`NAME` tells what LMCache has written, by its server or in process, from everything else.
+Everything here is a pure function of its arguments. A state is cheap to keep, and more than one prompt can continue it.
+`NAME` matches the keys that LMCache writes, by its server or in process, and no others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -36,36 +37,36 @@ NAME = re.compile(
     r")",
     re.DOTALL,
 )
-"""Of any chunk. `head` is the model, with the prefix before it where a server wrote it."""
+"""The name of any chunk. `head` is the model, after the prefix if a server wrote the chunk."""
 TOKEN_BYTES = 4
 _VALUE_BITS = 31
 _VALUES_PER_DIGEST = 8
 
 
 class ChunkState(NamedTuple):
-    """How far a prompt was followed."""
+    """The state of the hash after some tokens of a prompt."""
 
     previous_hash: bytes
-    """Of its last full chunk."""
+    """The hash of the last full chunk."""
     pending: bytes
-    """Its tokens behind that, as they are hashed."""
+    """The tokens after that chunk, as they are hashed."""
 
 
 START = ChunkState(blake3(bytes(8 + TOKEN_BYTES)).digest(), b"")
-"""Of every prompt: the parent of a first chunk is the hash of a 0 in 8 bytes and the token 0."""
+"""The state before any token: the parent of a first chunk is the hash of a 0 in 8 bytes and the token 0."""
 
 
 class ImageSpan(NamedTuple):
-    """Placeholders of an image among some of a prompt's tokens."""
+    """The placeholders of an image among some tokens of a prompt."""
 
     identifier: str
     start: int
-    """The index of its first placeholder; negative where the image began before these tokens."""
+    """The index of its first placeholder; negative if the image began before these tokens."""
     length: int
 
 
 class ChunkNames:
-    """The names of the chunks of one model, as one way of serving it (ranks, size of a chunk) has them."""
+    """The names of one model's chunks, for one way of serving it: its ranks and the size of a chunk."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ChunkNames:
         kv_ranks: Sequence[str] = ("01000100",),
         group: str = "0",
     ) -> None:
-        """`model` is what `vllm serve` was given; one KV rank for each GPU that keeps KV of its own."""
+        """`model` is the argument of `vllm serve`. There is one KV rank for each GPU that keeps KV of its own."""
         if chunk_tokens < 1:
             raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
         if "@" in prefix + model:
@@ -87,9 +88,9 @@ class ChunkNames:
         return f"<ChunkNames {self._heads[0]}… {self.chunk_tokens} tokens, {len(self._heads)} ranks>"
 
     def advance(self, state: ChunkState, tokens: Sequence[int]) -> tuple[ChunkState, list[bytes]]:
-        """The state behind `tokens`, which follow those of `state`, and the hashes of the chunks that they fill.
+        """The state after `tokens`, which continue `state`, and the hashes of the chunks that they complete.
 
-        Raises OverflowError for what is no 32-bit token id.
+        Raises OverflowError for an id of more than 32 bits.
         """
         previous, data = state.previous_hash, state.pending + _big_endian(tokens)
         width = self.chunk_tokens * TOKEN_BYTES
@@ -101,13 +102,28 @@ class ChunkNames:
         return ChunkState(previous, data[whole:]), hashes
 
     def keys(self, chunk_hash: bytes, cache_salt: str = "") -> tuple[str, ...]:
-        """The chunk's Redis keys, one for each rank; it is there when all of them are."""
+        """The chunk's Redis keys, one for each rank. The chunk is there if all of them are."""
         tail = f"{chunk_hash.hex()}@{cache_salt}" if cache_salt else chunk_hash.hex()
         return tuple(head + tail for head in self._heads)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkTier:
+    """How the LMCache server beside an engine keeps its KV in Redis."""
+
+    prefix: str
+    model: str
+    chunk_tokens: int
+    world_size: int
+    ttl_s: int
+
+    def names(self) -> ChunkNames:
+        """The names of the chunks that the engine's first rank keeps: all ranks store the same chunks at once."""
+        return ChunkNames(self.prefix, self.model, self.chunk_tokens, (f"{self.world_size:02x}00" * 2,))
+
+
 def with_images(tokens: Sequence[int], images: Iterable[ImageSpan]) -> array[int]:
-    """`tokens` as LMCache hashes them: each placeholder is its image's value for that place in the image."""
+    """`tokens` as LMCache hashes them: each placeholder is replaced by its image's value for that place."""
     replaced = array("I", tokens)
     for image in images:
         first, last = max(0, image.start), min(len(replaced), image.start + image.length)
@@ -117,7 +133,7 @@ def with_images(tokens: Sequence[int], images: Iterable[ImageSpan]) -> array[int
 
 
 def _values(identifier: str, first: int, last: int) -> array[int]:
-    """Those of an image for its placeholders from `first` up to `last`: the words of SHA-256 over a counter."""
+    """An image's values for its placeholders from `first` up to `last`: the words of SHA-256 over a counter."""
     seed = sha256(identifier.encode()).digest()
     begin = first // _VALUES_PER_DIGEST
     digests = (sha256(seed + at.to_bytes(8, "big")).digest() for at in range(begin, -(-last // _VALUES_PER_DIGEST)))

@@ -48,9 +48,14 @@ def test_only_upstream_speaks_to_replicas() -> None:
     assert clients == {"gateway/upstream/client.py"}
 
 
-def test_the_coordinator_knows_nothing_of_http_or_of_the_gateway() -> None:
-    for library in ("gateway", "bench", "fastapi", "starlette", "uvicorn", "httpx"):
+def test_the_coordinator_knows_nothing_of_the_gateway_and_speaks_http_in_one_place() -> None:
+    for library in ("gateway", "bench", "fastapi", "starlette", "uvicorn", "aiohttp"):
         assert importers(library, ("coordinator",)) == set()
+    assert importers("httpx", ("coordinator",)) == {"coordinator/engine/control_client.py"}
+
+
+def test_what_an_engine_says_of_itself_is_read_without_the_agent() -> None:
+    assert not {name for file in sources("coordinator/engine") for name in imports(file) if ".agent." in name}
 
 
 def test_nothing_that_is_installed_imports_the_benchmarks() -> None:

@@ -15,8 +15,8 @@ from bench.embedded import CAPACITY_TOKENS, INCARNATION, Load, connect, info, op
 from bench.place import TOKENS_PER_KEY, random_keys
 from bench.store.beside import Found, Start, Work, company
 from bench.store.requests import Gateway
-from coordinator.agent.link import Link, Vitals
-from coordinator.agent.residents import Evicted, Resident, Transition
+from coordinator.agent.agent_store import AgentStore, Vitals
+from coordinator.agent.residency import Evicted, Resident, Transition
 from coordinator.chores.applier import Applied, Applier
 
 POOL = "bench-latency"
@@ -60,7 +60,7 @@ def _new_prompt(replica: int) -> list[Resident]:
 async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
     """One replica's agent: beats, and says what its engine stores and evicts."""
     loop, replica = asyncio.get_running_loop(), f"r{number}"
-    link = await Link.open(url, POOL, replica, f"{replica}.bench0")
+    link = await AgentStore.open(url, POOL, replica, f"{replica}.bench0")
     await link.register(INCARNATION, CAPACITY_TOKENS, f"http://127.0.0.1:{number}")
     seq, before, beat_s, due_s = 0, _new_prompt(number), 0.0, loop.time()
     while (now_s := loop.time()) < end_s():

@@ -1,9 +1,21 @@
-"""The agent: the sidecar beside one replica that turns its engine's KV events into what the map says.
+"""The agent: the sidecar beside one replica that turns its engine's KV events into the map's residency.
 
-agent        from one engine life to the next            life         one life: work events in, say what changed
-feed         ZMQ: live batches and replays               sequence     their order: duplicates, gaps, restarts
-events       vLLM's event payloads, decoded              blocks       which blocks the engine holds, and where
-chains       where in its blocks each prefix key ends    tokens       how much text a token stands for
-residency    blocks and chains: key transitions          inheritance  what the last agent knew
-link         what is said to Redis, and asked of it      sight        what is seen of the engine over HTTP
+agent               follows the engine from one process to the next
+engine_session      follows one process: events in, transitions of keys out
+http_engine         what the engine tells over HTTP
+agent_store         what the agent publishes and reads in Redis
+
+feed                batches of KV events over ZMQ, live and replayed
+batch_sequence      the order of the batches: gaps, replays, restarts
+kv_events           vLLM's event payloads, decoded
+
+blocks              the blocks that the engine holds
+chains              where in a prompt's blocks each prefix key ends
+token_sizes         how much text each token stands for
+residency           blocks and chains in, transitions of keys out
+token_id_matching   engines before vLLM 0.30, whose events name no sessions
+
+tier_reporter       tells how LMCache names chunks, and what a load saves
+chunk_index         the names of chunks, found from blocks
+rates               what a load saves, from the engine's counters
 """

@@ -1,4 +1,4 @@
-"""The agent of one replica: finds its engine, follows it through its lives, and lets go when asked to stop."""
+"""The agent of one replica: finds its engine, follows it from one process to the next, and stops when cancelled."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 
 import structlog
 
+from coordinator.agent.agent_store import LEASE_MS, Fenced, Registration
 from coordinator.agent.engine_session import BEAT_S, EngineSession, SessionOver
-from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
-from coordinator.agent.link import LEASE_MS, Fenced
-from coordinator.agent.registration import Registration
+from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -19,28 +18,27 @@ _LEASE_S = LEASE_MS / 1000
 
 
 class Agent:
-    """`run()` as a task; it ends only by cancellation."""
+    """Run `run()` as a task; only cancellation ends it."""
 
     def __init__(self, redis_url: str, replica: str, engine: EngineProbe, namespace: str = "") -> None:
         self.id = f"{replica}.{secrets.token_hex(3)}"
         self._replica = replica
         self._engine = engine
         self._registration = Registration(redis_url, replica, self.id, namespace)
-        self.life: EngineSession | None = None
 
     async def run(self) -> None:
-        """Follow the engine, from life to life."""
-        refused = ""  # why, while it is tried again and again: said once
+        """Follow the engine, one session after the other."""
+        refused = ""  # a reason that comes again and again is logged once
         while True:
-            sight = await self._find()
-            self.life = EngineSession(self._registration, self._replica, sight, self._engine)
+            snapshot = await self._find()
+            session = EngineSession(self._registration, self._replica, snapshot, self._engine)
             if not refused:
-                self._announce(sight)
+                self._announce(snapshot)
             began_s = time.monotonic()
             try:
-                await self.life.run()
+                await session.run()
             except SessionOver:
-                _log.info("engine lives another life", replica=self._replica)
+                _log.info("another engine process runs now", replica=self._replica)
                 refused = ""
             except Fenced as reason:
                 if str(reason) != refused or time.monotonic() > began_s + _LEASE_S:
@@ -48,15 +46,15 @@ class Agent:
                     _log.warning("let go", replica=self._replica, reason=refused)
                 await asyncio.sleep(BEAT_S)
 
-    def _announce(self, sight: EngineSnapshot) -> None:
+    def _announce(self, snapshot: EngineSnapshot) -> None:
         _log.info(
             "following",
             replica=self._replica,
-            started=sight.started or "unknown",
-            events=sight.events or "none",
-            replay=sight.replay or "none",
+            started=snapshot.started or "unknown",
+            events=snapshot.events or "none",
+            replay=snapshot.replay or "none",
         )
-        if not sight.events:
+        if not snapshot.events:
             _log.warning(
                 "it publishes no KV events: the replica stays degraded; give vLLM --kv-events-config, or name the "
                 "endpoint of this rank with --events",
@@ -64,12 +62,12 @@ class Agent:
             )
 
     async def _find(self) -> EngineSnapshot:
-        said = ""
+        problem = ""
         while True:
             try:
                 return await self._engine.look()
             except EngineAway as error:
-                if str(error) != said:
-                    said = str(error)
-                    _log.info("waiting for the engine", replica=self._replica, problem=said)
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.info("waiting for the engine", replica=self._replica, problem=problem)
             await asyncio.sleep(BEAT_S)

@@ -1,10 +1,10 @@
 """Which KV blocks an engine holds, on which medium, and where in a prompt each one lies. Pure.
 
-A block's hash covers everything before it, so its parents are its prompt. Several physical blocks may carry one hash
-(two equal prompts computed side by side); each is stored and removed on its own, so they are counted. Where a count
-is uncertain (blocks that were there before this table), the first removal means gone.
+A block's hash covers everything before it, so its parents are its prompt. Several physical blocks may have one hash
+(two equal prompts computed side by side). Each is stored and removed on its own, so the table counts them. If a count
+is uncertain (blocks that were stored before the table began), the first removal means that the block is gone.
 
-There are some hundred thousand blocks, so what is known of them is kept by hash, without an object for each.
+There are some hundred thousand blocks, so the table has dicts by hash, and no object for each block.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.agent.events import Removed, Stored
-from coordinator.agent.tokens import TokenSizes, Weight
+from coordinator.agent.kv_events import Removed, Stored
+from coordinator.agent.token_sizes import TokenSizes, Weight
 
 MEDIA = ("gpu", "cpu")
-"""Fastest first. What other media hold is nobody's prediction yet."""
+"""Fastest first. Blocks on other media are ignored: nothing predicts them yet."""
 _ROOT = -1
 _UNKNOWN = -2
-
-Content = tuple[int, tuple[int, ...]]
-"""A block's parent and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image (or other medium) in a block: where it starts, and where what the block has of it ends, both in
-    tokens from the block's start; `placeholder` is the token id that stands for it."""
+    """The part of an image (or other medium) in a block: its start and its end, in tokens from the block's start. The
+    start is negative if the image began in an earlier block. `placeholder` is the token id that stands for it."""
 
     identifier: str
     start: int
@@ -38,7 +35,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Where a medium lies in a prompt, in tokens."""
+    """The place of a medium in a prompt, in tokens."""
 
     identifier: str
     start: int
@@ -46,29 +43,25 @@ class MediaSpan:
 
 
 class BlockTable:
-    """What one engine holds now."""
+    """The blocks that one engine holds now."""
 
     def __init__(self) -> None:
         self.block_size = 0
         """Tokens in a block; 0 before the first event."""
         self.stored = 0
         """Blocks stored on the GPU since the table began."""
-        self.keeps_tokens = False
-        """Whether blocks can be found by their tokens: of engines that do not name sessions."""
         self._parents: dict[int, int] = {}
-        """Of every block that is held."""
+        """For every block that is held."""
         self._counts: dict[str, dict[int, int]] = {medium: {} for medium in MEDIA}
         self._uncertain: set[int] = set()
         self._is_certain = True
         self._media: dict[int, tuple[Medium, ...]] = {}
         self._indexes: dict[int, int] = {}
-        """The places in the prompt, counted from 0, of blocks whose ancestors are not known."""
+        """The places in their prompts, counted from 0, of blocks whose ancestors are not known."""
         self._other_groups: set[int] = set()
         self._told_size = 0
         self.sizes = TokenSizes()
         self._weights: dict[int, Weight] = {}
-        self._contents: dict[int, Content] = {}
-        self._by_content: dict[Content, dict[int, None]] = {}
 
     def __len__(self) -> int:
         return len(self._parents)
@@ -78,18 +71,18 @@ class BlockTable:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the engine has groups of blocks (sliding windows, states) that do not hold whole prefixes."""
+        """Whether the engine has groups of blocks that do not hold whole prefixes: sliding windows, states."""
         return bool(self._other_groups)
 
     def medium_of(self, block_hash: int) -> str | None:
-        """The fastest medium that holds a block; None where none does."""
+        """The fastest medium that holds a block; None if none does."""
         for medium, counts in self._counts.items():
             if block_hash in counts:
                 return medium
         return None
 
     def store(self, event: Stored, reporting: bool = False) -> None:
-        """Add an event's blocks. Of a `reporting` session, a block that is known already is only said again."""
+        """Add an event's blocks. A `reporting` session also names blocks that it reuses; they are not counted."""
         if not event.is_prefix:
             if event.group is not None:
                 self._other_groups.add(event.group)
@@ -101,13 +94,13 @@ class BlockTable:
         if parent is None:
             parent = _ROOT if event.tokens else _UNKNOWN
         is_doubtful = reporting or not self._is_certain
-        is_rich = self.keeps_tokens or (event.extra is not None and any(event.extra))
+        has_media = event.extra is not None and any(event.extra)
         for index, block_hash in enumerate(event.hashes):
             known = parents.get(block_hash)
             if known is None or known == _UNKNOWN:
                 parents[block_hash] = parent
-            if is_rich:
-                self._enrich(event, index, parent, block_hash)
+            if has_media and block_hash not in self._media:
+                self._note_media(event, index, parent, block_hash)
             if block_hash not in self._weights:
                 self._weigh(event, index, block_hash)
             if known is None and is_doubtful:
@@ -119,7 +112,7 @@ class BlockTable:
             self.stored += len(event.hashes)
 
     def remove(self, event: Removed) -> list[int]:
-        """Take an event's blocks out; returns the hashes that have left its medium for good."""
+        """Remove an event's blocks; returns the hashes of which the medium has no block left."""
         counts = self._counts.get(event.medium)
         if counts is None or event.group in self._other_groups:
             return []
@@ -138,7 +131,7 @@ class BlockTable:
         return gone
 
     def assume(self, block_hash: int, medium: str, index: int) -> None:
-        """Believe that the block at `index` is there, because it was when this replica's last agent stopped."""
+        """Assume that the engine holds this block, at place `index` of its prompt: the last agent knew it."""
         if block_hash in self._parents:
             return
         self._parents[block_hash] = _UNKNOWN
@@ -147,31 +140,29 @@ class BlockTable:
         self._counts[medium][block_hash] = 1
 
     def doubt(self) -> None:
-        """Every count is uncertain, until `trust` those of new blocks too."""
+        """Every count is uncertain from now on; until `trust`, so are the counts of new blocks."""
         self._is_certain = False
         self._uncertain.update(self._parents)
 
     def trust(self) -> None:
-        """From here on new blocks are counted."""
+        """New blocks are counted again."""
         self._is_certain = True
 
     def clear(self) -> None:
-        """Nothing is held any more."""
+        """Forget all blocks."""
         self._parents.clear()
         for counts in self._counts.values():
             counts.clear()
         self._media.clear()
         self._weights.clear()
         self._indexes.clear()
-        self._contents.clear()
-        self._by_content.clear()
         self._uncertain.clear()
         self.stored = 0
         self._is_certain = True
 
     def path(self, block_hash: int) -> list[int] | None:
-        """A block's prompt as hashes, its first block first: 0 for blocks before one whose place is known without
-        them, None where its place cannot be told."""
+        """The hashes of a block's prompt, first block first; None if the block's place is not known. Where only the
+        place of a block is known, the blocks before it are 0."""
         path, parents = [], self._parents
         while block_hash != _ROOT:
             parent = parents.get(block_hash)
@@ -188,22 +179,8 @@ class BlockTable:
         path.reverse()
         return path
 
-    def find(self, tokens: Sequence[int], identifiers: Sequence[str]) -> list[int]:
-        """The blocks that hold a prompt's tokens, as far as they are held. Placeholders look the same for every image
-        of a size: among such blocks the one whose media are in `identifiers` is taken, else the last stored."""
-        path: list[int] = []
-        parent, size = _ROOT, self.block_size
-        for start in range(0, len(tokens) - size + 1, size) if size else ():
-            held = self._by_content.get((parent, tuple(tokens[start : start + size])))
-            if not held:
-                break
-            named = (each for each in held if all(m.identifier in identifiers for m in self._media.get(each, ())))
-            parent = next(named, next(reversed(held)))
-            path.append(parent)
-        return path
-
     def media_spans(self, path: Sequence[int]) -> list[MediaSpan]:
-        """The media along a path, in order. A medium that appears twice in a row is told apart by where it starts."""
+        """The media along a path, in order. Parts with the same start belong to one medium."""
         spans: list[MediaSpan] = []
         if not self._media:
             return spans
@@ -218,8 +195,8 @@ class BlockTable:
         return spans
 
     def text_bytes(self, path: Sequence[int]) -> list[int]:
-        """The text that each block of a path stands for; of blocks that are not known, as much as the others on
-        average. Media are no text."""
+        """The bytes of text in each block of a path, without media. A block that is not known counts as the mean of
+        the others."""
         found = [self.sizes.total(self._weights[each]) if each in self._weights else None for each in path]
         known = [size for size in found if size is not None]
         mean = sum(known) // len(known) if known else self.block_size
@@ -236,8 +213,8 @@ class BlockTable:
         self._weights[block_hash] = self.sizes.measure(tokens)
 
     def _is_whole(self, event: Stored) -> bool:
-        """Whether an event tells of blocks of this table's size. Engines also name parts of a block, and stores
-        behind them publish blocks of their own under their own hashes."""
+        """Whether an event's blocks have this table's size. Engines also name parts of a block; and KV stores behind
+        them publish blocks of other sizes, under other hashes."""
         if event.medium != "gpu":
             return event.block_size in (0, self.block_size) or not self.block_size
         if event.block_size < self._told_size or not event.block_size:
@@ -245,21 +222,14 @@ class BlockTable:
         self._told_size = self.block_size = event.block_size
         return True
 
-    def _enrich(self, event: Stored, index: int, parent: int, block_hash: int) -> None:
-        """Keep what an event tells of a block beside its place."""
+    def _note_media(self, event: Stored, index: int, parent: int, block_hash: int) -> None:
         size = event.block_size
         tokens = event.tokens[index * size : (index + 1) * size]
-        if not tokens or len(tokens) < size:
-            return
         extra = event.extra[index] if event.extra is not None and index < len(event.extra) else None
-        if extra and block_hash not in self._media:
+        if extra and len(tokens) == size and tokens:
             media = self._read_media(extra, tokens, parent)
             if media:
                 self._media[block_hash] = media
-        if self.keeps_tokens and block_hash not in self._contents:
-            content = (parent, tuple(tokens))
-            self._contents[block_hash] = content
-            self._by_content.setdefault(content, {})[block_hash] = None
 
     def _read_media(self, extra: Sequence[Any], tokens: Sequence[int], parent: int) -> tuple[Medium, ...]:
         pairs = [(str(each[0]), int(each[1])) for each in extra if _is_medium(each) and each[1] < len(tokens)]
@@ -279,12 +249,6 @@ class BlockTable:
         self._media.pop(block_hash, None)
         self._weights.pop(block_hash, None)
         self._indexes.pop(block_hash, None)
-        content = self._contents.pop(block_hash, None)
-        if content is not None:
-            same = self._by_content[content]
-            del same[block_hash]
-            if not same:
-                del self._by_content[content]
 
 
 def _is_medium(extra: Any) -> bool:
@@ -292,7 +256,7 @@ def _is_medium(extra: Any) -> bool:
 
 
 def _end_of_run(tokens: Sequence[int], start: int, limit: int, placeholder: int) -> int:
-    """Behind the last placeholder: some models put row breaks between a medium's placeholders."""
+    """The index after the last placeholder. Some models put row breaks between a medium's placeholders."""
     for index in range(limit - 1, start - 1, -1):
         if tokens[index] == placeholder:
             return index + 1

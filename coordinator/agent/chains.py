@@ -1,10 +1,11 @@
-"""Where in an engine's blocks each prefix key ends. Pure.
+"""Finds where in an engine's blocks each prefix key ends. Pure.
 
-A gateway knows keys by bytes and images, an engine knows blocks by tokens. A request's chain is bound to its blocks by
-the session id that the engine echoes; from then on three things are exact: the start, the beginning and end of every
-image (its placeholders are in the events), and the end of the prompt (the engine's own usage). Between them a key lies
-where its bytes do, in proportion, and counts for the blocks that end at or before it. Where that cannot be told, a key
-is held to lie further back than it may: what is said to be resident then is.
+A gateway knows keys by bytes and images; an engine knows blocks by tokens. The session id, which the engine echoes,
+binds a request's chain to its blocks. Then three kinds of places are exact: the start; the beginning and end of every
+image (its placeholders are in the events); the end of the prompt (the engine's usage tells its length). Between two
+exact places, a key's place in tokens follows from its place in bytes, in proportion. A key counts for the blocks that
+end at or before it. If a place is not known, the key is assumed to end later in the prompt than it may: a key that is
+then called resident surely is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
-from coordinator.agent.tokens import EVEN, Ruler
+from coordinator.agent.token_sizes import EVEN, Ruler
 
 _MAX_BINDINGS = 8192
 _MAX_PATH_BLOCKS = 1_000_000
@@ -23,8 +24,8 @@ _MAX_PATH_BLOCKS = 1_000_000
 
 @dataclass(slots=True)
 class Binding:
-    """A request's chain, as its gateway wrote it down. `text_bytes` and `image_counts` are what lies behind each key;
-    `prompt_tokens` is an estimate until the engine has said how many there were (`is_measured`).
+    """A request's chain, as its gateway wrote it down. `text_bytes` and `image_counts` are the text and the images from
+    the prompt's start to each key's end. `prompt_tokens` is an estimate until the engine has told it (`is_measured`).
     """
 
     tip: str
@@ -33,29 +34,29 @@ class Binding:
     image_counts: Sequence[int]
     prompt_tokens: int
     image_ids: Sequence[str] = ()
-    """What the engine calls the chain's images, where its gateway named them."""
+    """The engine's names of the chain's images, for token_id_matching.py."""
     is_report: bool = False
     """Whether the engine was asked to report blocks that it reused."""
     is_measured: bool = False
     path: list[int] = field(default_factory=list)
-    """The prompt's blocks as far as the events have told; 0 where one is not known."""
+    """The prompt's blocks as far as events have named them; 0 for a block that is not known."""
     sure_blocks: int = 0
-    """So many of them hold nothing but the prompt, whatever the estimate: an answer fills its blocks one at a time, and
-    the first of them has the end of the prompt in it."""
+    """So many blocks of `path` have tokens of the prompt only, even if the estimate is wrong: an answer fills its
+    blocks one at a time, and the first of these also has the end of the prompt."""
     spans: list[MediaSpan] = field(default_factory=list)
     """The media along `path`."""
     last: int = 0
     """The deepest block that the session's events have named."""
     expected: list[str] = field(default_factory=list)
-    """The keys that were found to end within `path`."""
+    """The keys that end within `path`."""
 
     def is_complete(self, block_size: int) -> bool:
-        """Whether the path reaches the prompt's end, as far as that is known."""
+        """Whether the path reaches the prompt's end, as far as its length is known."""
         return bool(self.path) and self.prompt_tokens - len(self.path) * block_size < block_size
 
 
 class Bindings:
-    """The chains that are bound, by tip. Which were not used for longest are given up first."""
+    """The chains that are bound, by tip. The least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._by_tip: OrderedDict[str, Binding] = OrderedDict()
@@ -68,7 +69,7 @@ class Bindings:
         return self._by_tip.get(tip)
 
     def put(self, binding: Binding) -> None:
-        """Add a binding; it goes on from what is known of its tip already."""
+        """Add a binding. It takes over what an earlier binding of the same tip knew."""
         known = self._by_tip.pop(binding.tip, None)
         if known is not None:
             binding.path, binding.spans, binding.sure_blocks = known.path, known.spans, known.sure_blocks
@@ -79,14 +80,14 @@ class Bindings:
         self._trim()
 
     def lead(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
-        """The blocks of a chain that was put here are these."""
+        """Set the blocks of a binding."""
         self._path_blocks += len(path) - len(binding.path)
         binding.path, binding.spans = path, spans
         self._by_tip.move_to_end(binding.tip)
         self._trim()
 
     def forget_paths(self) -> None:
-        """The chains stay, their blocks are gone."""
+        """Keep the chains, and forget their blocks."""
         for binding in self._by_tip.values():
             binding.path, binding.spans, binding.expected, binding.last, binding.sure_blocks = [], [], [], 0, 0
         self._path_blocks = 0
@@ -100,18 +101,18 @@ class Bindings:
 
 @dataclass(frozen=True, slots=True)
 class KeyEnd:
-    """Where a key ends: `tokens` behind it, and behind the key before it."""
+    """The end of a key, in tokens from the prompt's start. `span_tokens` is the distance to the key before it."""
 
     key: str
     tokens: int
     span_tokens: int
     is_exact: bool
-    """Whether the engine has told, not the bytes."""
+    """Whether the engine told the place; otherwise it follows from bytes."""
 
 
 def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
-    """The prompt's length. Until it is measured: the estimate, or what the events tell of where that is more; one block
-    more may be the answer's."""
+    """The prompt's length in tokens. Until it is measured, this is the estimate; or the tokens that the events have
+    named, if those are more than one block longer. One block more may be the answer's."""
     if binding.is_measured or known_tokens <= binding.prompt_tokens + block_size:
         return binding.prompt_tokens
     return known_tokens
@@ -120,7 +121,7 @@ def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
 def places(
     binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int], ruler: Ruler = EVEN
 ) -> list[KeyEnd]:
-    """Where each key of a chain ends, shallow to deep. `exact` holds keys whose end is known from elsewhere."""
+    """The end of each key of a chain, shallow to deep. `exact` has the ends of keys that other chains have measured."""
     found: list[KeyEnd] = []
     text_bytes, behind, first = 0, 0, 0
     for anchor in _anchors(binding, spans, end_tokens, exact):
@@ -141,8 +142,8 @@ def places(
 
 
 def sure_places(binding: Binding, found: list[KeyEnd], block_size: int) -> list[KeyEnd]:
-    """Those places that hold nothing of an answer, however wrong the estimate. Until a prompt is measured, only whole
-    blocks are sure at its end; where its answer may have begun, it ends in the last of them."""
+    """The places that surely have no token of an answer, however wrong the estimate is. Until a prompt is measured,
+    only its sure blocks count. If its answer may have begun, the tip ends in the last sure block."""
     if binding.is_measured:
         return found
     sure, (*before, tip) = binding.sure_blocks, found
@@ -156,8 +157,8 @@ def sure_places(binding: Binding, found: list[KeyEnd], block_size: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    """The key at `index`: how many tokens lie before what it ends with, and behind that. An image takes tokens but no
-    bytes, so the two differ."""
+    """A place that is known without its bytes. The key at `index` ends with an image or text from token `start` to
+    token `end`. The two differ for an image, which has tokens but no bytes of text."""
 
     index: int
     start: int
@@ -175,12 +176,12 @@ def _anchors(
         if index == tip:
             start = spans[images].start if images < count <= len(spans) else end_tokens
             anchor = _Anchor(index, min(start, end_tokens), end_tokens, binding.is_measured)
-        elif images < count <= len(spans):  # the first key that has more images behind it ends with the last of them
+        elif images < count <= len(spans):  # the first key with another image ends with its last image
             start, end = spans[images].start, spans[count - 1].end
             anchor = _Anchor(index, min(start, end_tokens), min(end, end_tokens), count == images + 1)
         elif behind <= exact.get(key, -1) <= end_tokens:
             anchor = _Anchor(index, exact[key], exact[key], is_exact=True)
-        elif count > len(spans):  # where the image lies is not known: not behind the prompt's end
+        elif count > len(spans):  # the place of the image is not known; it is not after the prompt's end
             anchor = _Anchor(index, end_tokens, end_tokens, is_exact=False)
         if anchor is not None:
             behind = anchor.end

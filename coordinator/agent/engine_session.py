@@ -1,26 +1,29 @@
-"""One life of an engine: its events worked in, in order, and what they mean said to the map.
+"""Follows one engine process: applies its events in order, and publishes what changed.
 
-Everything runs in one loop: take what came, learn the chains of the sessions in it, apply it, publish what changed.
-While Redis is away the engine's state goes on being followed; when it is back, all that holds is said again.
+One loop does this in turn: it collects events, reads the chains of the sessions that they name, applies the events, and
+publishes the changes. While Redis is away the loop goes on following the engine. When Redis is back, the agent
+publishes everything that its replica holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import structlog
 
-from coordinator.agent.engine_snapshot import EngineAway, EngineProbe, EngineSnapshot
-from coordinator.agent.event_intake import EventIntake
-from coordinator.agent.feed import Item, Lost, Received
-from coordinator.agent.handover import APPLIED_POLL_S, APPLIED_POLLS, Handover, NotApplied
-from coordinator.agent.link import Attended, Fenced, Link, Vitals
-from coordinator.agent.lookups import Lookups
-from coordinator.agent.registration import Registration
-from coordinator.agent.residency import Residency, Transition
-from coordinator.agent.tier import Tier
+from coordinator.agent import token_id_matching
+from coordinator.agent.agent_store import AgentStore, Attended, Fenced, Registration, Vitals
+from coordinator.agent.batch_sequence import Item, Lost, Received
+from coordinator.agent.feed import Feed
+from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
+from coordinator.agent.kv_events import Stored
+from coordinator.agent.residency import Residency, Resident, Transition
+from coordinator.agent.tier_reporter import TierReporter
 from coordinator.errors import StoreError
 from coordinator.redis.outage import Outage
 
@@ -28,46 +31,68 @@ _log = structlog.get_logger("kvgate.agent")
 
 BEAT_S = 0.5
 
+_GATHER_S = 0.02
+"""Events are gathered for so long before they are applied."""
+_QUEUE = 1000
+_SILENCE_S = 15.0
+
+_APPLIED_POLL_S = 0.25
+_APPLIED_POLLS = 32
+"""The map may be behind the last agent's entries for so many polls: by then the lease to apply them has moved on."""
+_OVERDUE_S = 5.0
+
+_READ_AGAIN_S = 0.5
+"""A chain that was not found is read again after so long: its gateway may write it late."""
+_MAX_REMEMBERED = 16_384
+_REPORTS_S = 10.0
+"""For so long after relearning, the engine may still report blocks as it was asked to."""
+
 
 class SessionOver(Exception):
-    """The engine lives another life now."""
+    """Another engine process runs at the replica's address, or it serves another model or publishes elsewhere."""
+
+
+class NotApplied(Exception):
+    """The last agent's entries are not all in the map yet."""
 
 
 class EngineSession:
-    """Follows one engine life until it is over. `run` raises LifeOver or Fenced."""
+    """Follows one engine process until it is over."""
 
-    def __init__(self, registration: Registration, replica: str, sight: EngineSnapshot, engine: EngineProbe) -> None:
+    def __init__(self, registration: Registration, replica: str, snapshot: EngineSnapshot, engine: EngineProbe) -> None:
         self.seq = -1
-        """The last engine batch that was worked in."""
+        """The last engine batch that was applied."""
         self.residency = Residency()
-        self.link: Link | None = None
+        self.store: AgentStore | None = None
+        """None while Redis cannot be reached."""
         self._registration = registration
         self._replica = replica
-        self._sight = sight
+        self._snapshot = snapshot
         self._engine = engine
-        self._hearing = EventIntake(replica, sight.events, sight.replay)
+        self._intake = EventIntake(replica, snapshot.events, snapshot.replay)
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
         self._outage = Outage()
         self._must_restate = True
-        self._inheritance: Handover | None = None
+        self._handover: Handover | None = None
         self._has_taken_over = False
-        """Whether what the last agent knew is known here, or is void."""
+        """Whether the last agent's knowledge was taken over, or is void."""
         self._is_complete = True
-        self._was_deaf = False
-        self._lookups = Lookups()
-        self._tier = Tier(replica, self.residency.table)
-        self.residency.expect(sight.block_size, sight.capacity_tokens, sight.version)
-        self._tier.look(sight.tier, sight.counters)
+        """Whether the events tell everything that the engine stored since it started."""
+        self._was_silent = False
+        self._lookups = ChainLookups()
+        self._tiers = TierReporter(replica, self.residency.table)
+        self.residency.expect(snapshot.block_size, snapshot.capacity_tokens, snapshot.version)
+        self._tiers.observe(snapshot.tier, snapshot.counters)
 
     async def run(self) -> None:
-        """Take the replica over, then follow its events; ends with LifeOver or Fenced, or by cancellation."""
+        """Take the replica over, then follow its events. Ends with SessionOver or Fenced, or by cancellation."""
         ended: SessionOver | Fenced | None = None
         try:
             await self._take_over()
             async with asyncio.TaskGroup() as tasks:
-                if self._sight.events:
-                    tasks.create_task(self._hearing.listen())
+                if self._snapshot.events:
+                    tasks.create_task(self._intake.listen())
                 tasks.create_task(self._work())
                 tasks.create_task(self._watch())
                 tasks.create_task(self._learn_sizes())
@@ -76,21 +101,21 @@ class EngineSession:
         finally:
             await self._leave()
         if ended is not None:
-            raise ended  # Python before 3.11.4 wraps what is raised within `except*` in a group
+            raise ended  # Python before 3.11.4 wraps an exception that is raised within `except*` in a group
 
     async def _leave(self) -> None:
-        """Let go of the replica, for the next agent to find what this one knew."""
-        if self.link is not None:
+        """Give the lease up; the last batch number stays in the store, for the next agent to go on from."""
+        if self.store is not None:
             try:
-                await self.link.attend(self._vitals(), leaving=True)
+                await self.store.attend(self._vitals(), leaving=True)
             except (StoreError, Fenced):
                 _log.info("could not say goodbye", replica=self._replica)
-            await self._close_link()
+            await self._close_store()
 
     # -- in ----------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Beside the events: an engine that is slow to answer must not hold them up."""
+        """A task of its own: an engine that answers slowly must not hold up its events."""
         while True:
             await self._look()
             await asyncio.sleep(BEAT_S)
@@ -104,37 +129,34 @@ class EngineSession:
         loop = asyncio.get_running_loop()
         beat_at = loop.time()
         while True:
-            items = await self._hearing.collect(beat_at)
+            items = await self._intake.collect(beat_at)
             try:
                 await self._learn_chains(items)
             except StoreError as error:
-                await self._lost_link(error)
+                await self._store_lost(error)
             self._apply(items)
-            await self._flush()  # before a beat says that these batches are worked in
+            await self._flush()  # before a heartbeat tells that these batches are applied
             if loop.time() >= beat_at:
                 beat_at = loop.time() + BEAT_S
                 await self._beat()
                 await self._flush()
 
     async def _learn_chains(self, items: Iterable[Item]) -> None:
-        """Ask for the chains of the sessions that these events name, before what they tell is worked in."""
-        if self.link is None:
-            return
-        due = self._lookups.due(items, self.residency, time.monotonic())
-        await self._bind(due)
+        """Read the chains of the sessions that these events name, before the events are applied."""
+        if self.store is not None:
+            await self._bind(self.store, self._lookups.due(items, self.residency, time.monotonic()))
 
-    async def _bind(self, sessions: list[str]) -> None:
-        assert self.link is not None
+    async def _bind(self, store: AgentStore, sessions: list[str]) -> None:
         may_report = self._lookups.may_report(self.residency, time.monotonic())
-        for binding in await self.link.bindings(sessions, may_report) if sessions else ():
-            self._say(self.residency.bind(binding), time.time())
+        for binding in await store.bindings(sessions, may_report) if sessions else ():
+            self._queue(self.residency.bind(binding), time.time())
 
     def _apply(self, items: Iterable[Item]) -> None:
         for item in items:
             if isinstance(item, Received):
                 changes = self.residency.apply(item.batch.events)
-                self._tier.apply(item.batch.events)
-                self._say(changes, item.batch.ts)
+                self._tiers.apply(item.batch.events)
+                self._queue(changes, item.batch.ts)
                 self.seq = item.seq
             elif isinstance(item, Lost):
                 self._lose(item)
@@ -142,155 +164,276 @@ class EngineSession:
             else:
                 _log.info("engine restarted", replica=self._replica)
                 self.seq = -1
-                self._disinherit()
-                self._say(self.residency.reset(relearn=False), time.time())
-            self._inherit()
+                self._drop_handover()
+                self._queue(self.residency.reset(relearn=False), time.time())
+            self._accept_handover()
 
     def _lose(self, lost: Lost) -> None:
         _log.warning("events lost", replica=self._replica, first=lost.first_seq, next=lost.next_seq)
         self._is_complete = False
-        if self._inheritance is not None and lost.next_seq - 1 <= self._inheritance.seq:
-            self.residency.relearn()  # the last agent had them: what it said still holds
+        if self._handover is not None and lost.next_seq - 1 <= self._handover.seq:
+            self.residency.relearn()  # the last agent had these events, so its keys still hold
             return
-        self._disinherit()
-        self._say(self.residency.reset(relearn=True), time.time())
+        self._drop_handover()
+        self._queue(self.residency.reset(relearn=True), time.time())
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def _say(self, transitions: list[Transition], happened_s: float) -> None:
-        self._tier.note(transitions)
+    def _queue(self, transitions: list[Transition], happened_s: float) -> None:
+        self._tiers.note(transitions)
         if transitions and not self._must_restate:
             if not self._pending:
                 self._oldest_s = happened_s
             self._pending += transitions
 
     async def _flush(self) -> None:
-        """Publish what changed, or everything where the map may have missed something."""
-        if self.link is None or self._inheritance is not None:
+        """Publish what changed, or everything if the map may have missed something."""
+        if self.store is None or self._handover is not None:
             return
         try:
             if self._must_restate:
-                await self.link.restate(list(self.residency.residents()), self.seq)
+                await self.store.restate(list(self.residency.residents()), self.seq)
                 self._must_restate = False
             elif self._pending:
                 batch, self._pending = self._pending, []
-                await self.link.publish(batch, max(0.0, time.time() - self._oldest_s), self.seq)
-            await self._tier.publish(self.link)
+                await self.store.publish(batch, max(0.0, time.time() - self._oldest_s), self.seq)
+            await self._tiers.publish(self.store)
         except StoreError as error:
-            await self._lost_link(error)
+            await self._store_lost(error)
 
     async def _beat(self) -> None:
-        """Renew the lease, take what was asked and measured."""
-        if not await self._reach():
+        """Renew the lease, and handle the answer."""
+        store = await self._reach()
+        if store is None:
             return
-        assert self.link is not None
         vitals = self._vitals()
-        if self._was_deaf and vitals.mode != "none":
-            self._must_restate = True  # while nothing was heard, its keys were trimmed as claims are
-        self._was_deaf = vitals.mode == "none"
+        if self._was_silent and vitals.mode != "none":
+            self._must_restate = True  # while no event came, the replica's keys were trimmed as claims are
+        self._was_silent = vitals.mode == "none"
         try:
-            answer = await self.link.attend(vitals)
+            answer = await store.attend(vitals)
             if not isinstance(answer, Attended):
                 raise Fenced("another agent holds the replica")
-            await self._heed(answer)
-            await self._tier.report(self.link)
+            await self._handle(store, answer)
+            await self._tiers.report(store)
         except StoreError as error:
-            await self._lost_link(error)
+            await self._store_lost(error)
             return
-        self._inherit()
+        self._accept_handover()
 
-    async def _heed(self, answer: Attended) -> None:
-        """Do what was asked, and take what was measured: of requests whose events are still to come, too."""
-        assert self.link is not None
+    async def _handle(self, store: AgentStore, answer: Attended) -> None:
+        """Do what the gateways asked for, and take in the prompts that they measured, before or after their events."""
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
             self._must_restate = True
-        # Where other groups of blocks decide as well, a prefix may be a miss although all that is told of is there.
+        # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
         if answer.asked == "reset" and not self.residency.table.is_hybrid:
             _log.warning("told that the engine lacks what its events promised", replica=self._replica)
-            self._disinherit()
-            self._say(self.residency.reset(relearn=True), time.time())
-        await self._bind([said.tip for said in answer.measured if not self.residency.is_bound(said.tip)])
-        for said in answer.measured:
-            self._say(self.residency.measure(said.tip, said.prompt_tokens, said.token_ids), time.time())
+            self._drop_handover()
+            self._queue(self.residency.reset(relearn=True), time.time())
+        await self._bind(store, [each.tip for each in answer.measured if not self.residency.is_bound(each.tip)])
+        for each in answer.measured:
+            self._queue(self.residency.measure(each.tip, each.prompt_tokens, each.token_ids), time.time())
 
     async def _look(self) -> None:
         try:
-            sight = await self._engine.look()
+            seen = await self._engine.look()
         except EngineAway:
-            return  # its life is over when another one is seen
-        if (sight.started, sight.pool, sight.events) != (self._sight.started, self._sight.pool, self._sight.events):
+            return  # the session ends when another process is seen
+        known = self._snapshot
+        if (seen.started, seen.pool, seen.events) != (known.started, known.pool, known.events):
             raise SessionOver
-        self._sight = sight
-        self._tier.look(sight.tier, sight.counters)
+        self._snapshot = seen
+        self._tiers.observe(seen.tier, seen.counters)
 
     def _vitals(self) -> Vitals:
-        mode = "session" if self.residency.echoes_sessions else "token_ids"
-        mode = mode if self._sight.events and self._hearing.hears() else "none"
+        mode = token_id_matching.MODE if self.residency.token_ids.is_needed else "session"
+        mode = mode if self._snapshot.events and self._intake.is_receiving() else "none"
         seq = self.seq if self._has_taken_over and not self._must_restate else None
-        return Vitals(mode, self.residency.is_relearning, self._sight.waiting, seq, self._sight.counters)
+        return Vitals(mode, self.residency.is_relearning, self._snapshot.waiting, seq, self._snapshot.counters)
 
-    # -- the link ----------------------------------------------------------------------------------------------
+    # -- the store ---------------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        """Connect, wait until no other agent holds the replica, and find what the last one knew."""
-        held_by_other, polls_left = False, APPLIED_POLLS
-        while not self._has_taken_over and self._inheritance is None:
+        """Connect, wait until no other agent holds the replica, and read what the last agent knew."""
+        held_by_other, polls_left = False, _APPLIED_POLLS
+        while not self._has_taken_over and self._handover is None:
             wait_s = BEAT_S
             try:
-                if await self._reach():
-                    assert self.link is not None
-                    answer = await self.link.attend(self._vitals())
+                if (store := await self._reach()) is not None:
+                    answer = await store.attend(self._vitals())
                     if isinstance(answer, Attended):
-                        await self._heed(answer)
-                        self._inheritance = await Handover.find(self.link, answer, polls_left > 0)
-                        self._has_taken_over |= self._inheritance is None
+                        await self._handle(store, answer)
+                        self._handover = await Handover.find(store, answer, polls_left > 0)
+                        self._has_taken_over |= self._handover is None
                         continue
                     if not held_by_other:
                         held_by_other = True
                         _log.info("waiting: another agent holds this replica", replica=self._replica)
                     wait_s = min(answer, BEAT_S)
             except NotApplied:
-                wait_s, polls_left = APPLIED_POLL_S, polls_left - 1
+                wait_s, polls_left = _APPLIED_POLL_S, polls_left - 1
             except StoreError as error:
-                await self._lost_link(error)
+                await self._store_lost(error)
             await asyncio.sleep(wait_s)
             await self._look()
 
-    async def _reach(self) -> bool:
-        """Connect and register where that is not done; False where it cannot be."""
-        if self.link is not None:
-            if (away_s := self._outage.ended(time.monotonic())) is not None:  # a link that lasts a heartbeat serves
+    async def _reach(self) -> AgentStore | None:
+        """The store, connected and registered; None if that fails."""
+        if self.store is not None:
+            if (away_s := self._outage.ended(time.monotonic())) is not None:  # the connection lasted one heartbeat
                 _log.info("store back", replica=self._replica, away_s=away_s)
-            return True
+            return self.store
         try:
-            self.link = await self._registration.open(self._sight)
+            self.store = await self._registration.open(self._snapshot)
         except StoreError as error:
-            await self._lost_link(error)
-            return False
+            await self._store_lost(error)
+            return None
         self._must_restate = True
         self._lookups.forget()
-        self._tier.forget()
-        return True
+        self._tiers.forget()
+        return self.store
 
-    async def _lost_link(self, error: StoreError) -> None:
+    async def _store_lost(self, error: StoreError) -> None:
         if (away_s := self._outage.failed(time.monotonic())) is not None:
             _log.warning("store away", replica=self._replica, reason=str(error), away_s=away_s)
         self._must_restate = True
         self._pending.clear()
-        await self._close_link()
+        await self._close_store()
 
-    async def _close_link(self) -> None:
-        if self.link is not None:
-            link, self.link = self.link, None
-            await link.close()
+    async def _close_store(self) -> None:
+        if self.store is not None:
+            store, self.store = self.store, None
+            await store.close()
 
-    def _inherit(self) -> None:
-        if self._inheritance is not None and self._inheritance.is_due(self.seq):
-            self._inheritance.pass_on(self.residency, self.seq, self._is_complete)
-            self._disinherit()
+    # -- the last agent ----------------------------------------------------------------------------------------
 
-    def _disinherit(self) -> None:
-        self._inheritance, self._has_taken_over = None, True
+    def _accept_handover(self) -> None:
+        if self._handover is not None and self._handover.is_due(self.seq):
+            self._handover.apply_to(self.residency, self.seq, self._is_complete)
+            self._drop_handover()
+
+    def _drop_handover(self) -> None:
+        self._handover, self._has_taken_over = None, True
+
+
+class EventIntake:
+    """Gathers the events of one engine, and knows whether any arrive. Run `listen` as a task. An empty `replay` means
+    that the engine replays nothing."""
+
+    def __init__(self, replica: str, events: str, replay: str) -> None:
+        self._replica = replica
+        self._events = events
+        self._replay = replay
+        self._items: asyncio.Queue[Item] = asyncio.Queue(_QUEUE)
+        self._feed: Feed | None = None
+        self._was_receiving = False
+
+    async def listen(self) -> None:
+        """Runs until cancelled; raises zmq.ZMQError for endpoints that no socket can connect to."""
+        self._feed = Feed(self._events, self._replay or None)
+        async with aclosing(self._feed.items()) as items:
+            async for item in items:
+                await self._items.put(item)
+
+    async def collect(self, until_s: float) -> list[Item]:
+        """The next items, gathered for a moment; empty if nothing comes until `until_s` (event loop time)."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(until_s):
+                items = [await self._items.get()]
+        except TimeoutError:
+            return []
+        await asyncio.sleep(min(_GATHER_S, max(0.0, until_s - loop.time())))
+        while not self._items.empty():
+            items.append(self._items.get_nowait())
+        return items
+
+    def is_receiving(self) -> bool:
+        """Whether events reach this agent. A quiet engine with a replay endpoint is asked for events every second, so
+        its silence is noticed; an engine without one is believed."""
+        heard_s = self._feed.heard_s if self._feed is not None else None
+        receives = not self._replay or (heard_s is not None and time.monotonic() - heard_s < _SILENCE_S)
+        if receives != self._was_receiving:
+            self._was_receiving = receives
+            log = _log.info if receives else _log.warning
+            log("events" if receives else "no events", replica=self._replica, endpoint=self._events)
+        return receives
+
+
+class ChainLookups:
+    """Decides which sessions' chains to read from the store: each once, and again if it may have changed. Pure."""
+
+    def __init__(self) -> None:
+        self._read_at_s: OrderedDict[str, float] = OrderedDict()
+        self._relearning_at_s: float | None = None
+
+    def due(self, items: Iterable[Item], residency: Residency, now_s: float) -> list[str]:
+        """The sessions named in these events whose chains are to be read now. While relearning, known chains are read
+        again: the chain's record tells whether its request was asked to report."""
+        named = {
+            event.session
+            for item in items
+            if isinstance(item, Received)
+            for event in item.batch.events
+            if isinstance(event, Stored) and event.session
+        }
+        due = [name for name in named if self._is_due(name, residency, now_s)]
+        for name in due:
+            self._read_at_s[name] = now_s
+            self._read_at_s.move_to_end(name)
+        while len(self._read_at_s) > _MAX_REMEMBERED:
+            self._read_at_s.popitem(last=False)
+        return due
+
+    def _is_due(self, session: str, residency: Residency, now_s: float) -> bool:
+        if residency.is_bound(session):
+            return residency.is_relearning
+        return now_s - self._read_at_s.get(session, -_READ_AGAIN_S) >= _READ_AGAIN_S
+
+    def may_report(self, residency: Residency, now_s: float) -> bool:
+        """Whether the engine may be reporting blocks that it reuses. A new agent does not know whether the last one was
+        relearning, so it assumes that."""
+        if residency.is_relearning or self._relearning_at_s is None:
+            self._relearning_at_s = now_s
+        return now_s - self._relearning_at_s < _REPORTS_S
+
+    def forget(self) -> None:
+        """The agent is connected anew, maybe to another store: read every chain again."""
+        self._read_at_s.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the last agent of a replica knew: the keys that were resident after engine batch `seq` was applied."""
+
+    seq: int
+    residents: Sequence[Resident]
+    overdue_at_s: float
+    """When to stop waiting for the events to reach `seq` (monotonic time)."""
+
+    @classmethod
+    async def find(cls, store: AgentStore, answer: Attended, may_wait: bool) -> Handover | None:
+        """None if there is no usable earlier state: no agent followed this process before, or its entries are not all
+        applied, so that evictions would be undone. In the latter case it raises NotApplied if the caller may wait.
+        Raises StoreError."""
+        before = answer.before
+        if before is None or before.incarnation != store.incarnation or before.seq < 0:
+            return None
+        if not await store.is_applied(answer.entries):
+            if may_wait:
+                raise NotApplied
+            _log.warning("nobody applies what the last agent said: its replica is learned anew")
+            return None
+        return cls(before.seq, await store.residents(), time.monotonic() + _OVERDUE_S)
+
+    def is_due(self, seq: int) -> bool:
+        """Whether the events have reached the last agent's batch, or will not."""
+        return seq >= self.seq or time.monotonic() > self.overdue_at_s
+
+    def apply_to(self, residency: Residency, seq: int, is_complete: bool) -> None:
+        """Assume the keys; if the events tell the engine's whole history, only those that they confirm."""
+        for resident in self.residents:
+            residency.assume(resident, is_complete and seq >= self.seq)
 
 
 def _first(group: BaseExceptionGroup[SessionOver | Fenced]) -> SessionOver | Fenced:

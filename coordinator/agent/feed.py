@@ -1,8 +1,8 @@
-"""One engine's KV events over ZMQ: live from its PUB socket, what was missed from its ROUTER, in one order.
+"""One engine's KV events over ZMQ: live from its PUB socket, missed ones replayed by its ROUTER socket, in one order.
 
-vLLM publishes (topic, seq, payload) and replays what its ring still has, as (b"", topic, seq, payload) for each batch
-and a last one with seq -1; older ones, and SGLang, without the topic. What it all means is decided in sequence.py.
-Nothing is buffered here: live batches wait in their socket, which holds `hwm` of them, while a replay has its say.
+vLLM publishes (topic, seq, payload). It replays the batches in its ring as (b"", topic, seq, payload), and ends with
+seq -1. Older versions and SGLang replay without the topic. batch_sequence.py decides the order. Nothing is buffered
+here: during a replay, live batches wait in their socket, which holds `hwm` of them.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from coordinator.agent.events import Batch, EventError, decode
-from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
-
-__all__ = ["Feed", "Item", "Lost", "Received", "Restarted"]
+from coordinator.agent.batch_sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.kv_events import Batch, EventError, decode
 
 _END_SEQ = -1
 _SEQ_BYTES = 8
 _EVENT_FRAMES = 3
 _REPLY_FRAMES = (3, 4)
 _KEEPALIVE_S = 10
-"""After how long a quiet connection is probed by TCP: an engine whose host vanished says no goodbye."""
+"""TCP probes a connection that is quiet for so long: a host that vanished closes nothing."""
 
 
 class Feed:
-    """One engine's batches, in order, each exactly once; what was lost is said, and when the engine began again.
+    """One engine's batches, in order, each exactly once. It also yields which batches are lost, and restarts.
 
     The endpoints are those of one rank, to connect to. `start_seq` is the first batch that is wanted. Without a
-    `replay_endpoint` (or where the engine keeps no ring: give none then) every gap is lost.
+    `replay_endpoint` every gap is lost; give none for an engine that keeps no ring.
 
-    While nothing comes for `idle_s` the engine is asked for what it has: a batch dropped at the tail is found so, and a
-    restarted engine. A replay that is silent for `replay_timeout_s` is given up; only batches that come after a gap
-    wait for it. Of live batches, and of replayed ones, at most `hwm` wait in memory for a slow reader.
+    When nothing comes for `idle_s`, the engine is asked for a replay: that finds a dropped last batch, and a restarted
+    engine. A replay that is silent for `replay_timeout_s` is given up; only batches after a gap wait for it. At most
+    `hwm` live batches, and as many replayed ones, wait in memory for a slow reader.
     """
 
     def __init__(
@@ -57,36 +55,36 @@ class Feed:
         self._replay_timeout_s = replay_timeout_s
         self._sequence = BatchSequence(start_seq)
         self._replay_deadline_s: float | None = None
-        """On the loop's clock; None while no replay is under way."""
+        """Event loop time; None while no replay is under way."""
         self._is_replay_sound = True
         self.heard_s: float | None = None
-        """When anything came last, a batch or an answer to a replay (monotonic time)."""
+        """When the last batch or answer to a replay came (monotonic time)."""
         self.batches = 0
         self.replayed = 0
-        """Of `batches`, those that a replay brought."""
+        """The part of `batches` that came by replays."""
         self.lost = 0
-        """Batches, those that could not be decoded among them."""
+        """Lost batches, including those that could not be decoded."""
 
     @property
     def duplicates(self) -> int:
-        """Batches that came again, or too late."""
+        """Batches that came twice, or too late."""
         return self._sequence.duplicates
 
     @property
     def gaps(self) -> int:
-        """Live batches that were not the next one and were not covered by a replay under way."""
+        """Live batches that were not the next one, and that no replay under way covered."""
         return self._sequence.gaps
 
     @property
     def undecodable(self) -> int:
-        """Batches whose payload is no batch of KV events; each is lost."""
+        """Batches whose payload is not a batch of KV events; each is lost."""
         return self._sequence.undecodable
 
     async def items(self) -> AsyncGenerator[Item, None]:
-        """Batches as they come, without end; to be iterated once. Close it (`aclosing`) to close the connections.
+        """Yields batches as they come, without end. Iterate once; close it (`aclosing`) to close the connections.
 
-        Raises zmq.ZMQError for endpoints that no socket can connect to, such as misspelt ones; an engine that is away
-        is waited for.
+        Raises zmq.ZMQError for endpoints that no socket can connect to, such as misspelt ones. If the engine is away,
+        it waits.
         """
         sockets = _Sockets(self._events_endpoint, self._hwm)
         try:
@@ -116,8 +114,8 @@ class Feed:
         if self._replay_endpoint is None:
             return self._sequence.ended(complete=False)
         if self._replay_deadline_s is not None:
-            sockets.hang_up()
-        await sockets.ask(self._replay_endpoint, start_seq)
+            sockets.drop_replay()
+        await sockets.request_replay(self._replay_endpoint, start_seq)
         self._is_replay_sound = True
         self._replay_deadline_s = _now_s() + self._replay_timeout_s
         return []
@@ -127,7 +125,7 @@ class Feed:
         self.heard_s = time.monotonic()
         numbered = _numbered(frames) if len(frames) == _EVENT_FRAMES else None
         if numbered is None or numbered[0] < 0:
-            return []  # if it was a batch, the next one shows the gap
+            return []  # if it was a batch, the next batch shows the gap
         seq, payload = numbered
         return self._sequence.live(seq, _batch(payload), reconnected=has_reconnected)
 
@@ -152,7 +150,7 @@ class Feed:
     def _end_replay(self, sockets: _Sockets, *, complete: bool) -> list[Item]:
         self._replay_deadline_s = None
         if not complete:
-            sockets.hang_up()
+            sockets.drop_replay()
         items = self._sequence.ended(complete=complete)
         if complete and Restarted() in items:
             sockets.resubscribe()
@@ -171,7 +169,7 @@ class _Source(Enum):
 
 
 class _Sockets:
-    """A SUB with its monitor, and a DEALER. Each can be made anew: nothing from before comes out of it then."""
+    """A SUB socket with its monitor, and a DEALER socket. A new socket yields nothing that came before it."""
 
     def __init__(self, events_endpoint: str, hwm: int) -> None:
         self._context = zmq.asyncio.Context()
@@ -201,20 +199,20 @@ class _Sockets:
         self._monitor.close()
         self._events.close()
 
-    async def ask(self, endpoint: str, start_seq: int) -> None:
+    async def request_replay(self, endpoint: str, start_seq: int) -> None:
         if self._replay is None:
             self._replay = self._socket(zmq.DEALER)
             self._replay.connect(endpoint)
         await self._replay.send_multipart([b"", start_seq.to_bytes(8, "big")])
 
-    def hang_up(self) -> None:
-        """Forget a replay: what may yet come of it would be taken for a part of the next."""
+    def drop_replay(self) -> None:
+        """Drop the replay's socket: its remaining answers would be taken for a part of the next replay."""
         if self._replay is not None:
             self._replay.close()
             self._replay = None
 
     async def wait(self, patience_s: float, *, live: bool, replies: bool) -> _Source | None:
-        """Which of those that are asked for has something, replies first; None if neither has within `patience_s`."""
+        """The socket that has a message, of those asked for, replies first; None if none has within `patience_s`."""
         poller = zmq.asyncio.Poller()
         if live:
             poller.register(self._events, zmq.POLLIN)
@@ -226,8 +224,8 @@ class _Sockets:
         return _Source.EVENTS if ready else None
 
     async def receive_live(self) -> tuple[list[bytes], bool]:
-        """The frames of one message that waits, and whether there is a new connection since the one before it."""
-        # A connection is known to the monitor before its first message is here, so it is looked at after that.
+        """The frames of one waiting message, and whether the connection is new since the message before."""
+        # The monitor tells of a connection before its first message arrives, so it is read after the message came.
         while await self._monitor.poll(0):
             event = parse_monitor_message(await self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             self._has_reconnected |= self._is_away and event == zmq.EVENT_CONNECTED
@@ -240,7 +238,7 @@ class _Sockets:
         return await self._replay.recv_multipart(zmq.NOBLOCK)
 
     def close(self) -> None:
-        self.hang_up()
+        self.drop_replay()
         self._unsubscribe()
         self._context.term()
 
@@ -248,7 +246,7 @@ class _Sockets:
         socket = self._context.socket(kind)
         socket.linger = 0
         socket.rcvhwm = self._hwm
-        # Not ZMQ's heartbeats: one that finds the queue full aborts the process (zeromq/libzmq#3937).
+        # ZMQ's own heartbeats are not used: with a full queue, one aborts the process (zeromq/libzmq#3937).
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _KEEPALIVE_S
         return socket
@@ -259,7 +257,7 @@ def _now_s() -> float:
 
 
 def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:
-    """The number and the payload that frames end with; None where that is no number."""
+    """The number and the payload at the end of the frames; None if the number is malformed."""
     seq_bytes, payload = frames[-2:]
     return (int.from_bytes(seq_bytes, "big", signed=True), payload) if len(seq_bytes) == _SEQ_BYTES else None
 

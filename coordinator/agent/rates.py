@@ -1,8 +1,8 @@
-"""What it saves to load a token instead of computing it, from an engine's own counters. Pure.
+"""Measures what a load of a token saves, compared to computing it, from an engine's own counters. Pure.
 
-The counters are vLLM's, and those of the LMCache server beside it (facts.py and lmcache_server.py in
-coordinator/engine/ have their names): seconds and tokens of prefills, seconds and tokens of loads from CPU memory,
-bytes a second of LMCache's loads.
+The counters are vLLM's and those of the LMCache server beside it: seconds and tokens of prefills, seconds and tokens of
+loads from CPU memory, bytes per second of LMCache's loads. facts.py and lmcache_server.py in coordinator/engine/ have
+their names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _MIN_COMPUTED_TOKENS = 256
-"""A prefill of fewer tokens takes as long as its step, and says little of how fast tokens are computed."""
+"""A shorter prefill takes as long as one engine step, and tells little of the speed."""
 _HALF_AFTER_S = 60.0
-"""Of prefills: then what was measured counts half, for a rate that follows the engine's load."""
+"""After so many seconds of prefills, the earlier ones count half: the rate follows the engine's load."""
 
 
 @dataclass(slots=True)
 class _Ratio:
-    """Tokens over seconds, the older the less."""
+    """Tokens per second; older measurements count less."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -35,14 +35,14 @@ class _Ratio:
 
 @dataclass(slots=True)
 class Rates:
-    """What an engine has shown so far."""
+    """One engine's speeds, as far as they are measured."""
 
     _seen: Mapping[str, float] = field(default_factory=dict)
     _prefill: _Ratio = field(default_factory=_Ratio)
     _cpu: _Ratio = field(default_factory=_Ratio)
 
     def observe(self, counters: Mapping[str, float]) -> None:
-        """The counters as they stand now."""
+        """Take in the counters' current values."""
         grown = {name: value - self._seen.get(name, value) for name, value in counters.items()}
         self._seen = dict(counters)
         prefills, tokens = grown.get("prefills", 0), grown.get("prefill_computed_tokens", 0)
@@ -52,11 +52,11 @@ class Rates:
             self._cpu.add(grown.get("cpu_loaded_tokens", 0), grown["cpu_load_s"])
 
     def cpu_credit(self, token_bytes: float | None) -> float | None:
-        """Of a token in the replica's CPU memory; None until measured. `token_bytes` are those of a token's KV."""
+        """The saving for a token in the replica's CPU memory; None until measured. `token_bytes` is its KV's size."""
         return self._saved(self._cpu.per_s or self._lmcache("l1_load_bytes_per_s", token_bytes))
 
     def store_credit(self, token_bytes: float | None) -> float | None:
-        """Of a token that LMCache has in Redis; None until it is measured."""
+        """The saving for a token that LMCache has in Redis; None until measured."""
         return self._saved(self._lmcache("l2_load_bytes_per_s", token_bytes))
 
     def _lmcache(self, name: str, token_bytes: float | None) -> float | None:
@@ -64,7 +64,7 @@ class Rates:
         return bytes_per_s / token_bytes if bytes_per_s and token_bytes else None
 
     def _saved(self, load_per_s: float | None) -> float | None:
-        """The part of its prefill that loading a token saves."""
+        """The part of a token's prefill time that a load saves."""
         prefill_per_s = self._prefill.per_s
         if load_per_s is None or prefill_per_s is None:
             return None

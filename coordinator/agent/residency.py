@@ -1,30 +1,53 @@
-"""What an engine's events mean for prefix keys: which became resident, where, and which are gone. Pure.
+"""Turns an engine's events into transitions of prefix keys: which became resident, where, and which are gone. Pure.
 
-A cache that evicts the tail of a prompt first holds everything before a block that it holds, so a key is resident
-exactly while its last block is.
+A cache that evicts the tail of a prompt first holds everything before a block that it holds. So a key is resident
+exactly while its last block is. One block is watched for each key: the last that ends at or before it. The blocks of
+keys that are gone are watched too: when any prompt computes them again, their keys are resident again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
-from coordinator.agent.events import Cleared, Event, Removed, Stored
-from coordinator.agent.residents import Evicted, Reset, Resident, Residents, Transition
-from coordinator.agent.tokens import Ruler
+from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
+from coordinator.agent.token_id_matching import TokenIdMatcher
+from coordinator.agent.token_sizes import Ruler
 
-__all__ = ["Evicted", "Reset", "Residency", "Resident", "Transition"]
-
-_ECHO_VERSION = (0, 30)
-"""The first vLLM that names sessions on its events."""
 _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
 _MAX_UNBOUND = 8192
-_NAMELESS_PROMPTS = 3
-"""Without a session in so many of them the engine names none."""
+_MAX_GONE = 32_768
+_MAX_KEYS_AT_BLOCK = 256
+"""All short questions about one document end in the document's last block, and so do the keys of one image under many
+URLs. The keys that were named last are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A key's prefix is held: `tokens` in all, `span_tokens` of them after the key before, the last in `block_hash`."""
+
+    key: str
+    tokens: int
+    span_tokens: int
+    medium: str
+    block_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All earlier transitions are void."""
+
+
+Transition = Resident | Evicted | Reset
 
 
 class Residency:
@@ -32,49 +55,47 @@ class Residency:
 
     def __init__(self) -> None:
         self.table = BlockTable()
+        self.token_ids = TokenIdMatcher(self.table)
         self.is_relearning = False
-        """Whether the engine may hold blocks that were never told of here."""
-        self.echoes_sessions: bool | None = None
-        """Whether its events name sessions; None while nothing has told."""
+        """Whether the engine may hold blocks that no event has named."""
         self.capacity_blocks = 0
-        """Of the engine's GPU cache; 0 where unknown."""
-        self._residents = Residents(self.table)
+        """Of the engine's GPU cache; 0 if unknown."""
+        self._residents = ResidentKeys(self.table)
         self._firm: OrderedDict[str, None] = OrderedDict()
         """Keys that a measured prompt has placed."""
         self._exact: OrderedDict[str, int] = OrderedDict()
         self._bindings = Bindings()
         self._unbound: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """Of each session its last block, and how many up to that were stored one at a time."""
+        """Sessions whose chain is not known: the last block, and how many blocks up to it were stored one at a time."""
         self._relearned_at = 0
-        self._nameless = 0
 
     def __len__(self) -> int:
         return len(self._residents)
 
     def expect(self, block_size: int, capacity_tokens: int, version: tuple[int, ...]) -> None:
-        """What the engine says of itself; 0 and empty where it does not."""
+        """The engine's own figures; 0 and empty if it does not tell them."""
         self.table.block_size = block_size
         self.capacity_blocks = capacity_tokens // block_size if block_size else 0
-        if version:
-            self.echoes_sessions = version >= _ECHO_VERSION
-        self.table.keeps_tokens = not self.echoes_sessions
+        self.token_ids.expect(version)
 
     def residents(self) -> Iterable[Resident]:
-        """Everything that holds now, for saying it again."""
+        """Everything that is resident now."""
         return self._residents.all()
 
     def is_bound(self, session: str) -> bool:
-        """Whether its chain is known."""
+        """Whether the session's chain is known."""
         return session in self._bindings
 
     def apply(self, events: Iterable[Event]) -> list[Transition]:
-        """One batch of the engine's events, in order."""
+        """Apply one batch of the engine's events."""
         changes: list[Transition] = []
         for event in events:
             if isinstance(event, Stored):
                 changes += self._store(event)
             elif isinstance(event, Removed):
-                changes += self._residents.refresh(self.table.remove(event))
+                gone = self.table.remove(event)
+                self.token_ids.remove(gone)
+                changes += self._residents.refresh(gone)
             elif isinstance(event, Cleared):
                 changes += self.reset(relearn=False)
         if self.is_relearning and 0 < self.capacity_blocks <= self.table.stored - self._relearned_at:
@@ -83,13 +104,13 @@ class Residency:
         return changes
 
     def bind(self, binding: Binding) -> list[Transition]:
-        """A chain has become known, before its session's events or after."""
+        """Add a chain, before its session's events or after them."""
         self._bindings.put(binding)
         last, alone = self._unbound.pop(binding.tip, (None, 0))
         return self._extend(binding, [last], None, alone) if last is not None and last in self.table else []
 
     def measure(self, tip: str, prompt_tokens: int, token_ids: Sequence[int] = ()) -> list[Transition]:
-        """The engine has said how long a prompt was, or, where it does not name sessions, which tokens it had."""
+        """The engine has told how long a prompt was; an older engine also tells its token ids."""
         binding = self._bindings.get(tip)
         if binding is None or prompt_tokens <= 0:
             return []
@@ -99,7 +120,7 @@ class Residency:
         if len(self._exact) > _MAX_EXACT:
             self._exact.popitem(last=False)
         if token_ids:
-            self._adopt(binding, self.table.find(token_ids, binding.image_ids))
+            self._adopt(binding, self.token_ids.find(token_ids, binding.image_ids))
         elif not binding.is_complete(self.table.block_size):
             path = self.table.path(binding.last) or []
             if len(path) > len(binding.path) and path[: len(binding.path)] == binding.path:
@@ -107,7 +128,7 @@ class Residency:
         return self._resolve(binding)
 
     def assume(self, resident: Resident, is_complete: bool) -> None:
-        """Believe what was said of a key before this agent started; with a complete history, only what it bears out."""
+        """Take over a key from the last agent; if the events are complete, only if they have its block."""
         if is_complete and resident.block_hash not in self.table:
             return
         size = self.table.block_size
@@ -116,8 +137,9 @@ class Residency:
             self._residents.watch(resident.key, resident.tokens, resident.span_tokens, resident.block_hash)
 
     def reset(self, relearn: bool) -> list[Transition]:
-        """Forget everything; with `relearn` the engine still holds what can no longer be told."""
+        """Forget everything; with `relearn`, because events are missing while the engine still holds blocks."""
         self.table.clear()
+        self.token_ids.clear()
         self._residents.clear()
         self._firm.clear()
         self._unbound.clear()
@@ -128,14 +150,14 @@ class Residency:
         return [Reset()]
 
     def relearn(self) -> None:
-        """From here on the engine may hold what was never told, until its whole cache was stored anew."""
+        """The engine may hold blocks that no event has named, until it has stored as many as its cache has."""
         self.is_relearning, self._relearned_at = True, self.table.stored
         self.table.doubt()
 
     def _store(self, event: Stored) -> list[Transition]:
         binding = self._bindings.get(event.session) if event.session else None
         self.table.store(event, reporting=binding is not None and binding.is_report)
-        self._notice_echo(event)
+        self.token_ids.store(event)
         changes = self._residents.refresh(event.hashes)
         if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
             is_alone = len(event.hashes) == 1
@@ -148,21 +170,12 @@ class Residency:
                 self._unbound.popitem(last=False)
         return changes
 
-    def _notice_echo(self, event: Stored) -> None:
-        if event.session:
-            self.echoes_sessions = True
-        elif self.echoes_sessions is None and event.parent is None and event.tokens and event.medium == "gpu":
-            self._nameless += 1
-            if self._nameless >= _NAMELESS_PROMPTS:
-                self.echoes_sessions = False
-                self.table.keeps_tokens = True
-
     def _extend(self, binding: Binding, hashes: Sequence[int], parent: int | None, alone: int) -> list[Transition]:
-        """The session's events have come as far as the last of these blocks, which lie behind `parent`; so many up to
-        that were stored `alone`, one at a time."""
+        """The session's events have named these blocks, which follow `parent`. `alone` blocks, up to the last, were
+        stored one at a time."""
         follows = parent is not None and parent == binding.last
         binding.last = hashes[-1]
-        # What follows a prompt is its answer, which fills one block at a time.
+        # An answer follows its prompt, and fills one block at a time.
         is_answer = binding.is_complete(self.table.block_size) and (binding.is_measured or len(hashes) == 1)
         if is_answer and follows and all(key in self._residents for key in binding.expected):
             return []
@@ -173,12 +186,12 @@ class Residency:
             return self._resolve(binding)
         path = self.table.path(binding.last)
         if path is None:
-            if not self.is_relearning:  # its beginning was never told
+            if not self.is_relearning:  # no event has named its beginning
                 self.relearn()
             return []
         _make_sure(binding, path, alone, self.table.block_size)
         common = min(len(path), len(binding.path))
-        if path[:common] != binding.path[:common]:  # what an image's URL names has changed
+        if path[:common] != binding.path[:common]:  # the image at a URL has changed
             binding.is_measured = False
             self._exact.pop(binding.tip, None)
             self._adopt(binding, path)
@@ -187,7 +200,7 @@ class Residency:
         return self._resolve(binding)
 
     def _adopt(self, binding: Binding, path: list[int]) -> None:
-        # Behind blocks that are not known, nothing tells which image comes first.
+        # After unknown blocks, it is not known which of the chain's images comes first.
         self._bindings.lead(binding, path, self.table.media_spans(path) if path and path[0] else [])
 
     def _resolve(self, binding: Binding) -> list[Transition]:
@@ -196,7 +209,7 @@ class Residency:
         if not path or not size:
             return []
         end = prompt_end(binding, len(path) * size, size)
-        if spans and spans[-1].end == len(path) * size:  # it may go on in the next block
+        if spans and spans[-1].end == len(path) * size:  # the image may continue in the next block
             spans = [*spans[:-1], replace(spans[-1], end=max(end, spans[-1].end))]
         changes: list[Transition] = []
         binding.expected = []
@@ -217,7 +230,7 @@ class Residency:
         return changes
 
     def _place(self, place: KeyEnd, path: Sequence[int], index: int) -> list[Transition]:
-        """A key's last block is `path[index - 1]`."""
+        """The key's last block is `path[index - 1]`."""
         size, known = self.table.block_size, self._residents.find(place.key)
         if known is not None and not place.is_exact:
             index = min(index, self._agreed(known, path) or index)
@@ -226,10 +239,10 @@ class Residency:
         if known is not None:
             before = path[known.tokens // self.table.block_size - 1 :][:1]
             may_stay = place.key in self._firm and not place.is_exact and before in ([], [known.block_hash])
-            # An engine computes a prompt's last token in any case: of whole blocks it serves all but the last.
-            is_said = not place.is_exact or (tokens - 1) // size == (known.tokens - 1) // size
-            if may_stay or (known.block_hash == block_hash and is_said):
-                # Chains that share a key put it a few tokens apart: it stays, or every request would move it.
+            # An engine always computes a prompt's last token: if the prompt ends with a block, it serves one less.
+            is_served = not place.is_exact or (tokens - 1) // size == (known.tokens - 1) // size
+            if may_stay or (known.block_hash == block_hash and is_served):
+                # Chains that share a key place it a few tokens apart. It stays, or every request would move it.
                 self._residents.touch(known)
                 return []
         self._firm.pop(place.key, None)
@@ -237,8 +250,8 @@ class Residency:
         return self._residents.watch(place.key, tokens, span_tokens, block_hash)
 
     def _agreed(self, known: Resident, path: Sequence[int]) -> int:
-        """How many blocks two chains with one key have in common, where they put it beyond that; else 0. They share
-        all that is behind the key, so it ends in these blocks, or in the one after."""
+        """How many blocks two chains with one key have in common, if both place the key after these blocks; else 0. The
+        chains share the key's whole prefix, so the key ends within these blocks or in the next."""
         before = known.tokens // self.table.block_size
         if not 0 < before <= len(path) or path[before - 1] == known.block_hash:
             return 0
@@ -246,9 +259,96 @@ class Residency:
         return next((at for at, (a, b) in enumerate(zip(other, path, strict=False)) if a != b), 0)
 
 
+class ResidentKeys:
+    """The keys whose last block is known. Methods return the transitions that they cause, in order."""
+
+    def __init__(self, table: BlockTable) -> None:
+        self._table = table
+        self._known: dict[str, Resident] = {}
+        """`medium` is empty if the block is gone."""
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._at: dict[int, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known) - len(self._gone)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known and key not in self._gone
+
+    def all(self) -> list[Resident]:
+        """Every resident key."""
+        return [each for each in self._known.values() if each.medium]
+
+    def find(self, key: str) -> Resident | None:
+        """The last block of a key, even if it is gone (then `medium` is empty); None if the key is not known."""
+        return self._known.get(key)
+
+    def watch(self, key: str, tokens: int, span_tokens: int, block_hash: int) -> list[Transition]:
+        """Set a key's last block."""
+        if key in self._known:
+            self._unwatch(self._known[key])
+        keys = self._at.setdefault(block_hash, {})
+        keys[key] = None
+        changes = self._set(Resident(key, tokens, span_tokens, self._table.medium_of(block_hash) or "", block_hash))
+        if len(keys) > _MAX_KEYS_AT_BLOCK:
+            changes += self.forget(next(iter(keys)))
+        return changes
+
+    def touch(self, known: Resident) -> None:
+        """The key was named again."""
+        keys = self._at[known.block_hash]
+        if len(keys) > 1:
+            del keys[known.key]
+            keys[known.key] = None
+
+    def refresh(self, hashes: Iterable[int]) -> list[Transition]:
+        """Blocks were stored on a medium or removed from it."""
+        changes: list[Transition] = []
+        for block_hash in hashes:
+            if block_hash not in self._at:
+                continue
+            medium = self._table.medium_of(block_hash) or ""
+            for key in list(self._at[block_hash]):
+                if self._known[key].medium != medium:
+                    changes += self._set(replace(self._known[key], medium=medium))
+        return changes
+
+    def forget(self, key: str) -> list[Transition]:
+        """The end of a key is no longer known."""
+        known = self._known.pop(key, None)
+        if known is None:
+            return []
+        self._unwatch(known)
+        self._gone.pop(key, None)
+        return [Evicted(key)] if known.medium else []
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._gone.clear()
+        self._at.clear()
+
+    def _set(self, resident: Resident) -> list[Transition]:
+        """Set the state of a key whose block is watched already."""
+        was_resident = resident.key in self
+        self._known[resident.key] = resident
+        if resident.medium:
+            self._gone.pop(resident.key, None)
+            return [resident]
+        self._gone[resident.key] = None
+        if len(self._gone) > _MAX_GONE:
+            self.forget(next(iter(self._gone)))
+        return [Evicted(resident.key)] if was_resident else []
+
+    def _unwatch(self, known: Resident) -> None:
+        keys = self._at[known.block_hash]
+        del keys[known.key]
+        if not keys:
+            del self._at[known.block_hash]
+
+
 def _make_sure(binding: Binding, path: Sequence[int], alone: int, block_size: int) -> None:
-    """What of a prompt is known to be no answer's, now that its session's events have led to this path. No estimate is
-    so wrong that the answer begins in what it takes for the prompt's first half."""
+    """Update `sure_blocks` after the session's events have led to this path. No estimate is so wrong that the answer
+    begins in the first half of the estimated prompt."""
     common = min(len(path), binding.sure_blocks)
     sure = binding.sure_blocks if path[:common] == binding.path[:common] else 0
     if not alone or 2 * len(path) * block_size <= binding.prompt_tokens:

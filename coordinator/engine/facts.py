@@ -1,7 +1,7 @@
-"""What a replica says of itself: its models, the size of its cache, and which life it is living. Pure parsing.
+"""Parses what a replica tells of itself: its models, the size of its cache, its start time, its counters. Pure.
 
 Sources: GET /v1/models (vLLM's cards: id, root, parent) and GET /metrics (Prometheus text under vLLM's names). A
-server that is not vLLM may have neither root nor metrics: then nothing is assumed.
+server that is not vLLM may have neither root nor metrics; then nothing is assumed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FIGURES = {
 _CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 _CACHE_CONFIG = "vllm:cache_config_info"
 
-# Each takes time in proportion to the text, whatever the text is: no part of one can match across lines, and each
-# begins with a line break and letters, which re looks for quickly.
+# Each pattern takes time in proportion to the text, whatever the text is: no part of a pattern can match across lines,
+# and each pattern begins with a line break and letters, which re finds quickly.
 _NAMES = "|".join(name.removeprefix("vllm:") for name in (_CACHE_CONFIG, _CACHED_BY_SOURCE, *_FIGURES))
 _SAMPLE = re.compile(rf"\n(?P<name>vllm:(?:{_NAMES}))(?:\{{(?P<labels>[^}}\n]{{0,8192}})\}})?[ \t]+(?P<value>\S+)")
 _STARTED = re.compile(r"\nprocess_start_time_seconds[ \t]+(\S+)")
@@ -44,7 +44,7 @@ _MAX_CARDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One served name. `parent` is set on a LoRA adapter: the base it needs."""
+    """One served name. A LoRA adapter has a `parent`: its base model."""
 
     id: str
     root: str
@@ -55,23 +55,22 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What /metrics tells: 0 and empty where it does not."""
+    """The facts in /metrics; 0 and empty if they are missing."""
 
     capacity_tokens: int = 0
     started: str = ""
-    """The engine process' start time in hex milliseconds: the same for every gateway that asks."""
+    """The start time of the engine process in hex milliseconds: every gateway reads the same."""
     block_size: int = 0
     """Tokens in one block of its cache."""
     engines: int = 1
     """Data-parallel ranks behind this one address."""
     figures: dict[str, float] = field(default_factory=dict)
-    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills, their
-    prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of what it offloaded: what it says of its
-    work."""
+    """running, waiting, kv_usage (0..1), prefix_queries_tokens, prefix_hits_tokens, generated_tokens; prefills with
+    their prefill_s and prefill_computed_tokens; cpu_load_s and cpu_loaded_tokens of loads from CPU memory."""
 
 
 def parse_models(document: Any) -> list[ModelCard]:
-    """The cards of a /v1/models answer; what is not a card is skipped. The first without a parent is the base."""
+    """The cards of a /v1/models answer; other entries are skipped."""
     cards = []
     listed = document.get("data") if isinstance(document, dict) else None
     for card in listed[:_MAX_CARDS] if isinstance(listed, list) else ():
@@ -89,12 +88,12 @@ def parse_models(document: Any) -> list[ModelCard]:
 
 
 def base_card(cards: list[ModelCard]) -> ModelCard | None:
-    """The model the engine runs: adapters and aliases share it."""
+    """The model that the engine runs: the first card without a parent. Adapters and aliases share it."""
     return next((card for card in cards if card.parent is None), cards[0] if cards else None)
 
 
 def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
-    """The facts in a Prometheus exposition; of data-parallel ranks those of `dp_rank`. Anything else gives none."""
+    """The facts in a Prometheus exposition, those of `dp_rank` among data-parallel ranks. Other text has none."""
     engines: set[str] = set()
     figures: dict[str, float] = {}
     config = ""
@@ -124,8 +123,8 @@ def parse_metrics(text: str, dp_rank: int | None) -> EngineFacts:
 
 
 def cache_settings(text: str) -> dict[str, str]:
-    """The settings of the engine's cache in a Prometheus exposition: the labels of vllm:cache_config_info, of one rank
-    for all. Raises ValueError where there are none."""
+    """The settings of the engine's cache in a Prometheus exposition: the labels of vllm:cache_config_info, which all
+    ranks share. Raises ValueError if there are none."""
     for sample in _samples(text):
         if sample["name"] == _CACHE_CONFIG:
             return dict(_LABEL.findall(sample["labels"] or ""))
@@ -133,7 +132,7 @@ def cache_settings(text: str) -> dict[str, str]:
 
 
 def _samples(text: str) -> Iterator[re.Match[str]]:
-    """Those under the names that matter here."""
+    """The samples under the names above."""
     return islice(_SAMPLE.finditer("\n" + text), _MAX_SAMPLES)
 
 

@@ -1,7 +1,7 @@
-"""What an LMCache server says of itself over HTTP: how it keeps chunks in Redis, and how fast it loads them.
+"""Parses what an LMCache server tells over HTTP: how it keeps chunks in Redis, and how fast it loads them. Pure.
 
 Sources, of LMCache 0.5.6: /status (v1/multiprocess/http_apis/info_api.py), /config (config_api.py), and /metrics, which
-has the histograms `lmcache_mp.l2_load_throughput` and `lmcache_mp.l0_l1_load_throughput` (v1/mp_observability). Pure.
+has the histograms `lmcache_mp.l2_load_throughput` and `lmcache_mp.l0_l1_load_throughput` (v1/mp_observability).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from coordinator.agent.chunkbook import ChunkTier
+from coordinator.lmcache_chunks import ChunkTier
 
 _HASH = "blake3"
 _CONTEXTS = ("cache_context_meta", "non_cuda_context_meta")
@@ -23,27 +23,27 @@ _FIGURES = {"l2": "l2_load_bytes_per_s", "l0_l1": "l1_load_bytes_per_s"}
 
 
 def parse_tier(status: Any, config: Any, model: str) -> ChunkTier | None:
-    """How it keeps the chunks of `model` in Redis; None where it does not, or serves no engine of that model yet."""
+    """How it keeps the chunks of `model` in Redis; None if it does not, or serves no engine of that model yet."""
     try:
         if status["hash_algorithm"] != _HASH:
             return None
         contexts = [each for name in _CONTEXTS for each in status.get(name, {}).values() if each["model_name"] == model]
         redis = [each for each in status["storage_manager"]["l2_adapters"] if each["type"] == "valkey"]
-        told = config["storage_manager"]["l2_adapter_config"]["adapters"]
-        ttl_s = next((each["ttl_seconds"] for each in told if each.get("ttl_seconds")), _DAY_S)
+        adapters = config["storage_manager"]["l2_adapter_config"]["adapters"]
+        ttl_s = next((each["ttl_seconds"] for each in adapters if each.get("ttl_seconds")), _DAY_S)
         if not contexts or not redis:
             return None
         world_size = int(contexts[0]["world_size"])
         tier = ChunkTier(str(redis[0]["key_prefix"]), model, int(status["chunk_size"]), world_size, int(ttl_s))
-        tier.names()  # which not every prefix and model has
+        tier.names()  # raises ValueError for a prefix or model without names
         return tier
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
 def parse_speeds(text: str) -> dict[str, float]:
-    """l2_load_bytes_per_s (from Redis into its memory) and l1_load_bytes_per_s (from there into the engine's): the
-    means of all loads so far, where there were any."""
+    """l2_load_bytes_per_s (from Redis into the server's memory) and l1_load_bytes_per_s (from there into the engine's):
+    the means of all loads so far. A speed without loads is left out."""
     sums: dict[tuple[str, str], float] = {}
     for sample in _THROUGHPUT.finditer(text):
         key = (sample["what"], sample["part"])

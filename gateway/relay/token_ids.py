@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import orjson
 
+from coordinator.engine.light_json import is_light
 from gateway.relay.sse import event_data
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
-from gateway.upstream.excerpts import is_light
 
 ASK: Final = {"return_token_ids": True}
 """The field that asks vLLM for the token ids of the prompt."""

@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 import orjson
 
+from coordinator.engine.light_json import MAX_CONTAINERS, is_light
+from coordinator.engine.sockets import new_socket
 from gateway.deadlines import Deadlines
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.excerpts import MAX_CONTAINERS, is_light
 from gateway.upstream.origin import Origin
-from gateway.upstream.sockets import new_socket
 
 Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20

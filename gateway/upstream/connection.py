@@ -9,10 +9,10 @@ from typing import cast
 
 import httptools
 
+from coordinator.engine.sockets import notice_gone_host
 from gateway.deadlines import Deadlines
 from gateway.upstream.answer import Answer
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.sockets import notice_gone_host
 
 Buffer = bytes | bytearray | memoryview
 

@@ -1,6 +1,6 @@
-"""What is read of JSON that is not parsed as a whole, because that could hold the event loop for too long.
+"""Reads parts of JSON that is not parsed as a whole, because that could hold the event loop for too long.
 
-orjson parses a megabyte of text in 2 ms, but a megabyte of `[],[],…` in 40.
+coordinator/engine/light_json.py tells which documents may be parsed as a whole.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any
 
 WINDOW_BYTES = 16 * 1024
 """How much of the beginning, or of the end, is looked at."""
-MAX_CONTAINERS = 32 * 1024
-"""Objects and lists in what is parsed as a whole, if it may be large."""
 _MAX_DECODED = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
@@ -30,8 +28,3 @@ def last_usage(data: bytes) -> dict[str, Any] | None:
         if isinstance(usage, dict):
             return usage
     return None
-
-
-def is_light(data: bytes) -> bool:
-    """Whether JSON of a megabyte or two has so few objects and lists that parsing it takes a few milliseconds."""
-    return data.count(b"{") + data.count(b"[") <= MAX_CONTAINERS

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.agent.events import Cleared, Event, Removed, Stored, decode
+from coordinator.agent.kv_events import Cleared, Event, Removed, Stored, decode
 from tests.gateway.simulator.conftest import RunningReplica, StartPublishing
 from tests.gateway.simulator.pictures import image_part
 from tests.gateway.simulator.subscription import END, Subscription

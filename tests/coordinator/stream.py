@@ -1,4 +1,4 @@
-"""What tests of event streams stand on: an agent's link, and a stream that is applied one entry at a time."""
+"""What tests of event streams stand on: an agent's connection, and a stream that is applied one entry at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.agent.link import Attended, Link, Vitals
+from coordinator.agent.agent_store import AgentStore, Attended, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
@@ -20,9 +20,11 @@ RESET = Reset()
 
 
 @asynccontextmanager
-async def linked(url: str, name: str = "r0", agent: str = "agent0", incarnation: str = "life1") -> AsyncIterator[Link]:
+async def linked(
+    url: str, name: str = "r0", agent: str = "agent0", incarnation: str = "life1"
+) -> AsyncIterator[AgentStore]:
     """An agent's link; it has not attended yet."""
-    link = await Link.open(url, "m", name, agent)
+    link = await AgentStore.open(url, "m", name, agent)
     try:
         await link.register(incarnation, 0, f"http://{name}.test:8000")
         yield link
@@ -30,7 +32,7 @@ async def linked(url: str, name: str = "r0", agent: str = "agent0", incarnation:
         await link.close()
 
 
-async def attend(link: Link, leaving: bool = False, **changes: Any) -> Attended:
+async def attend(link: AgentStore, leaving: bool = False, **changes: Any) -> Attended:
     """A heartbeat that must succeed."""
     answer = await link.attend(replace(VITALS, **changes), leaving)
     assert isinstance(answer, Attended)
@@ -78,7 +80,7 @@ async def lead(pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bo
 class Stream:
     """One replica's stream: `say` publishes an entry, `apply_next` applies what comes after the cursor."""
 
-    def __init__(self, pool: Pool, client: redis.Redis, link: Link, name: str = "r0") -> None:
+    def __init__(self, pool: Pool, client: redis.Redis, link: AgentStore, name: str = "r0") -> None:
         self._pool = pool
         self._client = client
         self.link = link

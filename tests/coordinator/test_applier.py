@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.agent.link import Link
+from coordinator.agent.agent_store import AgentStore
 from coordinator.chores import applier as applier_module
 from coordinator.chores.applier import Applied, Applier
 from coordinator.redis.wire import Wire
@@ -41,7 +41,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def agents(url: str, first_agent: int = 0) -> AsyncIterator[list[Link]]:
+async def agents(url: str, first_agent: int = 0) -> AsyncIterator[list[AgentStore]]:
     """An agent for each replica."""
     async with AsyncExitStack() as stack:
         links = []
@@ -91,7 +91,7 @@ async def crew_on(url: str, *gateways: str) -> AsyncIterator[Crew]:
             await crew.end_all()
 
 
-async def say(links: Sequence[Link], first: int = 1, count: int = SENT) -> None:
+async def say(links: Sequence[AgentStore], first: int = 1, count: int = SENT) -> None:
     """Entry i makes i keys of its own resident; the one before it is taken back by one more transition."""
     for i in range(first, first + count):
         for link in links:
@@ -99,11 +99,11 @@ async def say(links: Sequence[Link], first: int = 1, count: int = SENT) -> None:
             await link.publish([*before, *gains(chain("entry", i, *range(i - 1))[1:])], 0.0, i)
 
 
-async def is_applied(links: Sequence[Link], entries: int) -> bool:
+async def is_applied(links: Sequence[AgentStore], entries: int) -> bool:
     return all([await link.is_applied(entries) for link in links])
 
 
-async def caught_up(links: Sequence[Link], entries: int) -> None:
+async def caught_up(links: Sequence[AgentStore], entries: int) -> None:
     await eventually(lambda: is_applied(links, entries))
 
 

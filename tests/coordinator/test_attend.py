@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.agent import link as link_module
-from coordinator.agent.handover import Handover, NotApplied
-from coordinator.agent.link import Fenced, Link, PreviousAgent
-from coordinator.agent.measured import Measured
+from coordinator.agent import agent_store
+from coordinator.agent.agent_store import AgentStore, Fenced, Measured, PreviousAgent
+from coordinator.agent.engine_session import Handover, NotApplied
 from coordinator.errors import StoreDown
 from coordinator.pool.engine_feedback import ask_reset, tell_measured
 from coordinator.pool.pool import Pool
@@ -30,7 +29,7 @@ async def test_a_heartbeat_records_what_the_agent_knows(
     async with linked(redis_server.url) as link:
         answer = await attend(link, mode="token_ids", is_relearning=True, waiting=3, seq=41, counters={"hits": 7.0})
         assert (answer.before, answer.asked, answer.measured, answer.entries) == (None, "", [], 0)
-        until_ms = (await now_ms(client)) + link_module.LEASE_MS
+        until_ms = (await now_ms(client)) + agent_store.LEASE_MS
         record = AgentRecord.parse((await hash_of(client, KEYS.agents))["r0"])
         assert until_ms - 2000 <= record.lease_until_ms <= until_ms
         assert (record.agent, record.incarnation, record.mode) == ("agent0", "life1", "token_ids")
@@ -55,7 +54,7 @@ async def test_one_agent_at_a_time_holds_a_replica(
         before = await hash_of(client, KEYS.agents)
         wait_s = await other.attend(VITALS)
         assert isinstance(wait_s, float)
-        assert 0 <= wait_s <= link_module.LEASE_MS / 1000
+        assert 0 <= wait_s <= agent_store.LEASE_MS / 1000
         assert await hash_of(client, KEYS.agents) == before
 
 
@@ -176,7 +175,7 @@ async def test_where_no_agent_listens_nothing_is_left_for_one(pool: Pool, client
     assert not await client.exists(KEYS.measured("r0"))
 
 
-async def forbidden(link: Link, client: redis.Redis) -> None:
+async def forbidden(link: AgentStore, client: redis.Redis) -> None:
     """Publishing is refused, and changes nothing."""
     before = await dump(client, "kvgate:*")
     with pytest.raises(Fenced):
@@ -226,7 +225,7 @@ async def test_entries_are_numbered_without_gaps_across_agents_and_lives(
 async def test_a_stream_that_nobody_applies_is_cut_at_its_cap(
     stream: Stream, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "STREAM_CAP", 200)
+    monkeypatch.setattr(agent_store, "STREAM_CAP", 200)
     for _ in range(500):
         await stream.say(*gains(chain(1)))
     entries = await client.xrange(KEYS.events("r0"))

@@ -10,8 +10,8 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator.agent.handover import Handover
-from coordinator.agent.link import Link
+from coordinator.agent.agent_store import AgentStore
+from coordinator.agent.engine_session import Handover
 from coordinator.chores import repair
 from coordinator.chores.applier import Applier
 from coordinator.chores.repair import LOOK_THROUGH_EVERY_MS
@@ -67,7 +67,7 @@ class Cluster:
 
     pool: Pool
     chores: Worker
-    link: Link
+    link: AgentStore
     applier: Applier
     client: redis.Redis
     requests: int = 0

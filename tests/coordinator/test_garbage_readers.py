@@ -9,8 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.link import PreviousAgent, _binding, _resident
-from coordinator.agent.measured import Measured, read_measured
+from coordinator.agent.agent_store import Measured, PreviousAgent, _binding, _measured, _resident
 from coordinator.chores.applier import _Entry, _entry
 from coordinator.known_pools import pool_names
 from coordinator.registry import AgentRecord, ReplicaRecord, parse_pool_state, readable
@@ -45,7 +44,7 @@ def test_a_heartbeat_brings_what_can_be_read(hashes: list[list[bytes]], worker: 
 @given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))
 def test_an_agent_reads_what_was_written_by_its_like_and_nothing_else(text: bytes, fields: list[bytes]) -> None:
     assert isinstance(PreviousAgent.parse(text), PreviousAgent | None)
-    assert isinstance(read_measured(text), Measured | None)
+    assert isinstance(_measured(text), Measured | None)
     assert _binding("tip", text) is None or len(text.split(b" ")) > 5
     assert _resident("key", readable(text), RECORD) is None or text.startswith(b"life1 resident ")
     assert all(name in readable(text) for name in pool_names([text]))
@@ -62,7 +61,7 @@ def test_what_was_measured_is_a_length_and_tokens_or_nothing(value: Any) -> None
             text = orjson.dumps(said)
         except orjson.JSONEncodeError:
             continue
-        told = read_measured(text)
+        told = _measured(text)
         assert told is None or 0 <= told.prompt_tokens < 2**32
 
 

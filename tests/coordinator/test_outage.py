@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from coordinator.agent.agent_store import Registration
 from coordinator.agent.engine_session import EngineSession
-from coordinator.agent.engine_snapshot import EngineSnapshot
-from coordinator.agent.registration import Registration
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.chores.applier import Applier
 from coordinator.redis import outage
 from coordinator.redis.outage import SAY_AGAIN_S, Outage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.agent.link import Link
+from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
 from coordinator.known_pools import known_pools
@@ -102,14 +102,14 @@ async def test_pools_on_different_nodes_serve_beside_each_other(store: Store, cl
 async def test_every_pool_is_known_wherever_its_keys_are(store: Store, cluster: RedisCluster) -> None:
     names = [pool_on(cluster, index) for index in range(3)]
     for name in names:
-        link = await Link.open(cluster.url, name, "r0", "agent0")
+        link = await AgentStore.open(cluster.url, name, "r0", "agent0")
         await link.close()
     assert set(names) <= set(await known_pools(store))
 
 
 async def test_what_others_keep_on_another_node_is_refused_and_the_agent_goes_on(cluster: RedisCluster) -> None:
     """As LMCache's chunks may be."""
-    link = await Link.open(cluster.url, "m", "r0", "agent0")
+    link = await AgentStore.open(cluster.url, "m", "r0", "agent0")
     node = cluster.owner(link.keys.anchor)
     elsewhere = next(f"kv@{n}" for n in range(1000) if cluster.owner(f"kv@{n}") is not node)
     with pytest.raises(StoreRefused, match="MOVED"):

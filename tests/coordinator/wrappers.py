@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from coordinator.agent.link import Link, Vitals
+from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.chores.applier import Applier, _Entry
 from coordinator.chores.reaper import Reaper
@@ -111,7 +111,7 @@ async def _gateway_calls(wire: Recorder) -> None:
 
 
 async def _agent_calls(wire: Recorder) -> None:
-    link = Link(wire, True, PoolKeys("m"), "r0", "agent0")
+    link = AgentStore(wire, True, PoolKeys("m"), "r0", "agent0")
     link.incarnation = "life1"
     link._entries = 76
     link._taken = [b"77", b"78"]

@@ -1,4 +1,5 @@
-"""Commands that keep the map true: the agent beside a replica, and the coordinator that applies what agents say."""
+"""The commands that keep the map true: `kvgate agent` beside a replica, and `kvgate coordinator`, which applies what
+agents publish."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gateway.ops.cli.errors import CommandError
 if TYPE_CHECKING:
     from gateway.settings.gateway_settings import GatewaySettings
 
-# The option that fills each field of the settings.
+# The option behind each field of the settings.
 _OPTIONS = {
     "redis.url": "--redis-url",
     "redis.namespace": "--redis-namespace",
@@ -38,18 +39,18 @@ RedisNamespace = Annotated[
 ReplicaId = Annotated[
     str,
     typer.Option(
-        "--replica", help="The replica's id, as the gateways know it; its pod's name, where they find it in Kubernetes."
+        "--replica", help="The replica's id, as the gateways know it; its pod's name if they find it in Kubernetes."
     ),
 ]
 ReplicaUrl = Annotated[str, typer.Option("--url", help="Its base URL.")]
 Events = Annotated[
-    str, typer.Option(help="Where it publishes KV events, tcp:// or ipc://; asked of the engine where left out.")
+    str, typer.Option(help="Where it publishes KV events, tcp:// or ipc://; the engine is asked if this is left out.")
 ]
-Replay = Annotated[str, typer.Option(help="Where it replays them.")]
+Replay = Annotated[str, typer.Option(help="Where it replays its KV events.")]
 Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside it.")]
-DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank, of a data-parallel server.")]
-LogFormat = Annotated[Literal["json", "console"], typer.Option(help="How log lines look.")]
-ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk of LMCache's that came without a TTL.")]
+DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank in a data-parallel server.")]
+LogFormat = Annotated[Literal["json", "console"], typer.Option(help="The format of log lines.")]
+ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk that LMCache wrote without a TTL.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
 
 
@@ -67,12 +68,13 @@ def agent(
     """Follow one replica's KV events and tell the map what it holds; run it beside the replica.
 
     vLLM has to publish events: --kv-events-config with publisher zmq and a
-    replay_endpoint. They contain prompt tokens: let nobody but the agent reach
+    replay_endpoint. Events contain prompt tokens: let only the agent reach
     these ports. Without events the replica stays "degraded": its ownership is
     predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica.
 
-    With --lmcache, prompts that no GPU holds, but LMCache has in the same Redis,
-    are placed for what loading them costs: as any replica can, on the least loaded.
+    With --lmcache, a prompt that no GPU holds, but that LMCache has in the same
+    Redis, counts with the cost of loading it. Any replica can load it, so the
+    least loaded replica does.
 
     \b
     Examples:
@@ -83,10 +85,10 @@ def agent(
           --lmcache http://127.0.0.1:5580
     """
     from coordinator.agent.agent import Agent
+    from coordinator.agent.http_engine import HttpEngine
+    from coordinator.engine.control_client import ControlClient
     from gateway.logs import configure
-    from gateway.ops.http_engine import HttpEngine
     from gateway.settings.base import short_id
-    from gateway.upstream import Upstream
 
     replica = short_id(replica)
     settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
@@ -96,12 +98,13 @@ def agent(
     key = settings.security.replica_api_key
 
     async def run() -> None:
-        upstream = Upstream(settings.timeouts, key.get_secret_value() if key else None)
+        times = settings.timeouts
+        client = ControlClient(times.connect_s, times.upstream_keep_alive_s, key.get_secret_value() if key else None)
         try:
-            engine = HttpEngine(upstream, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
+            engine = HttpEngine(client, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
             await Agent(redis_url, replica, engine, redis_namespace).run()
         finally:
-            await upstream.close()
+            await client.close()
 
     _until_stopped(run())
 
@@ -115,10 +118,10 @@ def coordinator(
 ) -> None:
     """Apply what agents publish and watch the store, without serving requests.
 
-    Gateways do this themselves, sharing the replicas among them; run coordinators
-    where gateways shall spend nothing on it, and set coordinator.apply_events and
-    store.watch to false in theirs. Any number may run: each takes its share of the
-    replicas, and one of them watches the store.
+    Gateways do this themselves and share the replicas among them. Run coordinators
+    to relieve the gateways of it; then set coordinator.apply_events and store.watch
+    to false in the gateways' configuration. Any number of coordinators may run:
+    each takes its share of the replicas, and one of them watches the store.
 
     \b
     Examples:
@@ -138,7 +141,7 @@ def coordinator(
 
 
 def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: Any) -> GatewaySettings:
-    """The options as a gateway's settings, which know what is wrong with them."""
+    """The options as a gateway's settings, which check them."""
     from gateway.settings.config_file import SettingsError
     from gateway.settings.gateway_settings import build_settings
 
@@ -169,7 +172,7 @@ def _check_lmcache(lmcache: str) -> None:
 
 
 def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run until SIGTERM or Ctrl-C, then let it say goodbye."""
+    """Run until SIGTERM or Ctrl-C, then let the work end in order."""
 
     async def run() -> None:
         task = asyncio.current_task()

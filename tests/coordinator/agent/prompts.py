@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.agent.chains import Binding
-from coordinator.agent.events import Removed, Stored
+from coordinator.agent.kv_events import Removed, Stored
 from coordinator.agent.residency import Evicted, Residency, Resident, Transition
 
 SIZE = 4

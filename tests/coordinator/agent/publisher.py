@@ -10,8 +10,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from coordinator.agent.events import decode
 from coordinator.agent.feed import Received
+from coordinator.agent.kv_events import decode
 from gateway.tasks import Tasks
 
 TOPIC = b"kv@replica-0@model"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.events import Stored
-from tests.coordinator.agent.prompts import IMAGE, SIZE, removed, stored
+from coordinator.agent.kv_events import Stored
+from tests.coordinator.agent.prompts import SIZE, removed, stored
 
 
 def table(*events: Stored) -> BlockTable:
@@ -74,13 +74,11 @@ def test_a_block_known_by_a_report_alone_is_uncertain() -> None:
     assert held.remove(removed(1)) == [1]
 
 
-def test_clearing_forgets_blocks_doubts_and_tokens() -> None:
-    held = BlockTable()
-    held.keeps_tokens = True
-    held.store(stored([1], tokens=[1, 2, 3, 4]))
+def test_clearing_forgets_blocks_and_doubts() -> None:
+    held = table(stored([1]))
     held.doubt()
     held.clear()
-    assert (len(held), held.stored, held.find([1, 2, 3, 4], ())) == (0, 0, [])
+    assert (len(held), held.stored) == (0, 0)
     held.store(stored([1]))
     held.store(stored([1]))
     assert held.remove(removed(1)) == []
@@ -167,43 +165,3 @@ def test_assuming_a_block_that_is_held_changes_nothing() -> None:
     held.assume(2, "cpu", 5)
     assert (held.path(2), held.medium_of(2)) == ([1, 2], "gpu")
     assert held.remove(removed(2)) == []
-
-
-# -- finding by tokens -------------------------------------------------------------------------------------------
-
-
-def by_tokens(*events: Stored) -> BlockTable:
-    held = BlockTable()
-    held.keeps_tokens = True
-    for event in events:
-        held.store(event)
-    return held
-
-
-def test_a_prompt_is_found_by_its_tokens_as_far_as_it_is_held() -> None:
-    held = by_tokens(stored([1, 2, 3], tokens=[*range(12)]), stored([4], 2, tokens=[7, 7, 7, 7]))
-    assert held.find([*range(12)], ()) == [1, 2, 3]
-    assert held.find([*range(8), 7, 7, 7, 7, 5], ()) == [1, 2, 4]
-    assert held.find([*range(10)], ()) == [1, 2]
-    assert held.find([5, *range(12)], ()) == []
-    held.remove(removed(3))
-    assert held.find([*range(12)], ()) == [1, 2]
-
-
-def test_nothing_is_found_where_tokens_are_not_kept() -> None:
-    assert table(stored([1], tokens=[1, 2, 3, 4])).find([1, 2, 3, 4], ()) == []
-    assert BlockTable().find([1, 2, 3, 4], ()) == []
-
-
-def test_of_images_that_look_alike_the_one_that_was_asked_for_is_found_else_the_last_stored() -> None:
-    tokens = [1, IMAGE, IMAGE, IMAGE, IMAGE, 2, 3, 4]
-    held = by_tokens(
-        *(
-            stored([h, h + 1], tokens=tokens, extra=[[[name, 1]], [[name, -3]]])
-            for h, name in ((10, "a"), (20, "b"), (30, "c"))
-        )
-    )
-    assert held.find(tokens, ["b"]) == [20, 21]
-    assert held.find(tokens, ()) == [30, 31]
-    held.remove(removed(31, 30))
-    assert held.find(tokens, ["c"]) == [20, 21]

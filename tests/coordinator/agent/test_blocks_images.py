@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.agent.blocks import BlockTable, MediaSpan
-from coordinator.agent.events import Stored, decode
+from coordinator.agent.kv_events import Stored, decode
 from tests.coordinator.agent.prompts import IMAGE, SIZE, stored
 
 CAPTURES = Path(__file__).parents[2] / "captures"

@@ -1,4 +1,4 @@
-"""One life of an engine, followed on real sockets and a real Redis."""
+"""One engine process, followed on real sockets and a real Redis."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 import redis.asyncio as redis
 
-from coordinator.agent import event_intake as hearing
+from coordinator.agent import engine_session
+from coordinator.agent.agent_store import Registration
 from coordinator.agent.engine_session import EngineSession
-from coordinator.agent.engine_snapshot import EngineSnapshot
-from coordinator.agent.registration import Registration
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
 from tests.coordinator.agent.publisher import Publisher
@@ -22,7 +22,7 @@ KEYS = PoolKeys("m")
 
 
 class QuietEngine:
-    """It lives one life, and has nothing to say over HTTP."""
+    """It never restarts, and has no text for tokens."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -78,9 +78,9 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
     engine: Publisher, server: RedisServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While nothing was heard its replica was no longer exact, and its keys were trimmed."""
-    monkeypatch.setattr(hearing, "_SILENCE_S", 1.5)
+    monkeypatch.setattr(engine_session, "_SILENCE_S", 1.5)
     seen = QuietEngine(engine)
-    life = asyncio.ensure_future(
+    session = asyncio.ensure_future(
         EngineSession(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen).run()
     )
     try:
@@ -94,5 +94,5 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
         await eventually(lambda: is_mode(store, "session"))
         await eventually(lambda: has_restated(store, before + 1))
     finally:
-        life.cancel()
-        await asyncio.gather(life, return_exceptions=True)
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)

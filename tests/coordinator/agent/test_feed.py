@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.agent.events import decode
 from coordinator.agent.feed import Lost, Received
+from coordinator.agent.kv_events import decode
 from tests.coordinator.agent.publisher import Publisher
 from tests.coordinator.agent.reader import SOON_S, Read
 from tests.polling import eventually

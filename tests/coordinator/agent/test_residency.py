@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.agent.events import Cleared
+from coordinator.agent.kv_events import Cleared
 from coordinator.agent.residency import Evicted, Reset, Residency, Resident
 from tests.coordinator.agent.prompts import bound, brief, chain, held, removed, told
 

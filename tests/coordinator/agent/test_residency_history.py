@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.agent import residency as residency_module
-from coordinator.agent import residents
 from coordinator.agent.chains import Binding
-from coordinator.agent.residency import Evicted, Reset, Residency, Resident
+from coordinator.agent.residency import Evicted, Reset, Resident
 from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, removed, told
 
 # -- beginnings that were never told -----------------------------------------------------------------------------
@@ -117,41 +116,12 @@ def test_what_is_known_already_is_not_assumed_otherwise() -> None:
     assert held(residency) == {"k4": 1, "tip": 2}
 
 
-# -- engines without sessions ------------------------------------------------------------------------------------
-
-
-def test_an_engine_that_names_a_session_echoes_sessions() -> None:
-    residency = Residency()
-    residency.apply([told([1], session=None), told([2], 1, session=None)])
-    assert residency.echoes_sessions is None
-    residency.apply([told([3], session="someone")])
-    assert residency.echoes_sessions is True
-
-
-def test_prompts_without_sessions_and_nothing_else_mean_that_the_engine_names_none() -> None:
-    residency = Residency()
-    residency.apply([told([block], session=None, medium="cpu") for block in range(1, 9)])
-    assert residency.echoes_sessions is None
-    residency.apply([told([block], session=None) for block in range(11, 14)])
-    assert residency.echoes_sessions is False
-    assert residency.table.keeps_tokens
-
-
-def test_without_sessions_a_measured_prompt_is_found_by_its_tokens() -> None:
-    residency = bound(chain(4, 8, 10))
-    residency.table.keeps_tokens = True
-    residency.apply([told([1, 2, 3], session=None, tokens=[*range(12)])])
-    assert brief(residency.measure("tip", 10, [*range(10)])) == ["+k4@1", "+k8@2", "+tip@2"]
-    assert brief(residency.apply([removed(2)])) == ["-k8", "-tip"]
-    assert residency.measure("tip", 10, [*range(10)]) == []
-
-
 # -- what must not grow ------------------------------------------------------------------------------------------
 
 
 def test_of_the_many_keys_that_end_in_one_block_those_named_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short questions behind one document end in its last block: its own key is in every chain, the tips are not."""
-    monkeypatch.setattr(residents, "_MAX_KEYS_AT_BLOCK", 3)
+    monkeypatch.setattr(residency_module, "_MAX_KEYS_AT_BLOCK", 3)
     residency = bound()
     residency.apply([told([1, 2], session=None)])
     dropped = []
@@ -166,7 +136,7 @@ def test_of_the_many_keys_that_end_in_one_block_those_named_last_are_kept(monkey
 
 
 def test_keys_that_are_gone_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residents, "_MAX_GONE", 1)
+    monkeypatch.setattr(residency_module, "_MAX_GONE", 1)
     residency = bound(chain(4, 8, 12))
     residency.apply([told([1, 2, 3]), removed(3), removed(2)])
     assert brief(residency.apply([told([2, 3], 1, session=None)])) == ["+k8@2"]
@@ -176,7 +146,7 @@ def test_keys_that_are_gone_for_long_are_forgotten(monkeypatch: pytest.MonkeyPat
 def test_keys_that_were_forgotten_are_said_again_when_their_prompt_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(residents, "_MAX_GONE", 1)
+    monkeypatch.setattr(residency_module, "_MAX_GONE", 1)
     residency = bound(chain(4, 8, 12))
     residency.apply([told([1, 2, 3])])
     residency.measure("tip", 12)

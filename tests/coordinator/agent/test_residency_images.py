@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.agent.chains import Binding
-from coordinator.agent.events import Stored
+from coordinator.agent.kv_events import Stored
 from tests.coordinator.agent.prompts import IMAGE, SIZE, bound, brief, held, removed, told
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.chains import Binding
-from coordinator.agent.events import Cleared, Event, Removed, Stored
+from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
 from coordinator.agent.residency import Evicted, Residency, Resident, Transition
 
 SIZE = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.agent.chunkbook import ChunkTier
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
+from coordinator.lmcache_chunks import ChunkTier
 
 STATUS: dict[str, Any] = {
     "is_healthy": True,

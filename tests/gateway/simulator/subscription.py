@@ -12,7 +12,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from coordinator.agent.events import Batch, Event, decode
+from coordinator.agent.kv_events import Batch, Event, decode
 
 _PATIENCE_S = 10.0
 _POLL_MS = 50

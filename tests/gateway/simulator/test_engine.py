@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.agent.events import Batch, Stored, decode
+from coordinator.agent.kv_events import Batch, Stored, decode
 from gateway.simulator.answers import text_answer
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.events import payload

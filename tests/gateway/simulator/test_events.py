@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from coordinator.agent.events import Cleared, Event, Removed, Stored
+from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
 from tests.gateway.simulator.conftest import RunningReplica, StartPublishing, StartReplica, cached_tokens_of
 
 _SMALL = {"block_size": 4, "num_gpu_blocks": 8, "max_num_batched_tokens": 32}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.agent.chunkbook import ChunkTier
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
+from coordinator.lmcache_chunks import ChunkTier
 from gateway.simulator.settings import SimLmcacheSettings
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica
 from tests.gateway.simulator.test_lmcache import complete, forget_gpu, stored

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.agent.events import Stored, decode
+from coordinator.agent.kv_events import Stored, decode
 from gateway.ops.local.ports import free_ports
 from gateway.simulator.replica import SimReplica
 from gateway.simulator.settings import SimSettings

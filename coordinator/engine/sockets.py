@@ -1,5 +1,7 @@
-"""Options of sockets to replicas, by which a host that is gone without a word is noticed: one without power, or behind
-a cut network, closes nothing and refuses nothing."""
+"""Socket options for connections to replicas: they make the system notice a host that is gone without a word.
+
+A host that lost its power, or is behind a cut network, closes no connection and refuses none.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,22 @@ import socket
 from contextlib import suppress
 
 GONE_AFTER_S = 15
-"""So long may a host leave what was sent to it unconfirmed, be it data or a probe of a quiet connection."""
+"""A host may leave data, or a probe of a quiet connection, unconfirmed for so long."""
 _PROBE_AFTER_S = 5
 _PROBE_EVERY_S = 2
 _UNANSWERED_PROBES = (GONE_AFTER_S - _PROBE_AFTER_S) // _PROBE_EVERY_S
 
-# TCP_USER_TIMEOUT limits how long data may be unacknowledged, for which Linux waits 15 minutes otherwise, or a full
-# receiver may stay full. Keepalive probes a connection on which nothing is sent, as while an answer is awaited. Where
-# both are set, Linux gives up probing by TCP_USER_TIMEOUT, and does not look at TCP_KEEPCNT: that is for other systems.
-# A system lacks what it does not know; Darwin calls TCP_KEEPIDLE TCP_KEEPALIVE.
+# TCP_USER_TIMEOUT limits how long sent data may stay unacknowledged (Linux waits 15 minutes otherwise), and how long a
+# receiver may stay full. Keepalive probes a quiet connection, for example while an answer is awaited. Where both are
+# set, Linux gives up probing after TCP_USER_TIMEOUT and ignores TCP_KEEPCNT; TCP_KEEPCNT is for other systems. A system
+# without an option is left without it. Darwin calls TCP_KEEPIDLE TCP_KEEPALIVE.
 _TCP_OPTIONS = (
     ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", _PROBE_AFTER_S),
     ("TCP_KEEPINTVL", _PROBE_EVERY_S),
     ("TCP_KEEPCNT", _UNANSWERED_PROBES),
     ("TCP_USER_TIMEOUT", GONE_AFTER_S * 1000),
 )
-_OPTIONS = (
+SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _TCP_OPTIONS if hasattr(socket, name)),
 )
@@ -30,8 +32,8 @@ _OPTIONS = (
 
 def notice_gone_host(sock: socket.socket) -> None:
     """Have the system end this TCP connection when the other host does not confirm anything for GONE_AFTER_S."""
-    with suppress(OSError):  # of one that is lost already
-        for level, option, value in _OPTIONS:
+    with suppress(OSError):  # the connection is lost already
+        for level, option, value in SOCKET_OPTIONS:
             sock.setsockopt(level, option, value)
 
 

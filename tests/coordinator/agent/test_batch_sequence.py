@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.agent.events import Batch
-from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.batch_sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.kv_events import Batch
 
 
 def batch(ts: float) -> Batch:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.tokens import EVEN, Ruler, TokenSizes
+from coordinator.agent.token_sizes import EVEN, Ruler, TokenSizes
 
 VOCABULARY = {1: "the", 2: " cat", 3: "\n", 4: "東", 5: "the", 6: "\ufffd", 7: "", 8: " the", 9: "def"}
 

@@ -1,7 +1,7 @@
-"""How many bytes of text each token stands for: between two known points a key lies where its bytes do.
+"""Learns how many bytes of text each token stands for, to turn a place in a prompt's bytes into a place in its tokens.
 
-Prose, code and other scripts differ by a factor of four in bytes per token, so a key's place would be off by several
-blocks if tokens were taken to be equal. The engine's own detokenizer tells what each one is; it is asked once a token.
+Prose, code and other scripts differ by a factor of four in bytes per token. With an average size for all tokens, a
+key's place would be wrong by several blocks. The engine's detokenizer tells the text of each token, once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MAX_TOKENS = 500_000
 """More than any vocabulary has."""
 
 Weight = tuple[int, tuple[int, ...]]
-"""Bytes of the tokens whose size is known, and the others."""
+"""The bytes of the tokens whose size is known, and the other tokens."""
 Detokenize = Callable[[Sequence[int]], Awaitable[str | None]]
-"""The text of a sequence of tokens; None where the engine cannot tell."""
+"""The text of a sequence of tokens; None if the engine does not tell."""
 _MAX_FAILURES = 5
-"""In a row; then it has no such endpoint."""
+"""After so many failures in a row, the engine has no such endpoint."""
 
 
 class TokenSizes:
@@ -35,7 +35,7 @@ class TokenSizes:
         self._failures = 0
 
     def measure(self, tokens: Sequence[int]) -> Weight:
-        """What tokens weigh; those of unknown size will be asked for."""
+        """The weight of tokens. Tokens of unknown size are noted, for `learn`."""
         known = self._bytes
         try:
             return sum(map(known.__getitem__, tokens)), ()
@@ -52,12 +52,12 @@ class TokenSizes:
         return total, tuple(unknown)
 
     def total(self, weight: Weight) -> int:
-        """In bytes, with what was learned since; what still is not known at a guess."""
+        """A weight in bytes, with the sizes learned since. A size that is still unknown is guessed."""
         known, others = weight
         return known + sum(self._bytes.get(token, _UNKNOWN_BYTES) for token in others) if others else known
 
     async def learn(self, detokenize: Detokenize) -> None:
-        """Ask for a batch of what is wanted."""
+        """Ask the engine for a batch of unknown sizes."""
         if not self._wanted:
             return
         batch = list(self._wanted)[:_BATCH]
@@ -68,7 +68,7 @@ class TokenSizes:
             self._wanted.clear()
 
     async def _find_separator(self, batch: Sequence[int], detokenize: Detokenize) -> bool:
-        """A token with a text of its own, to be put between others."""
+        """Find a token with a distinct text, to put between others."""
         for token in batch[:32]:
             text = await self._text([token], detokenize)
             if text is None:
@@ -80,7 +80,7 @@ class TokenSizes:
         return False
 
     async def _size(self, batch: Sequence[int], detokenize: Detokenize) -> None:
-        """Size a batch in one call; halve it where a token's text looks like the separator's."""
+        """Learn a batch in one call. If a token's text contains the separator's, split the batch."""
         assert self._separator is not None
         token, mark = self._separator
         if not batch:
@@ -115,14 +115,14 @@ class TokenSizes:
 
 
 class Ruler:
-    """Where in a prompt's tokens a share of its text lies."""
+    """Turns places in a prompt's text into places in its tokens."""
 
     def __init__(self, text_bytes: Sequence[int], block_size: int) -> None:
         self._behind = [0, *accumulate(text_bytes)]
         self._block_size = block_size
 
     def between(self, left_tokens: int, right_tokens: int, part_bytes: int, whole_bytes: int) -> int:
-        """The token at which `part_bytes` of the `whole_bytes` between two tokens are behind. Rounded down."""
+        """The token between two others before which `part_bytes` of their `whole_bytes` lie. Rounded down."""
         left, right = self._bytes_at(left_tokens), self._bytes_at(right_tokens)
         if right <= left:
             return left_tokens + part_bytes * (right_tokens - left_tokens) // whole_bytes
@@ -132,7 +132,7 @@ class Ruler:
     def _bytes_at(self, tokens: int) -> float:
         block, rest = divmod(tokens, self._block_size)
         last = len(self._behind) - 1
-        if block >= last:  # behind what is known it goes on as it was on average
+        if block >= last:  # past the known blocks, the average goes on
             return self._behind[last] * tokens / max(1, last * self._block_size)
         return self._behind[block] + (self._behind[block + 1] - self._behind[block]) * rest / self._block_size
 
@@ -146,4 +146,4 @@ class Ruler:
 
 
 EVEN = Ruler((), 1)
-"""Takes all tokens for equal."""
+"""All tokens have the same size."""

@@ -1,8 +1,9 @@
-"""vLLM's KV events as they arrive over ZMQ. Pure decoding; the shapes are those of vllm/distributed/kv_events.py.
+"""Decodes vLLM's KV events, as they arrive over ZMQ. Pure; the shapes are those of vllm/distributed/kv_events.py.
 
 A payload is msgpack `[ts, [event, …], data_parallel_rank]`. An event is a map with a "type" (vLLM >= 0.24), or an array
-that starts with its type and has the same fields in the same order (before); fields at their default may be missing,
-and later versions add fields: both are ignored here. A hash is an unsigned 64-bit integer, or the bytes it is cut from.
+that begins with its type and has the same fields in the same order (before 0.24). Fields with their default value may
+be missing, and fields of later versions are ignored. A hash is an unsigned 64-bit integer, or bytes, of which the last
+eight count.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import msgspec
 
 _MASK = (1 << 64) - 1
 _ATTENTION = frozenset({None, "full_attention", "mla_attention"})
-"""The cache groups whose blocks tell of prefixes; engines that do not name a group have one of these."""
+"""The kinds of cache groups whose blocks hold whole prefixes. Engines that name no kind have one of these."""
 
 
 class EventError(ValueError):
-    """A payload that is no batch of KV events."""
+    """The payload is not a batch of KV events."""
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that count as cached from now on, in the order of the prompt.
+    """Blocks that are cached from now on, in the order of the prompt.
 
-    `tokens` has `block_size` ids for each hash, or none (offloaded blocks need not carry them). `extra` has, for each
-    hash, what entered it beside its tokens: LoRA name, (media identifier, offset of its start from the block's), salt.
+    `tokens` has `block_size` ids for each hash, or none (events of offloaded blocks may omit them). `extra` has, for
+    each hash, its other inputs: LoRA name, (media identifier, offset of its start from the block's start), salt.
     """
 
     hashes: list[int]
@@ -36,14 +37,14 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     extra: list[Any] | None
     group: int | None
     is_prefix: bool
-    """Whether the group holds every token of a prefix (full attention); others say nothing of prefixes."""
+    """Whether the group holds every token of a prefix (full attention). Other groups tell nothing of prefixes."""
     session: str | None
     lora: str | None = None
-    """The name of the adapter it was computed with."""
+    """The name of the LoRA adapter that computed the blocks."""
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that were evicted from a medium. Engines tell of each in an event of its own."""
+    """Blocks that were evicted from a medium. Engines send an event for each."""
 
     hashes: list[int]
     medium: str
@@ -59,7 +60,7 @@ Event = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one engine step did to the cache; `ts` is the engine host's clock, in seconds."""
+    """The changes of one engine step to the cache. `ts` is the engine host's clock, in seconds."""
 
     ts: float
     events: list[Event]
@@ -137,11 +138,11 @@ _KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 
 def decode(payload: bytes) -> Batch:
-    """Decode one payload; events of an unknown type are left out. Raises EventError for anything else."""
+    """Decode one payload. Events of an unknown type are left out. Raises EventError."""
     try:
         try:
             batch = _maps.decode(payload)
-        except msgspec.ValidationError:  # arrays, or something of a later version among them
+        except msgspec.ValidationError:  # some events are arrays, or of an unknown type
             raws = _raws.decode(payload)
             found = [event for raw in raws.events if (event := _one(raw)) is not None]
             return Batch(raws.ts, [_event(each) for each in found], raws.data_parallel_rank)
@@ -151,7 +152,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def _one(raw: msgspec.Raw) -> _Map | _Array | None:
-    """An event on its own; None where its type is not known."""
+    """Decode one event; None if its type is not known."""
     loose = msgspec.msgpack.decode(raw)
     if isinstance(loose, dict):
         return _map.decode(raw) if loose.get("type") in _KNOWN else None
@@ -180,7 +181,7 @@ def _event(found: _Map | _Array) -> Event:
 
 
 def _numbers(hashes: list[int | bytes]) -> list[int]:
-    """As unsigned: Python's own hash, which engines may use, has a sign."""
+    """As unsigned integers: Python's own hash, which engines may use, has a sign."""
     return [(each if isinstance(each, int) else int.from_bytes(each, "big")) & _MASK for each in hashes]
 
 

@@ -1,4 +1,7 @@
-"""An agent's connection to the store: what it says of its replica, and what it is told. No decisions."""
+"""An agent's connection to the shared state in Redis: what it publishes of its replica, and what it reads.
+
+Registration opens the connection, and refuses a replica id that belongs to another engine.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import orjson
 import structlog
 
 from coordinator.agent.chains import Binding
-from coordinator.agent.measured import Measured, read_measured
+from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.agent.token_id_matching import read_token_ids
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.known_pools import list_pool
@@ -28,20 +32,25 @@ _log = structlog.get_logger("kvgate.agent")
 
 LEASE_MS = 3000
 STREAM_CAP = 1000
-"""Entries of a replica's stream that are kept, about: a minute of transitions without a coordinator."""
+"""About so many entries of a replica's stream are kept: a minute of transitions without a coordinator."""
 _BATCH = 200
 _CONNECT_S = 1.0
 _ANSWER_S = 2.0
+_MAX_PROMPT_TOKENS = 2**32 - 1
 _UNREADABLE = "the replica's record cannot be read"
 
 
 class Fenced(Exception):
-    """Another agent holds the replica, or the registry knows it in another life."""
+    """Another agent holds the replica, or the registry has another incarnation of it."""
+
+
+class IdTaken(Fenced):
+    """The registry has another, living engine under this replica's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousAgent:
-    """What an agent left behind: the life it watched, and the last engine batch it had worked in."""
+    """What an agent left behind: the incarnation that it followed, and the last engine batch that it applied."""
 
     agent: str
     incarnation: str
@@ -52,10 +61,20 @@ class PreviousAgent:
         if not record:
             return None
         try:
-            told = AgentRecord.parse(readable(record))
+            left = AgentRecord.parse(readable(record))
         except ValueError:
             return None  # no agent wrote it
-        return cls(told.agent, told.incarnation, told.seq)
+        return cls(left.agent, left.incarnation, left.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A prompt's length as its engine counted it: see coordinator/pool/engine_feedback.py. `token_ids` are those of an
+    older engine (token_id_matching.py)."""
+
+    tip: str
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +86,23 @@ class Attended:
     measured: list[Measured]
     entries: int
     had_lapsed: bool
-    """Whether this agent's lease had run out: others may have taken its replica's keys for claims meanwhile."""
+    """Whether this agent's lease had run out: meanwhile, others may have treated its replica's keys as claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a heartbeat says: see lua/attend.lua."""
+    """What a heartbeat tells: see lua/attend.lua."""
 
     mode: str
     is_relearning: bool
     waiting: int
     seq: int | None
-    """None leaves what the last agent of this life said: what it knew is not taken over yet."""
+    """None leaves the last agent's number, because its knowledge is not taken over yet."""
     counters: dict[str, float]
 
 
-class Link:
-    """One replica's agent in one pool, over one connection. Every method raises StoreError when it breaks."""
+class AgentStore:
+    """One replica's agent in one pool, over one connection. Every method raises StoreError if the connection breaks."""
 
     def __init__(self, wire: Wire, allow_oom: bool, keys: PoolKeys, replica: str, agent: str) -> None:
         self._wire = wire
@@ -92,15 +111,15 @@ class Link:
         self._replica = replica
         self._agent = agent
         self.incarnation = ""
-        """The life that is watched; empty before `register`."""
+        """The engine process that is followed; empty before `register`."""
         self._entries: int | None = None
-        """How many entries the stream has: as of the first heartbeat, and what was said since."""
+        """Entries in the stream: as of the first heartbeat, plus those published since. None before the heartbeat."""
         self._taken: list[bytes] = []
-        """What the last heartbeat was told was measured: the next one says that it was worked in."""
+        """The measured prompts that the last heartbeat's answer had. The next heartbeat confirms them."""
 
     @classmethod
-    async def open(cls, url: str, pool: str, replica: str, agent: str, namespace: str = "") -> Link:
-        """Connect, load the scripts, and make the pool known."""
+    async def open(cls, url: str, pool: str, replica: str, agent: str, namespace: str = "") -> AgentStore:
+        """Connect, load the scripts, and list the pool."""
         keys = PoolKeys(pool, namespace)
         wire = await connect(url, keys.anchor, _CONNECT_S, lambda _error: None)
         try:
@@ -115,15 +134,15 @@ class Link:
         await self._wire.close()
 
     async def register(self, started: str, capacity_tokens: int, url: str) -> None:
-        """Make the replica, or a later life of it, known. An engine that does not tell when it started lives the life
-        that the gateways have counted."""
+        """Register the replica, or a later incarnation of it. An engine that does not tell when it started has the
+        incarnation that the gateways have counted."""
         known = await self.record() if not started else None
         self.incarnation = started or (known.incarnation if known else "life-1")
         record = ReplicaRecord(self._replica, self.incarnation, "ready", capacity_tokens, 0, url)
         await self._run("register", self.keys.of_register, record.script_args(only_if_absent=True))
 
     async def record(self) -> ReplicaRecord | None:
-        """The replica as the registry has it. Raises StoreDown while that cannot be read."""
+        """The replica's record in the registry. Raises StoreDown if it cannot be read."""
         found = await self.ask("HGET", self.keys.replicas, self._replica)
         try:
             return ReplicaRecord.parse(self._replica, readable(found)) if found else None
@@ -131,20 +150,20 @@ class Link:
             raise StoreDown(_UNREADABLE) from None
 
     async def is_followed_by_another(self, known: ReplicaRecord) -> bool:
-        """Whether another agent has the lease on that life of the replica now."""
+        """Whether another agent has the lease on that incarnation of the replica now."""
         found = await self.ask("HGET", self.keys.agents, self._replica)
         seconds, _ = await self.ask("TIME")
         try:
             held = AgentRecord.parse(found.decode() if found else "")
         except ValueError:
-            return False  # there is none, or none that can be read
+            return False  # there is no record, or it cannot be read
         has_lease = held.lease_until_ms >= int(seconds) * 1000
         return has_lease and held.agent != self._agent and held.incarnation == known.incarnation
 
     async def attend(self, vitals: Vitals, leaving: bool = False) -> Attended | float:
-        """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced.
+        """One heartbeat. If another agent holds the replica, returns the seconds until it may be free. Raises Fenced.
 
-        Who calls it again has worked in what it told."""
+        Call it again only when the measured prompts of the last answer are applied."""
         k = self.keys
         reply = await self._run(
             "attend",
@@ -174,12 +193,12 @@ class Link:
             raise StoreDown(_UNREADABLE)
         self._entries = int(reply[4]) if self._entries is None else self._entries
         self._taken = reply[3]
-        measured = [said for text in reply[3] if (said := read_measured(text)) is not None]
+        measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
         return Attended(PreviousAgent.parse(reply[1]), readable(reply[2]), measured, int(reply[4]), reply[5] == 1)
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
-        """The chains of those sessions. Of one that was placed on another replica since, it is not written any more
-        whether this engine was asked to report: then `elsewhere_is_report` says."""
+        """The chains of these sessions. If a session was placed on another replica since, its record no longer tells
+        whether this engine was asked to report; `elsewhere_is_report` stands in for that."""
         replies = await read_chains(self.ask, self.keys, sessions)
         pairs = ((session, text) for session, text in zip(sessions, replies, strict=True) if text)
         found = [read for session, text in pairs if (read := _binding(session, text)) is not None]
@@ -189,7 +208,7 @@ class Link:
     async def publish(self, transitions: Sequence[Transition], age_s: float, seq: int | None) -> int:
         """Append transitions to the stream; returns the number of the first entry. Raises Fenced.
 
-        `seq` is the engine batch with which all is said up to there; None where more has to be said first.
+        `seq` is the engine batch that is completely published with them; None if more has to follow first.
         """
         numbers = []
         for start in range(0, len(transitions), _BATCH):
@@ -199,17 +218,17 @@ class Link:
         return numbers[0] if numbers else 0
 
     async def restate(self, residents: Sequence[Resident], seq: int) -> None:
-        """Say everything that holds again, and then that nothing else does. Raises Fenced."""
+        """Publish everything that is resident again, and then that nothing else is. Raises Fenced."""
         first = await self.publish(residents, 0.0, None)
         await self._publish(f"floor {first}" if first else "reset", 0.0, seq)
 
     async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
-        """Only behind the first heartbeat, which tells how far the stream has come."""
-        k, said, entries = self.keys, "" if seq is None else seq, self._entries or 0
+        """Needs a heartbeat first, which tells the length of the stream."""
+        k, up_to, entries = self.keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
             (k.agents, k.replicas, k.entries, k.events(self._replica), k.cursors),
-            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), said, entries, lines),
+            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), up_to, entries, lines),
         )
         if number == 0:
             raise Fenced("another agent holds the replica")
@@ -224,10 +243,10 @@ class Link:
         try:
             return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
         except (ValueError, IndexError):
-            return False  # it cannot be read: the stream is applied anew
+            return False  # the cursor cannot be read, so the stream is applied anew
 
     async def residents(self) -> list[Resident]:
-        """What the map says this replica's current life holds, as its last agent told it."""
+        """The keys that the map has as resident in this replica's current incarnation."""
         record = await self.record()
         if record is None:
             return []
@@ -252,10 +271,45 @@ class Link:
         return await answered(self._wire.send(*command), _ANSWER_S)
 
 
+class Registration:
+    """Opens an agent's connections. It lives from one session with the engine to the next."""
+
+    def __init__(self, redis_url: str, replica: str, agent: str, namespace: str = "") -> None:
+        self._redis_url = redis_url
+        self._namespace = namespace
+        self._replica = replica
+        self._agent = agent
+        self._replaced = ""
+        """The incarnation that this agent registered over last. A process that is gone does not come back."""
+
+    async def open(self, snapshot: EngineSnapshot) -> AgentStore:
+        """Connect, and register the replica, or a later incarnation of it. Raises StoreError and IdTaken."""
+        store = await AgentStore.open(self._redis_url, snapshot.pool, self._replica, self._agent, self._namespace)
+        try:
+            known = await store.record()
+            if known is not None and snapshot.started and known.incarnation != snapshot.started:
+                if known.incarnation == self._replaced or await store.is_followed_by_another(known):
+                    raise IdTaken(_words(known, snapshot))
+                self._replaced = known.incarnation
+            await store.register(snapshot.started, snapshot.capacity_tokens, snapshot.url)
+        except (StoreError, IdTaken):
+            await store.close()
+            raise
+        return store
+
+
+def _words(known: ReplicaRecord, snapshot: EngineSnapshot) -> str:
+    return (
+        f"another engine lives under this id: the registry means the one at {known.url}, started {known.incarnation}; "
+        f"here it is the one at {snapshot.url}, started {snapshot.started}. Give clusters that share a Redis a "
+        "redis.namespace each, and replicas of one cluster an id each"
+    )
+
+
 async def _list(url: str, keys: PoolKeys) -> None:
     try:
         await list_pool(url, keys, _CONNECT_S)
-    except StoreError as error:  # only coordinators that stand alone miss it
+    except StoreError as error:  # only coordinators that stand alone need the list
         _log.warning("cannot list the pool", pool=keys.pool, reason=str(error))
 
 
@@ -270,7 +324,7 @@ def _line(transition: Transition) -> str:
 
 
 def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
-    """A chain, and the replica and the life of it that its last placement chose; None for what no gateway wrote."""
+    """A chain, and the replica and incarnation that its last placement chose; None if no gateway wrote the record."""
     try:
         replica, incarnation, report, prompt_tokens, shape, *keys = text.decode().split(" ")
         behind = orjson.loads(shape)
@@ -287,11 +341,21 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
 
 
 def _resident(key: str, text: str, record: ReplicaRecord) -> Resident | None:
-    """None for what does not hold, or cannot be read."""
+    """None if the record is not of a resident key, or cannot be read."""
     try:
-        incarnation, kind, medium, span, _, _, *told = text.split(" ")
-        if incarnation != record.incarnation or kind != "resident" or int(told[0]) < record.floor:
+        incarnation, kind, medium, span, _, _, *rest = text.split(" ")
+        if incarnation != record.incarnation or kind != "resident" or int(rest[0]) < record.floor:
             return None
-        return Resident(key, int(told[1]), int(span), medium, int(told[2], 16))
+        return Resident(key, int(rest[1]), int(span), medium, int(rest[2], 16))
     except (ValueError, IndexError):
         return None
+
+
+def _measured(text: bytes) -> Measured | None:
+    """None if no gateway wrote the record."""
+    try:
+        record = orjson.loads(text)
+        measured = Measured(str(record["tip"]), int(record["prompt_tokens"]), read_token_ids(record))
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+        return None
+    return measured if 0 <= measured.prompt_tokens <= _MAX_PROMPT_TOKENS else None

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chunkbook import Chunk, ChunkBook, ChunkTier
-from coordinator.agent.events import Removed, Stored
-from coordinator.agent.residents import Resident
-from coordinator.lmcache_chunks import START, ChunkNames
+from coordinator.agent.chunk_index import Chunk, ChunkIndex
+from coordinator.agent.kv_events import Removed, Stored
+from coordinator.agent.residency import Resident
+from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.test_lmcache_chunks import CAPTURED
 
@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(self, tier: ChunkTier = TIER) -> None:
         self.table = BlockTable()
-        self.book = ChunkBook(tier, self.table)
+        self.book = ChunkIndex(tier, self.table)
 
     def store(self, *events: Stored) -> None:
         for event in events:
@@ -134,7 +134,7 @@ def test_of_several_ranks_the_first_ones_chunks_are_named() -> None:
 
 
 def test_the_book_of_an_engine_that_evicts_stays_as_small_as_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.agent.chunkbook._SLACK_BLOCKS", 2)
+    monkeypatch.setattr("coordinator.agent.chunk_index._SLACK_BLOCKS", 2)
     engine = Engine()
     blocks = range(1, 1000)
     engine.store(stored([1], tokens=prompt(1)))

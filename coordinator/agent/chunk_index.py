@@ -1,41 +1,25 @@
-"""What LMCache calls the chunks that an engine's blocks fill. Pure.
+"""Finds LMCache's names of the chunks that an engine's blocks fill. Pure.
 
-A chunk's name is found from its tokens and the chunk before it (see coordinator/lmcache_chunks.py), and a block's
-events tell its tokens and its parent: so each block that a key ends in leads back to the chunks before it.
+A chunk's name follows from its tokens and the chunk before it (see coordinator/lmcache_chunks.py). KV events tell the
+tokens and the parent of each block. So the block in which a key ends leads back to all chunks of its prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.events import Stored
-from coordinator.agent.residents import Resident
-from coordinator.lmcache_chunks import START, ChunkNames, ChunkState, ImageSpan, with_images
+from coordinator.agent.kv_events import Stored
+from coordinator.agent.residency import Resident
+from coordinator.lmcache_chunks import START, ChunkState, ChunkTier, ImageSpan, with_images
 
 _SLACK_BLOCKS = 4096
-"""So many blocks that the engine has dropped are remembered beyond twice those that it has."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkTier:
-    """How the LMCache server beside an engine keeps its KV in Redis."""
-
-    prefix: str
-    model: str
-    chunk_tokens: int
-    world_size: int
-    ttl_s: int
-
-    def names(self) -> ChunkNames:
-        """Of what the engine's first rank keeps: all ranks store the same chunks at the same time."""
-        return ChunkNames(self.prefix, self.model, self.chunk_tokens, (f"{self.world_size:02x}00" * 2,))
+"""The index may have so many blocks more than twice those that the engine holds."""
 
 
 class Chunk(NamedTuple):
-    """Up to some place, `tokens` of a prompt fill whole chunks, of which the last is called `name`."""
+    """The last full chunk up to a place in a prompt. `tokens` is its end."""
 
     tokens: int
     name: str
@@ -46,30 +30,31 @@ class _Block(NamedTuple):
     tokens: bytes
     """As LMCache hashes them."""
     salt: str
-    """Of a first block: the request's cache_salt, which is part of its chunks' names."""
+    """The request's cache_salt, which is part of its chunks' names; only in a first block."""
 
 
-class _Link(NamedTuple):
-    """A block at which a chunk ends."""
+class _ChunkEnd(NamedTuple):
+    """The chunk that ends with a block."""
 
     state: ChunkState
     salt: str
 
 
-class ChunkBook:
+class ChunkIndex:
     """The blocks of one engine, by hash."""
 
     def __init__(self, tier: ChunkTier, table: BlockTable) -> None:
         self._names = tier.names()
         self._table = table
         self._blocks: dict[int, _Block] = {}
-        self._links: dict[int, _Link] = {}
+        self._ends: dict[int, _ChunkEnd] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def store(self, event: Stored) -> None:
-        """Blocks that the table has just taken in. Not a LoRA adapter's: LMCache's names do not tell them apart."""
+        """Add blocks that the table has just added. Blocks of LoRA adapters are left out: LMCache's names do not
+        distinguish adapters."""
         size = self._table.block_size
         if event.medium != "gpu" or not event.is_prefix or event.lora or event.block_size != size or not event.tokens:
             return
@@ -84,11 +69,11 @@ class ChunkBook:
             parent = block_hash
         if len(self._blocks) > 2 * len(self._table) + _SLACK_BLOCKS:
             self._blocks = {each: block for each, block in self._blocks.items() if each in self._table}
-            self._links = {each: link for each, link in self._links.items() if each in self._table}
+            self._ends = {each: end for each, end in self._ends.items() if each in self._table}
 
     def chunk_of(self, resident: Resident) -> Chunk | None:
-        """The last chunk that ends at or before a resident key, and behind the key before; None where there is none, or
-        it is not known."""
+        """The last chunk that ends at or before a resident key, and after the key before it; None if there is none, or
+        its name is not known."""
         size, width = self._table.block_size, self._names.chunk_tokens
         if not size or width % size:
             return None
@@ -99,34 +84,34 @@ class ChunkBook:
         block_hash: int | None = resident.block_hash
         for _ in range(blocks - chunks * (width // size)):
             block_hash = self._parent(block_hash)
-        link = self._link(block_hash)
-        if link is None:
+        end = self._end(block_hash)
+        if end is None:
             return None
-        return Chunk(chunks * width, self._names.keys(link.state.previous_hash, link.salt)[0])
+        return Chunk(chunks * width, self._names.keys(end.state.previous_hash, end.salt)[0])
 
     def _parent(self, block_hash: int | None) -> int | None:
         block = self._blocks.get(block_hash) if block_hash is not None else None
         return block.parent if block is not None else None
 
-    def _link(self, block_hash: int | None) -> _Link | None:
-        """The chunk that ends with a block; None where not all blocks before it are known."""
+    def _end(self, block_hash: int | None) -> _ChunkEnd | None:
+        """The chunk that ends with a block; None if a block before it is not known."""
         missing: list[tuple[int, list[_Block]]] = []
-        link = None
-        while block_hash is not None and (link := self._links.get(block_hash)) is None:
-            blocks, end = [], block_hash
+        end = None
+        while block_hash is not None and (end := self._ends.get(block_hash)) is None:
+            blocks, last = [], block_hash
             for _ in range(self._names.chunk_tokens // self._table.block_size):
                 block = self._blocks.get(block_hash) if block_hash is not None else None
                 if block is None:
                     return None
                 blocks.append(block)
                 block_hash = block.parent
-            missing.append((end, blocks))
-        for end, blocks in reversed(missing):
-            state, salt = (START, blocks[-1].salt) if link is None else link
+            missing.append((last, blocks))
+        for last, blocks in reversed(missing):
+            state, salt = (START, blocks[-1].salt) if end is None else end
             for block in reversed(blocks):
                 state, _ = self._names.advance(state, _words(block.tokens))
-            link = self._links[end] = _Link(state, salt)
-        return link
+            end = self._ends[last] = _ChunkEnd(state, salt)
+        return end
 
 
 def _words(tokens: bytes) -> Sequence[int]:
@@ -134,6 +119,6 @@ def _words(tokens: bytes) -> Sequence[int]:
 
 
 def _salt(extra: Sequence[Any] | None, index: int) -> str:
-    """vLLM names a request's salt, as it is, beside the tokens of its first block."""
+    """vLLM puts a request's salt, unchanged, beside the tokens of its first block."""
     beside = extra[index] if extra is not None and index < len(extra) else None
     return next((each for each in beside or () if isinstance(each, str)), "")

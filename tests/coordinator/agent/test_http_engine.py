@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from coordinator.agent.engine_snapshot import EngineAway
+from coordinator.agent.http_engine import EngineAway, HttpEngine, event_endpoints
+from coordinator.engine.control_client import ControlClient
 from coordinator.keys import pool_slug
-from gateway.ops.http_engine import HttpEngine, event_endpoints
-from gateway.settings.gateway_settings import TimeoutSettings
-from gateway.upstream import Upstream
 from tests.web_server import serving
 
 METRICS = """\
@@ -68,36 +66,36 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Upstream]:
-    upstream = Upstream(TimeoutSettings(), None)
-    yield upstream
-    await upstream.close()
+async def client() -> AsyncIterator[ControlClient]:
+    client = ControlClient(connect_s=2, keep_alive_s=4)
+    yield client
+    await client.close()
 
 
-async def test_what_it_is_and_where_its_events_are_is_asked_of_it(server: Server, upstream: Upstream) -> None:
-    sight = await HttpEngine(upstream, server.url).look()
-    assert (sight.pool, sight.url) == (pool_slug("org/model"), server.url)
-    assert (sight.capacity_tokens, sight.block_size) == (1600, 16)
-    assert sight.started == f"{1000500:x}"
-    assert sight.version == (0, 32)
-    assert (sight.events, sight.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657")
-    assert (sight.waiting, sight.counters) == (3, {"waiting": 3.0})
+async def test_what_it_is_and_where_its_events_are_is_asked_of_it(server: Server, client: ControlClient) -> None:
+    snapshot = await HttpEngine(client, server.url).look()
+    assert (snapshot.pool, snapshot.url) == (pool_slug("org/model"), server.url)
+    assert (snapshot.capacity_tokens, snapshot.block_size) == (1600, 16)
+    assert snapshot.started == f"{1000500:x}"
+    assert snapshot.version == (0, 32)
+    assert (snapshot.events, snapshot.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657")
+    assert (snapshot.waiting, snapshot.counters) == (3, {"waiting": 3.0})
 
 
-async def test_a_rank_has_endpoints_and_figures_of_its_own(server: Server, upstream: Upstream) -> None:
-    sight = await HttpEngine(upstream, server.url, dp_rank=1).look()
-    assert (sight.events, sight.replay) == ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658")
-    assert (sight.capacity_tokens, sight.waiting) == (3200, 4)
+async def test_a_rank_has_endpoints_and_figures_of_its_own(server: Server, client: ControlClient) -> None:
+    snapshot = await HttpEngine(client, server.url, dp_rank=1).look()
+    assert (snapshot.events, snapshot.replay) == ("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658")
+    assert (snapshot.capacity_tokens, snapshot.waiting) == (3200, 4)
 
 
-async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, upstream: Upstream) -> None:
-    assert (await HttpEngine(upstream, server.url, dp_rank=7).look()).events == ""
+async def test_a_rank_that_publishes_nothing_has_no_endpoints(server: Server, client: ControlClient) -> None:
+    assert (await HttpEngine(client, server.url, dp_rank=7).look()).events == ""
 
 
-async def test_an_endpoint_that_names_its_host_stays_as_it_is(server: Server, upstream: Upstream) -> None:
+async def test_an_endpoint_that_names_its_host_stays_as_it_is(server: Server, client: ControlClient) -> None:
     server.answers["/kv_event_sources"] = {"0": source(5557, host="10.1.2.3", replays=False)}
-    sight = await HttpEngine(upstream, server.url).look()
-    assert (sight.events, sight.replay) == ("tcp://10.1.2.3:5557", "")
+    snapshot = await HttpEngine(client, server.url).look()
+    assert (snapshot.events, snapshot.replay) == ("tcp://10.1.2.3:5557", "")
 
 
 @pytest.mark.parametrize(
@@ -108,23 +106,23 @@ def test_a_wildcard_becomes_the_replicas_host(url: str, host: str) -> None:
     assert event_endpoints({"0": source(5557)}, url, None) == (f"tcp://{host}:5557", f"tcp://{host}:5657")
 
 
-async def test_endpoints_that_are_given_win_and_nothing_is_asked(server: Server, upstream: Upstream) -> None:
-    engine = HttpEngine(upstream, server.url, events="tcp://h:1", replay="tcp://h:2")
-    sight = await engine.look()
-    assert (sight.events, sight.replay) == ("tcp://h:1", "tcp://h:2")
+async def test_endpoints_that_are_given_win_and_nothing_is_asked(server: Server, client: ControlClient) -> None:
+    engine = HttpEngine(client, server.url, events="tcp://h:1", replay="tcp://h:2")
+    snapshot = await engine.look()
+    assert (snapshot.events, snapshot.replay) == ("tcp://h:1", "tcp://h:2")
     assert "/kv_event_sources" not in server.asked
 
 
-async def test_an_older_engine_that_knows_neither_path_is_an_engine(server: Server, upstream: Upstream) -> None:
+async def test_an_older_engine_that_knows_neither_path_is_an_engine(server: Server, client: ControlClient) -> None:
     del server.answers["/kv_event_sources"], server.answers["/version"]
-    sight = await HttpEngine(upstream, server.url).look()
-    assert (sight.events, sight.replay, sight.version) == ("", "", ())
+    snapshot = await HttpEngine(client, server.url).look()
+    assert (snapshot.events, snapshot.replay, snapshot.version) == ("", "", ())
 
 
 @pytest.mark.parametrize("sources", [{}, [], None, {"0": None}, {"0": {"publisher": "null"}}, "not JSON"])
-async def test_sources_that_name_no_endpoint_are_none(server: Server, upstream: Upstream, sources: Any) -> None:
+async def test_sources_that_name_no_endpoint_are_none(server: Server, client: ControlClient, sources: Any) -> None:
     server.answers["/kv_event_sources"] = sources
-    assert (await HttpEngine(upstream, server.url).look()).events == ""
+    assert (await HttpEngine(client, server.url).look()).events == ""
 
 
 @pytest.mark.parametrize(
@@ -140,14 +138,14 @@ async def test_sources_that_name_no_endpoint_are_none(server: Server, upstream: 
     ],
 )
 async def test_a_version_is_its_first_two_numbers(
-    server: Server, upstream: Upstream, said: Any, version: tuple[int, ...]
+    server: Server, client: ControlClient, said: Any, version: tuple[int, ...]
 ) -> None:
     server.answers["/version"] = said
-    assert (await HttpEngine(upstream, server.url).look()).version == version
+    assert (await HttpEngine(client, server.url).look()).version == version
 
 
-async def test_what_holds_for_a_life_is_asked_once_in_it(server: Server, upstream: Upstream) -> None:
-    engine = HttpEngine(upstream, server.url)
+async def test_what_holds_for_a_life_is_asked_once_in_it(server: Server, client: ControlClient) -> None:
+    engine = HttpEngine(client, server.url)
     await engine.look()
     server.asked.clear()
     await engine.look()
@@ -158,13 +156,13 @@ async def test_what_holds_for_a_life_is_asked_once_in_it(server: Server, upstrea
     assert (await engine.look()).events == "tcp://127.0.0.1:6000"
 
 
-async def test_a_server_without_a_start_time_is_asked_every_time(server: Server, upstream: Upstream) -> None:
+async def test_a_server_without_a_start_time_is_asked_every_time(server: Server, client: ControlClient) -> None:
     server.answers["/metrics"] = 404
-    engine = HttpEngine(upstream, server.url)
+    engine = HttpEngine(client, server.url)
     assert (await engine.look()).started == ""
     server.answers["/v1/models"] = {"data": [{"id": "other"}]}
-    sight = await engine.look()
-    assert (sight.pool, sight.capacity_tokens, sight.counters) == (pool_slug("other"), 0, {})
+    snapshot = await engine.look()
+    assert (snapshot.pool, snapshot.capacity_tokens, snapshot.counters) == (pool_slug("other"), 0, {})
 
 
 @pytest.mark.parametrize(
@@ -177,12 +175,12 @@ async def test_a_server_without_a_start_time_is_asked_every_time(server: Server,
         ("/version", 502),
     ],
 )
-async def test_an_engine_that_fails_is_away(server: Server, upstream: Upstream, path: str, said: Any) -> None:
+async def test_an_engine_that_fails_is_away(server: Server, client: ControlClient, path: str, said: Any) -> None:
     server.answers[path] = said
     with pytest.raises(EngineAway, match=server.url):
-        await HttpEngine(upstream, server.url).look()
+        await HttpEngine(client, server.url).look()
 
 
-async def test_an_engine_that_is_not_there_is_away(upstream: Upstream) -> None:
+async def test_an_engine_that_is_not_there_is_away(client: ControlClient) -> None:
     with pytest.raises(EngineAway, match="refused"):
-        await HttpEngine(upstream, "http://127.0.0.1:9").look()
+        await HttpEngine(client, "http://127.0.0.1:9").look()

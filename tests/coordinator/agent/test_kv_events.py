@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.events import Cleared, EventError, Removed, Stored, decode
+from coordinator.agent.kv_events import Cleared, EventError, Removed, Stored, decode
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 STORED = {"type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": 6, "token_ids": [1, 2], "block_size": 1}

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio as redis
 
+from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.blocks import BlockTable
-from coordinator.agent.chunkbook import ChunkTier
-from coordinator.agent.link import Link
-from coordinator.agent.residents import Resident
-from coordinator.agent.tier import Tier
-from coordinator.lmcache_chunks import START, ChunkNames
+from coordinator.agent.residency import Resident
+from coordinator.agent.tier_reporter import TierReporter
+from coordinator.lmcache_chunks import START, ChunkNames, ChunkTier
 from tests.coordinator.agent.prompts import SIZE, stored
 from tests.coordinator.stage import KEYS, chain
 from tests.coordinator.stream import linked
@@ -39,22 +38,22 @@ async def client(server: RedisServer) -> AsyncIterator[redis.Redis]:
 
 
 @pytest.fixture
-async def link(server: RedisServer) -> AsyncIterator[Link]:
-    async with linked(server.url) as link:
-        yield link
+async def store(server: RedisServer) -> AsyncIterator[AgentStore]:
+    async with linked(server.url) as store:
+        yield store
 
 
-def following(**counters: float) -> Tier:
+def following(**counters: float) -> TierReporter:
     """Of an engine that has stored one block, and with it a key."""
     table = BlockTable()
-    tier = Tier("r0", table)
-    tier.look(CHUNKED, dict.fromkeys(COMPUTED, 0.0))
-    tier.look(CHUNKED, COMPUTED | counters)
+    tiers = TierReporter("r0", table)
+    tiers.observe(CHUNKED, dict.fromkeys(COMPUTED, 0.0))
+    tiers.observe(CHUNKED, COMPUTED | counters)
     event = stored([1], tokens=TOKENS)
     table.store(event)
-    tier.apply([event])
-    tier.note([Resident(KEY, SIZE, SIZE, "gpu", 1)])
-    return tier
+    tiers.apply([event])
+    tiers.note([Resident(KEY, SIZE, SIZE, "gpu", 1)])
+    return tiers
 
 
 async def told(client: redis.Redis) -> str | None:
@@ -62,41 +61,45 @@ async def told(client: redis.Redis) -> str | None:
     return said
 
 
-async def test_what_a_keys_chunk_is_called_is_said_for_as_long_as_chunks_live(link: Link, client: redis.Redis) -> None:
-    await following().publish(link)
+async def test_what_a_keys_chunk_is_called_is_said_for_as_long_as_chunks_live(
+    store: AgentStore, client: redis.Redis
+) -> None:
+    await following().publish(store)
     assert await client.get(KEYS.chunk(KEY)) == f"{SIZE} {NAME}"
     assert 0 < await client.ttl(KEYS.chunk(KEY)) <= CHUNKED.ttl_s
 
 
-async def test_until_something_was_loaded_it_is_not_measured_what_that_saves(link: Link, client: redis.Redis) -> None:
-    await following().report(link)
+async def test_until_something_was_loaded_it_is_not_measured_what_that_saves(
+    store: AgentStore, client: redis.Redis
+) -> None:
+    await following().report(store)
     assert await told(client) == "- ?"
 
 
 async def test_what_loading_saves_is_said_once_it_is_measured_and_again_when_it_changes(
-    link: Link, client: redis.Redis
+    store: AgentStore, client: redis.Redis
 ) -> None:
-    tier = following()
+    tiers = following()
     await client.set(NAME, "x" * 4000)  # 1 000 bytes a token
-    await tier.report(link)
-    tier.look(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 4e6, "l1_load_bytes_per_s": 1e7})
-    await tier.report(link)
+    await tiers.report(store)
+    tiers.observe(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 4e6, "l1_load_bytes_per_s": 1e7})
+    await tiers.report(store)
     assert await told(client) == "0.9 0.75"
     await client.hdel(KEYS.tiers, "r0")
-    tier.look(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 4.001e6, "l1_load_bytes_per_s": 1e7})
-    await tier.report(link)
+    tiers.observe(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 4.001e6, "l1_load_bytes_per_s": 1e7})
+    await tiers.report(store)
     assert await told(client) is None
-    tier.look(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 8e6, "l1_load_bytes_per_s": 1e7})
-    await tier.report(link)
+    tiers.observe(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 8e6, "l1_load_bytes_per_s": 1e7})
+    await tiers.report(store)
     assert await told(client) == "0.9 0.875"
 
 
-async def test_another_store_is_told_again(link: Link, client: redis.Redis) -> None:
-    tier = following()
-    await tier.report(link)
+async def test_another_store_is_told_again(store: AgentStore, client: redis.Redis) -> None:
+    tiers = following()
+    await tiers.report(store)
     await client.flushall()
-    tier.forget()
-    await tier.report(link)
+    tiers.forget()
+    await tiers.report(store)
     assert await told(client) == "- ?"
 
 
@@ -105,32 +108,32 @@ async def test_of_chunks_that_the_agents_user_may_not_see_nothing_is_measured(
 ) -> None:
     await client.execute_command("ACL", "SETUSER", "agent", "on", ">secret", "~kvgate:*", "+@all")
     await client.set(NAME, "x" * 4000)
-    tier = following(l2_load_bytes_per_s=4e6)
-    async with linked(server.url.replace("redis://", "redis://agent:secret@")) as link:
-        await tier.publish(link)
-        await tier.report(link)
+    tiers = following(l2_load_bytes_per_s=4e6)
+    async with linked(server.url.replace("redis://", "redis://agent:secret@")) as store:
+        await tiers.publish(store)
+        await tiers.report(store)
     assert await told(client) == "- ?"
 
 
 async def test_an_engine_without_lmcache_says_what_it_loads_from_its_cpu_memory(
-    link: Link, client: redis.Redis
+    store: AgentStore, client: redis.Redis
 ) -> None:
-    tier = Tier("r0", BlockTable())
-    tier.look(None, dict.fromkeys((*COMPUTED, "cpu_load_s", "cpu_loaded_tokens"), 0.0))
-    tier.look(None, COMPUTED | {"cpu_load_s": 0.1, "cpu_loaded_tokens": 1000.0})
-    await tier.report(link)
+    tiers = TierReporter("r0", BlockTable())
+    tiers.observe(None, dict.fromkeys((*COMPUTED, "cpu_load_s", "cpu_loaded_tokens"), 0.0))
+    tiers.observe(None, COMPUTED | {"cpu_load_s": 0.1, "cpu_loaded_tokens": 1000.0})
+    await tiers.report(store)
     assert await told(client) == "0.9 -"
 
 
 async def test_a_redis_that_is_full_and_refuses_names_does_not_cost_the_agent_its_connection(
-    link: Link, client: redis.Redis
+    store: AgentStore, client: redis.Redis
 ) -> None:
-    tier = following()
+    tiers = following()
     await client.config_set("maxmemory", 1)
     try:
-        await tier.publish(link)
-        await tier.report(link)
+        await tiers.publish(store)
+        await tiers.report(store)
     finally:
         await client.config_set("maxmemory", 0)
     assert (await told(client), await client.get(KEYS.chunk(KEY))) == (None, None)
-    assert await link.ask("PING") == b"PONG"
+    assert await store.ask("PING") == b"PONG"

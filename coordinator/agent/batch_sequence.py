@@ -1,22 +1,22 @@
-"""Which batch comes next, which one came before, what is missing and whether the engine began again. Pure decisions.
+"""Decides which batch is next, which came before, which are lost, and whether the engine restarted. Pure.
 
 An engine numbers its batches from 0 and keeps the last of them in a ring, from which it replays. Live batches come in
-order but may be dropped on the way; so may those of a replay, in its middle too, since its sender drops what its socket
-will not take. What is known of a life of an engine is the batches from its beginning to `expected`; the one before
-`expected`, the anchor, is in the ring of the same life for as long as nothing newer displaced it. Hence every replay
-is asked from the anchor: its timestamp tells lives apart, and an empty answer is another life.
+order, but may be dropped on the way. So may the batches of a replay, also in its middle: the engine drops what its
+socket does not take. All batches of an engine process from its first up to `expected` are accounted for. The batch
+before `expected` is the anchor. It stays in the ring of the same process until newer batches displace it. Therefore
+every replay is asked from the anchor: its timestamp tells processes apart, and an empty answer means another process.
 
     live()  ->  deliver | drop | hold it and want a replay
     ask()  ->  replayed()…  ->  ended()  ->  done | want another replay, from further on
 
-Between two Restarted the items tile the numbers: each is in one Received or in one Lost, in order.
+Between two Restarted, each number is in exactly one Received or Lost, in order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.agent.events import Batch
+from coordinator.agent.kv_events import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The batches from `first_seq` up to, not including, `next_seq` can never be had."""
+    """The batches from `first_seq` up to, but not including, `next_seq` are lost for good."""
 
     first_seq: int
     next_seq: int
@@ -37,7 +37,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Another life of the engine: it remembers nothing of the one before, and the numbering begins again at 0."""
+    """Another process of the engine: its cache began empty, and its numbering begins at 0."""
 
 
 Item = Received | Lost | Restarted
@@ -45,31 +45,31 @@ Item = Received | Lost | Restarted
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A live batch that waits for what a replay says. `batch` is None where its payload could not be decoded."""
+    """A live batch that waits for a replay. `batch` is None if its payload could not be decoded."""
 
     seq: int
     batch: Batch | None
     suspect: bool
-    """It came over a new connection with a number that was had before: unless a replay shows otherwise, another
-    engine's."""
+    """It came over a new connection, with a number that was received before: it is another process's, unless a replay
+    shows otherwise."""
 
 
 class BatchSequence:
-    """Puts the live batches and the replays of one engine into one order. Batches that do not decode come as None."""
+    """Puts the live batches and the replays of one engine into one order. A batch that cannot be decoded is None."""
 
     def __init__(self, start_seq: int = 0) -> None:
         self.expected = start_seq
         self.asking = True
-        """Whether a replay is wanted; one that is under way is then to be abandoned."""
+        """Whether a replay is wanted; a replay that is under way is then to be abandoned."""
         self.duplicates = 0
         self.gaps = 0
-        """Replays asked because a live batch was not the next one."""
+        """Replays that were asked because a live batch was not the next one."""
         self.undecodable = 0
         self._last_ts: float | None = None
         self._newest_ts: float | None = None
-        """The latest within this life. The engine's clock may be set back, so not always `_last_ts`."""
+        """The latest of this process. The engine's clock may be set back, so it can differ from `_last_ts`."""
         self._proven = start_seq == 0
-        """Whether the engine was seen to be in the life that `expected` counts in."""
+        """Whether a batch has shown that the engine is the process in which `expected` counts."""
         self._held: _Held | None = None
         # Of the replay that is under way:
         self._replaying = False
@@ -80,12 +80,12 @@ class BatchSequence:
 
     @property
     def holding(self) -> bool:
-        """Whether a live batch waits for a replay; until that has ended no other may be handed in."""
+        """Whether a live batch waits for a replay. Do not call `live` again until the replay has ended."""
         return self._held is not None
 
     def live(self, seq: int, batch: Batch | None, *, reconnected: bool) -> list[Item]:
-        """A batch that was just published. `reconnected`: the first over a new connection, thus maybe by another
-        engine, whatever its number says.
+        """A batch that was just published. `reconnected`: it is the first over a new connection, so another process
+        may have published it, whatever its number is.
         """
         if reconnected:
             self._held = _Held(seq, batch, suspect=seq < self.expected)
@@ -98,14 +98,14 @@ class BatchSequence:
             self._held = _Held(seq, batch, suspect=False)
             self.asking = self.asking or not self._replaying
             return []
-        if self._is_of_another_life(batch):
+        if self._is_of_another_process(batch):
             self._held = _Held(seq, batch, suspect=False)
             return [self._restart()]
         self.duplicates += 1
         return []
 
     def ask(self) -> int:
-        """A replay begins. Returns the number from which to ask for it."""
+        """A replay begins. Returns its first number."""
         self.asking = False
         self._replaying = True
         self._anchor = (self.expected - 1, self._last_ts)
@@ -140,7 +140,7 @@ class BatchSequence:
         return [*lost, self._take(seq, batch)]
 
     def ended(self, *, complete: bool) -> list[Item]:
-        """The replay said that this was all (`complete`), or it was given up."""
+        """The replay has ended, by itself (`complete`) or because it was given up."""
         self._replaying = False
         held = self._held
         if complete and self._last_reply is None and self._anchor[0] >= 0:
@@ -148,7 +148,7 @@ class BatchSequence:
         if self._has_advanced and not complete:
             self.asking = True
         elif held is not None and held.seq >= self.expected:
-            # It was published before it came, so a replay asked after that covers it, unless replies were dropped.
+            # It was published before it arrived, so a replay that was asked later has it, unless replies were dropped.
             self.asking = self._has_advanced or (complete and held is not self._in_question)
         if self.asking or held is None:
             return []
@@ -156,7 +156,7 @@ class BatchSequence:
         return self._settle(held, is_known_missing=complete)
 
     def _settle(self, held: _Held, *, is_known_missing: bool) -> list[Item]:
-        """No replay has more to say about `held`; `is_known_missing`: the engine says it has no more than was taken."""
+        """No replay will tell more about `held`. `is_known_missing`: the engine has no batches beyond those taken."""
         is_stale = is_known_missing and self._is_out_of_time(held.batch)
         if held.seq >= self.expected and not is_stale:
             lost: list[Item] = [Lost(self.expected, held.seq)] if held.seq > self.expected else []
@@ -168,13 +168,13 @@ class BatchSequence:
         return []
 
     def _is_out_of_time(self, batch: Batch | None) -> bool:
-        """Whether a batch is older than the last one: the clock was set back, or another life left it on the way."""
+        """Whether a batch is older than the last one: the clock was set back, or an earlier process published it."""
         return batch is not None and self._last_ts is not None and batch.ts < self._last_ts
 
-    def _is_of_another_life(self, batch: Batch | None) -> bool:
-        """Whether a live batch with a number that was had before was published by another life of the engine."""
+    def _is_of_another_process(self, batch: Batch | None) -> bool:
+        """Whether a live batch with a number that was received before comes from another process of the engine."""
         if not self._proven and self._newest_ts is None:
-            return True  # someone had this number before this sequence began, yet it was published only now
+            return True  # the number was received before this sequence began, but the batch was published only now
         return batch is not None and self._newest_ts is not None and batch.ts > self._newest_ts
 
     def _take(self, seq: int, batch: Batch | None) -> Item:
@@ -200,6 +200,6 @@ class BatchSequence:
         return Restarted()
 
     def _restart_by_replay(self) -> Item:
-        """What is held was published before the replay was asked for: the old life's, or in the new ring."""
+        """Drop the held batch: it came before the replay was asked, so it is the old process's or in the new ring."""
         self._held = None
         return self._restart()

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.events import Batch
-from coordinator.agent.sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.batch_sequence import BatchSequence, Item, Lost, Received, Restarted
+from coordinator.agent.kv_events import Batch
 
 FATES = ["arrives", "arrives", "arrives", "is dropped", "comes twice", "comes late", "comes again later"]
 EVENTS = st.lists(st.sampled_from([*FATES, "idle"]), max_size=40)

@@ -1,0 +1,209 @@
+"""Control requests to replicas, and what wrong answers lead to."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from coordinator.engine.control_client import ControlClient, ControlError
+from tests.gateway.upstream.conftest import RawReplica
+from tests.web_server import serving
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[RawReplica]:
+    replica = RawReplica()
+    await replica.start()
+    yield replica
+    await replica.close()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ControlClient]:
+    client = ControlClient(connect_s=1, keep_alive_s=4, api_key="secret")
+    yield client
+    await client.close()
+
+
+async def failure(client: ControlClient, url: str, timeout_s: float = 60) -> ControlError:
+    with pytest.raises(ControlError) as raised:
+        await client.get(url, timeout_s)
+    return raised.value
+
+
+async def test_an_answer_has_a_status_a_body_and_a_date(raw: RawReplica, client: ControlClient) -> None:
+    raw.reply = b"HTTP/1.1 503 Busy\r\nDate: Tue, 15 Nov 1994 08:12:31 GMT\r\ncontent-length: 2\r\n\r\nhi"
+    assert await client.get(raw.url, 60) == (503, b"hi", "Tue, 15 Nov 1994 08:12:31 GMT")
+    raw.reply = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
+    assert await client.get(raw.url, 60) == (302, b"", "")
+    assert raw.connections == 1
+
+
+async def test_a_request_asks_for_no_compression_and_carries_the_key_if_told_so(
+    raw: RawReplica, client: ControlClient
+) -> None:
+    await client.get(raw.url + "/health?a=b", 60)
+    await client.get(raw.url, 60, with_key=False)
+    host = raw.url.removeprefix("http://").encode()
+    lines = [set(head.strip().lower().split(b"\r\n")) for head in raw.heads]
+    key = b"authorization: bearer secret"
+    assert lines[0] == {b"get /health?a=b http/1.1", b"host: " + host, b"accept: */*", key}
+    assert lines[1] == {b"get / http/1.1", b"host: " + host, b"accept: */*"}
+
+
+async def test_json_is_posted_with_the_key(client: ControlClient) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        said = {"key": request.headers["authorization"], "type": request.content_type, "json": await request.json()}
+        return web.json_response(said)
+
+    app = web.Application()
+    app.router.add_post("/detokenize", answer)
+    async with serving(app) as url:
+        said = await client.post_json(url + "/detokenize", {"tokens": [1]}, 60)
+    assert said == {"key": "Bearer secret", "type": "application/json", "json": {"tokens": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:1", "cannot connect to 127.0.0.1:1 (connection refused)"),
+        ("http://nobody.invalid:1", "cannot connect to nobody.invalid:1 ("),
+    ],
+)
+async def test_a_request_that_reaches_nobody_says_why_in_plain_words(client: ControlClient, url: str, why: str) -> None:
+    error = await failure(client, url, 5)
+    assert error.reason == "refused"
+    assert error.detail.startswith(why)
+    assert "attempts" not in error.detail
+
+
+async def test_a_server_without_tls_is_not_taken_for_one_that_refuses(raw: RawReplica, client: ControlClient) -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(raw.reply)
+
+    raw.serve = plain
+    error = await failure(client, raw.url.replace("http", "https"))
+    assert error.reason == "refused"
+    assert "wrong version number" in error.detail.lower()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
+async def test_an_impossible_address_is_an_error_like_others(client: ControlClient, url: str) -> None:
+    assert (await failure(client, url)).reason == "protocol"
+
+
+async def test_the_limit_of_time_is_that_of_the_whole_call(raw: RawReplica, client: ControlClient) -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    raw.serve = slow
+    assert (await failure(client, raw.url, 0.2)).reason == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "attempts"),
+    [
+        (b"", "reset", 2),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", "reset", 1),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", "reset", 1),
+        (b"nonsense\r\n\r\n", "protocol", 1),
+    ],
+)
+async def test_an_answer_that_breaks_off_and_one_that_is_none_differ(
+    raw: RawReplica, client: ControlClient, reply: bytes, reason: str, attempts: int
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(reply)
+
+    raw.serve = once
+    assert (await failure(client, raw.url)).reason == reason
+    assert raw.connections == attempts
+
+
+async def test_an_answer_without_an_end_is_given_up(raw: RawReplica, client: ControlClient) -> None:
+    gone = asyncio.Event()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 2**16)
+                await writer.drain()
+        except ConnectionError:
+            gone.set()
+
+    raw.serve = endless
+    error = await failure(client, raw.url + "/metrics")
+    assert error.reason == "protocol"
+    assert error.detail == f"GET {raw.url}/metrics answered more than 2097152 bytes"
+    await asyncio.wait_for(gone.wait(), 30)
+
+
+async def test_compressed_answers_are_not_unpacked(raw: RawReplica, client: ControlClient) -> None:
+    bomb = gzip.compress(b"{}" * 2**20)
+    raw.reply = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb) + bomb
+    assert await client.get(raw.url, 60) == (200, bomb, "")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, b"[" + b"{}," * 2**15 + b"1]", "answered JSON of more than 32768 objects and lists"),
+        (200, b"hi", "answered something else than JSON"),
+        (404, b"{}", "answered 404$"),
+        (401, b"{}", "answered 401: it wants an API key, give it as KVGATE_REPLICA_API_KEY"),
+    ],
+)
+async def test_what_is_no_usable_json_is_an_error(
+    raw: RawReplica, client: ControlClient, method: str, status: int, body: bytes, why: str
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(b"HTTP/1.1 %d S\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+
+    raw.serve = once
+    with pytest.raises(ControlError, match=f"{method} {raw.url} {why}"):
+        await (client.get_json(raw.url, 60) if method == "GET" else client.post_json(raw.url, {}, 60))
+
+
+async def test_connections_to_replicas_that_are_gone_are_closed(raw: RawReplica) -> None:
+    closed = asyncio.Event()
+
+    async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply)
+        await reader.read()
+        closed.set()
+
+    raw.serve = until_closed
+    client = ControlClient(connect_s=1, keep_alive_s=0.05)
+    await client.get(raw.url, 0.5)
+    await asyncio.sleep(0.6)
+    await failure(client, "http://127.0.0.1:1")
+    await asyncio.wait_for(closed.wait(), 30)
+    assert len(client._origins) == 1
+    await client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' options")
+async def test_a_host_that_confirms_nothing_is_given_up_after_15_s(raw: RawReplica, client: ControlClient) -> None:
+    await client.get(raw.url, 60)
+    (origin,) = client._origins.values()
+    (connection,) = origin.transport._pool.connections
+    sock = connection._connection._network_stream.get_extra_info("socket")  # type: ignore[attr-defined]
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
