@@ -16,9 +16,10 @@ from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import Fault, close_connection, crash, hang, reset_connection
-from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.replica import RecentRequest, SimReplica
+from gateway.simulator.sequence import EventTag
 from gateway.simulator.validation import Parse, unreadable
 
 _REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")

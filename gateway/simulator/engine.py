@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import EventLog, Events
-from gateway.simulator.generation import State, TokenSequence
 from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.offload import CpuTier
+from gateway.simulator.sequence import SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.stats import EngineStats
 
@@ -64,21 +64,21 @@ class SimEngine:
 
     def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence; its tokens plus its answer fit into the cache (the caller has checked)."""
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.arrived_s = asyncio.get_running_loop().time()
         self.waiting.append(sequence)
         self._work.set()
 
     def abort(self, sequence: TokenSequence) -> None:
         """Take a sequence out at once and free its blocks; does nothing once it has finished."""
-        if sequence.state is State.WAITING:
+        if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.state is State.RUNNING:
+        elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._release(sequence)
         else:
             return
-        sequence.state = State.ABORTED
+        sequence.state = SequenceState.ABORTED
         self.stats.requests["abort"] += 1
         self._work.set()
 
@@ -143,7 +143,7 @@ class SimEngine:
         limit = self._settings.max_num_batched_tokens
         preempted = self.stats.preemptions
         for sequence in tuple(self.running):
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted by one before it
             want = sequence.num_tokens - sequence.computed
             if want > 1:
@@ -177,7 +177,7 @@ class SimEngine:
         self.cpu_tier.end_step()
         self._events.flush()
         for sequence, computed in batch:
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step ran
             sequence.computed += computed
             if self._lmcache is not None:
@@ -201,14 +201,14 @@ class SimEngine:
             sequence.produce()
             self.stats.generation_tokens += 1
         if sequence.is_complete:
-            sequence.state = State.FINISHED
+            sequence.state = SequenceState.FINISHED
             self.running.remove(sequence)
             self._release(sequence)
             self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
             self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
             self._on_finish(now_s - sequence.arrived_s)
-        sequence.generation.notify(sequence)
+        sequence.notify(sequence)
 
     def _loadable_tokens(self, sequence: TokenSequence) -> int | None:
         """What LMCache has of a waiting sequence; None where it is still looking."""
@@ -230,7 +230,7 @@ class SimEngine:
             return None
         if self._lmcache is not None:
             self._lmcache.load(loaded)
-        sequence.state = State.RUNNING
+        sequence.state = SequenceState.RUNNING
         if sequence.cached_tokens is None:
             self._count_hits(sequence, loaded)
         sequence.computed += loaded
@@ -248,7 +248,7 @@ class SimEngine:
         while not self._grow(sequence, tokens):
             youngest = self.running.pop()
             self._release(youngest)
-            youngest.state = State.WAITING
+            youngest.state = SequenceState.WAITING
             self.waiting.appendleft(youngest)
             self.stats.preemptions += 1
             if youngest is sequence:

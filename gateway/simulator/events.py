@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.simulator.generation import TokenSequence
 from gateway.simulator.prompt import TOKEN_BYTES
+from gateway.simulator.sequence import TokenSequence
 from gateway.simulator.settings import SimSettings
 
 MAPS_SINCE = (0, 24)
@@ -114,12 +114,12 @@ class EventLog:
             event = self._described(sequence, first, last, _GPU)
             event.extra_keys = sequence.extra_keys(first, last)
             if self._has_sessions:
-                event.session_id = sequence.generation.tag.session_id
+                event.session_id = sequence.event_tag.session_id
             self._add(event)
 
     def reused(self, sequence: TokenSequence, num_blocks: int) -> None:
         """The scheduler found so many blocks of a waiting sequence: told only to who asked for full reports."""
-        if self._has_reports and sequence.generation.tag.full_report:
+        if self._has_reports and sequence.event_tag.full_report:
             self.stored(sequence, 0, num_blocks)
 
     def evicted(self, hashes: Sequence[int]) -> None:

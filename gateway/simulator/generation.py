@@ -1,7 +1,6 @@
-"""One request's sequences, and the wait for their tokens.
+"""Everything one HTTP request generates, and the wait for its tokens.
 
-The engine calls `TokenSequence.produce` and `Generation.notify`; a handler calls `start`, waits for `progress`, takes
-`new_tokens` and, on every path out, calls `close`.
+A handler calls `start`, waits for `progress`, takes `new_tokens` and, on every path out, calls `close`.
 """
 
 from __future__ import annotations
@@ -9,24 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
 
 from gateway.simulator.answers import GeneratedAnswer
-from gateway.simulator.cache import Block
-from gateway.simulator.prompt import BlockHasher, EnginePrompt, token_of
+from gateway.simulator.engine import SimEngine
+from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.sequence import EventTag, SequenceState, TokenSequence
 
-if TYPE_CHECKING:
-    from gateway.simulator.engine import SimEngine
-    from gateway.simulator.lmcache import Lookup
-
-
-class State(Enum):
-    NEW = "new"
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    ABORTED = "aborted"
+_UNTAGGED = EventTag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,75 +26,6 @@ class SimUsage:
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class EventTag:
-    """What a request wants of the KV events that it causes."""
-
-    session_id: str | None = None
-    full_report: bool = False
-    """Tell of the blocks that it reuses, too."""
-
-
-_UNTAGGED = EventTag()
-
-
-class TokenSequence:
-    """A prompt and its planned answer on their way through an engine."""
-
-    __slots__ = (
-        "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "generation", "lookup", "num_tokens",
-        "offered_blocks", "prefill_s", "produced", "prompt", "scheduled_s", "state", "taken", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, prompt: EnginePrompt, answer: GeneratedAnswer, block_size: int, generation: Generation) -> None:
-        self.prompt = prompt
-        self.answer = answer
-        self.generation = generation
-        self.state = State.NEW
-        self.arrived_s = self.scheduled_s = self.prefill_s = 0.0
-        self.tokens = bytearray(prompt.tokens)
-        self.num_tokens = prompt.num_tokens
-        """Prompt and generated tokens so far."""
-        self.computed = 0
-        """Of those, the ones whose KV is in `blocks`."""
-        self.cached_tokens: int | None = None
-        """Prompt tokens that were found in the cache when it was first scheduled."""
-        self.produced = 0
-        self.taken = 0
-        """Generated tokens that the handler has taken."""
-        self.blocks: list[Block] = []
-        self.offered_blocks = 0
-        """Of its prompt, those that the CPU tier has been offered."""
-        self.lookup: Lookup | None = None
-        """What LMCache has of its prompt, once that was asked for."""
-        self._hasher = BlockHasher(prompt, block_size)
-        self._hasher.extend(prompt.tokens)
-
-    @property
-    def hashes(self) -> list[int]:
-        """Of the full blocks of `tokens`."""
-        return self._hasher.hashes
-
-    @property
-    def is_prefilled(self) -> bool:
-        return self.computed >= self.num_tokens
-
-    @property
-    def is_complete(self) -> bool:
-        return self.produced == len(self.answer.pieces)
-
-    def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
-        """What entered the hash of each block from `first` up to `last` beside its tokens."""
-        return self._hasher.extra_keys(first, last)
-
-    def produce(self) -> None:
-        """Sample the next token."""
-        self.tokens += token_of(self.answer.pieces[self.produced])
-        self._hasher.extend(self.tokens)
-        self.num_tokens += 1
-        self.produced += 1
 
 
 class Generation:
@@ -125,14 +44,14 @@ class Generation:
     ) -> None:
         """`answers` holds the same number of answers for each prompt, in the prompts' order."""
         self.sequences: list[TokenSequence] = []
-        self.tag = tag
         self._engine = engine
         self._each_token = each_token
         self._ready = False
         self._waiter: asyncio.Future[None] | None = None
         self._n = len(answers) // len(prompts)
         for at, answer in enumerate(answers):
-            self.sequences.append(TokenSequence(prompts[at // self._n], answer, engine.block_size, self))
+            prompt = prompts[at // self._n]
+            self.sequences.append(TokenSequence(prompt, answer, engine.block_size, tag, self._notify))
         self._unfinished = len(self.sequences)
 
     @property
@@ -171,9 +90,9 @@ class Generation:
         finally:
             self.close()
 
-    def notify(self, sequence: TokenSequence) -> None:
+    def _notify(self, sequence: TokenSequence) -> None:
         """`sequence` has a new token, or has finished."""
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             self._unfinished -= 1
         if self._each_token or self._unfinished == 0:
             self._wake()

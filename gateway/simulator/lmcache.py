@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 from gateway.simulator.chunk_redis import ChunkRedis
-from gateway.simulator.generation import TokenSequence
 from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
 from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
@@ -38,17 +38,6 @@ class LmcacheStats:
     """In CPU memory now."""
     sent_bytes: int = 0
     """To Redis."""
-
-
-@dataclass(slots=True)
-class Lookup:
-    """What is known of one prompt's chunks."""
-
-    names: list[str]
-    found: int | None = None
-    """How many, from the first on, can be loaded; None while that is being found out."""
-    offered: int = 0
-    """How many, from the first on, are kept or were found."""
 
 
 class SimLmcache:
@@ -86,7 +75,7 @@ class SimLmcache:
         it is."""
         lookup = sequence.lookup
         if lookup is None:
-            lookup = sequence.lookup = Lookup(self._chunk_names(sequence.prompt))
+            lookup = sequence.lookup = ChunkLookup(self._chunk_names(sequence.prompt))
             in_cpu = self._in_cpu(lookup.names)
             if self._redis is None or in_cpu == len(lookup.names):
                 self._found(lookup, in_cpu)
@@ -123,14 +112,14 @@ class SimLmcache:
     def state(self) -> dict[str, int]:
         return asdict(self.stats)
 
-    async def _fetch(self, redis: ChunkRedis, lookup: Lookup, in_cpu: int, wake: Callable[[], None]) -> None:
+    async def _fetch(self, redis: ChunkRedis, lookup: ChunkLookup, in_cpu: int, wake: Callable[[], None]) -> None:
         fetched = await redis.fetch(lookup.names[in_cpu:])
         self.stats.fetched_bytes += fetched * self._settings.chunk_kv_bytes
         self._keep_in_cpu(lookup.names[in_cpu : in_cpu + fetched])
         self._found(lookup, in_cpu + fetched)
         wake()
 
-    def _found(self, lookup: Lookup, chunks: int) -> None:
+    def _found(self, lookup: ChunkLookup, chunks: int) -> None:
         lookup.found = lookup.offered = chunks
         for name in reversed(lookup.names[:chunks]):  # the deepest will be dropped first
             if name in self._cpu:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from gateway.simulator.events import EventLog
-from gateway.simulator.generation import TokenSequence
+from gateway.simulator.sequence import TokenSequence
 
 
 class CpuTier:
