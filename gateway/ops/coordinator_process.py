@@ -1,4 +1,4 @@
-"""A coordinator that stands alone: it applies event streams, reaps leases and watches the store, and serves nobody."""
+"""`kvgate coordinator`: applies event streams, reaps leases and watches the store. It serves no requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_S = 1.0
 
 
 async def run(redis_url: str, namespace: str, metrics_port: int, watch: WatchSettings) -> None:
-    """Until cancelled. New pools are found within a second. Raises OSError where `metrics_port` is taken."""
+    """Runs until cancelled, and finds new pools within a second. Raises OSError if `metrics_port` is taken."""
     name = f"coordinator.{secrets.token_hex(3)}"
     registry, tasks = CollectorRegistry(), Tasks()
     if metrics_port:
