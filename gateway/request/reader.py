@@ -19,8 +19,7 @@ from gateway.request.reading import Ask, Body, Reading, Resolve, Rules, read_bod
 from gateway.request.reading.structure import StructureLimits, is_sparse
 from gateway.request.reading.workers import Workers
 from gateway.settings.gateway_settings import GatewaySettings
-
-POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
+from gateway.settings.policies import POLICIES
 
 # What is larger, or takes more steps, another process reads: with these the event loop is held for 40 ms at the most.
 # A sparse body (an image) is copied, not taken to pieces: it may be larger.

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gateway.ops.cli.errors import CommandError
+from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _DEFAULT_STATE_DIR = Path(".kvgate")
 _DEFAULT_SIMULATED = 2
@@ -45,8 +46,8 @@ Policy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="prefix_kv_aware, round_robin, random, least_loaded, power_of_two or consistent_hash.",
-        show_default="prefix_kv_aware",
+        help=f"How a replica is chosen: {', '.join(f'{name} ({meaning})' for name, meaning in POLICIES.items())}.",
+        show_default=f"that of --config, or {DEFAULT_POLICY}",
     ),
 ]
 Speed = Annotated[float, typer.Option(min=0, help="Divides every simulated time; 0 means no delays at all.")]
