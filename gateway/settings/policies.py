@@ -14,7 +14,7 @@ POLICIES: Final = {
     "random": "a random replica, whatever its load",
     "least_loaded": "the fewest active requests",
     "power_of_two": "of two random replicas, the one with fewer active requests",
-    "consistent_hash": "always the same replica for the same first user message, by rendezvous hashing",
+    "consistent_hash": "always the same replica for the same first image or user message, by rendezvous hashing",
 }
 """Each policy's name, and the replica that it chooses."""
 DEFAULT_POLICY: Final = "prefix_kv_aware"
