@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import http
+import time
+from collections.abc import Iterable, Sequence
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Protocol
 
-from gateway.http.answer_head import answer_head
 from gateway.http.pieces import joined
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -42,12 +45,12 @@ class Exchange:
     __slots__ = (
         "_came_bytes",
         "_can_write",
+        "_connection",
         "_expects_continue",
         "_has_all",
         "_held",
         "_is_chunked",
         "_is_paused",
-        "_line",
         "_loop",
         "_unsent_head",
         "_waiter",
@@ -68,7 +71,7 @@ class Exchange:
 
     def __init__(
         self,
-        line: ClientConnection,
+        connection: ClientConnection,
         loop: asyncio.AbstractEventLoop,
         method: str,
         path: str,
@@ -97,7 +100,7 @@ class Exchange:
         self.has_started = False
         self.is_answered = False
         self.is_gone = False
-        self._line = line
+        self._connection = connection
         self._loop = loop
         self._held: bytes | bytearray = b""
         self._came_bytes = 0
@@ -141,7 +144,7 @@ class Exchange:
         held, self._held = self._held, b""
         if self._is_paused:
             self._is_paused = False
-            self._line.resume_reading()
+            self._connection.resume_reading()
         return held
 
     def put(self, piece: bytes) -> None:
@@ -152,7 +155,7 @@ class Exchange:
         self._held = joined(self._held, piece)
         if len(self._held) > _READ_AHEAD_BYTES and not self._is_paused:
             self._is_paused = True
-            self._line.pause_reading()
+            self._connection.pause_reading()
         self._wake()
 
     def put_end(self) -> None:
@@ -212,7 +215,7 @@ class Exchange:
     @property
     def unsent_bytes(self) -> int:
         """What was written and the client has not taken."""
-        return 0 if self.is_gone else self._line.unsent_bytes
+        return 0 if self.is_gone else self._connection.unsent_bytes
 
     async def drained(self) -> None:
         """Until the client has taken most of what was written, or is gone."""
@@ -228,12 +231,12 @@ class Exchange:
 
     def _write(self, data: bytes) -> None:
         if not self.is_gone:
-            self._line.write(data)
+            self._connection.write(data)
 
     def _complete(self) -> None:
         self.is_answered = True
         self._held = b""
-        self._line.answered(self)
+        self._connection.answered(self)
 
     # -- what the connection tells -------------------------------------------------------------------------------
 
@@ -253,3 +256,25 @@ class Exchange:
         self.resume_writing()
         if self.stops_when_gone and not self.is_answered:
             self.task.cancel()
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+_STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]], last_lines: bytes) -> bytes:
+    """All of it, up to the empty line; `last_lines` are headers too, each with its line end."""
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join((_STATUS_LINES[status], _date_line(int(time.time())), *lines, last_lines, b"\r\n"))

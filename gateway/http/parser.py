@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import cast
 
 import httptools
 
 from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
-from gateway.http.request_head import (
-    HEAD_TOO_LARGE,
-    MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    TOO_MANY_HEADERS,
-    RawHeaders,
-    end_of_head,
-    malformed,
-    next_request,
-    problem_of,
-    without_upgrade,
+
+HeaderList = list[tuple[bytes, bytes]]
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers; as much as the strictest load balancers in front allow."""
+_MAX_HEADERS = 256
+
+_HEAD_TOO_LARGE = ApiError(
+    431,
+    "headers_too_large",
+    f"headers: the request line and headers together exceed {MAX_HEAD_BYTES} bytes.",
+    "headers",
+)
+_TOO_MANY_HEADERS = ApiError(431, "headers_too_large", f"headers: there are more than {_MAX_HEADERS}.", "headers")
+_UNKNOWN_CODING = ApiError(
+    501,
+    "unsupported_encoding",
+    "transfer-encoding: only `chunked` is understood, given once and alone.",
+    "transfer-encoding",
 )
 
-Begin = Callable[[str, bytes, RawHeaders, str, bool], Exchange]
+_VERSION = b" HTTP/1."
+_HEAD_END = b"\r\n\r\n"
+_OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+Begin = Callable[[str, bytes, HeaderList, str, bool], Exchange]
 """Makes the exchange of a head: method, target, headers, version, and whether the client keeps the connection."""
 
 
@@ -44,7 +57,7 @@ class RequestParser:
         """Whose body has not come to its end."""
         self.in_head = False
         self._url = b""
-        self._headers: RawHeaders = []
+        self._headers: HeaderList = []
         self._quiet_bytes = 0
         """What has come since the last piece of a body, or end of a head or request: unfinished heads, trailers."""
         self._plain_head = b""
@@ -61,9 +74,9 @@ class RequestParser:
         the end of a head, or of a body; where that is not known, to where another request may begin."""
         if self.receiving is None:
             # The end of a head that has begun may lie in two reads.
-            return next_request(data, at) if self.in_head else end_of_head(data, at)
+            return _next_request(data, at) if self.in_head else _end_of_head(data, at)
         missing_bytes = self.receiving.missing_bytes
-        return next_request(data, at) if missing_bytes is None else min(len(data), at + missing_bytes)
+        return _next_request(data, at) if missing_bytes is None else min(len(data), at + missing_bytes)
 
     def feed(self, piece: bytes | memoryview) -> int:
         """How much of it was read: not all where a request that wants to change the protocol was read again. Raises
@@ -78,7 +91,7 @@ class RequestParser:
             raise (why if isinstance(why, UnreadableRequest) else UnreadableRequest(malformed(str(error)))) from None
         else:
             if self._quiet_bytes > MAX_HEAD_BYTES and (self.in_head or self.receiving is not None):
-                raise UnreadableRequest(HEAD_TOO_LARGE)
+                raise UnreadableRequest(_HEAD_TOO_LARGE)
             return len(piece)
         # An upgrade is never agreed to, as HTTP allows: the request is read again as one that did not ask. Not within
         # `except`: what is refused then would be told as a failure of the parser.
@@ -98,8 +111,8 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # else a trailer
             self._headers.append((name.lower(), value))
-            if len(self._headers) > MAX_HEADERS:  # now, not at their end: one read may bring 60 000
-                raise UnreadableRequest(TOO_MANY_HEADERS)
+            if len(self._headers) > _MAX_HEADERS:  # now, not at their end: one read may bring 60 000
+                raise UnreadableRequest(_TOO_MANY_HEADERS)
 
     def on_headers_complete(self) -> None:
         self.in_head = False
@@ -109,9 +122,9 @@ class RequestParser:
         if parser.should_upgrade():
             if method == b"CONNECT":  # nothing but a change of the protocol
                 raise UnreadableRequest(malformed("CONNECT is for proxies"))
-            self._plain_head = without_upgrade(method, self._url, self._headers)
+            self._plain_head = _without_upgrade(method, self._url, self._headers)
             return
-        if (problem := problem_of(self._url, self._headers, version)) is not None:
+        if (problem := _problem_of(self._url, self._headers, version)) is not None:
             raise UnreadableRequest(problem)
         keeps_alive = version != "1.0" and parser.should_keep_alive()
         self.receiving = self._begin(method.decode("ascii"), self._url, self._headers, version, keeps_alive)
@@ -126,3 +139,50 @@ class RequestParser:
         if self.receiving is not None:  # else one that wants to change the protocol, and is read again
             self.receiving.put_end()
             self.receiving = None
+
+
+def malformed(reason: str) -> ApiError:
+    """What the parser does not read."""
+    return ApiError(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {reason}.")
+
+
+def _problem_of(url: bytes, headers: HeaderList, version: str) -> ApiError | None:
+    """Why a request with this head is refused. What its length would be must not be read in two ways (RFC 9112, 6.1),
+    and whose it is must be told once (3.2)."""
+    if len(url) + sum(map(len, chain.from_iterable(headers))) > MAX_HEAD_BYTES:
+        return _HEAD_TOO_LARGE
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names:
+        if version == "1.0":
+            return malformed("HTTP/1.0 has no Transfer-Encoding")
+        # Where `chunked` is not the last, there is no length at all: the parser says so.
+        codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+        if any(coding != b"chunked" and coding.endswith(b"chunked") for coding in codings):
+            return _UNKNOWN_CODING
+    hosts = names.count(b"host")
+    if version not in ("1.1", "1.0"):
+        return malformed("its version is neither HTTP/1.1 nor HTTP/1.0")
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return malformed("it must have one Host header")
+    return None
+
+
+def _without_upgrade(method: bytes, url: bytes, headers: HeaderList) -> bytes:
+    """A head again, without what asks for another protocol, and the last on its connection: so that however many ask,
+    it is read again once."""
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _OF_UPGRADES]
+    return b"".join([b"%b %b HTTP/1.1\r\n" % (method, url), *lines, b"connection: close\r\n\r\n"])
+
+
+def _end_of_head(data: bytes, at: int) -> int:
+    """Where the head that begins at `at` ends; the end of `data` where it does not. Empty lines may stand before it."""
+    line = data.find(_VERSION, at)
+    found = data.find(_HEAD_END, line) if line >= 0 else -1
+    return found + len(_HEAD_END) if found >= 0 else len(data)
+
+
+def _next_request(data: bytes, at: int) -> int:
+    """Where, behind `at`, a line begins that may be a request's first; the end of `data` where none does."""
+    line_end = data.find(b"\n", at)
+    found = data.find(_VERSION, line_end) if line_end >= 0 else -1
+    return data.rfind(b"\n", line_end, found) + 1 if found >= 0 else len(data)

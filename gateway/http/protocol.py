@@ -8,6 +8,8 @@ What uvicorn's own protocol costs beside this one is in docs/adr/0006-hot-path.m
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -18,11 +20,8 @@ import structlog
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError
-from gateway.http.answer_head import answer_head
-from gateway.http.exchange import Exchange
-from gateway.http.parser import RequestParser, UnreadableRequest
-from gateway.http.request_head import RawHeaders, malformed
-from gateway.http.reset import reset
+from gateway.http.exchange import Exchange, answer_head
+from gateway.http.parser import HeaderList, RequestParser, UnreadableRequest, malformed
 
 _log = structlog.get_logger("kvgate.http")
 
@@ -32,6 +31,7 @@ IDLE_S = 75.0
 _LINGER_S = 2.0
 _PROBE_S = 0.25
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 Handler = Callable[[Exchange], Awaitable[None]]
 """Answers a request, whatever happens."""
@@ -203,7 +203,7 @@ class HttpProtocol(asyncio.Protocol):
 
     # -- requests and answers ------------------------------------------------------------------------------------
 
-    def _begin(self, method: str, target: bytes, headers: RawHeaders, version: str, keeps_alive: bool) -> Exchange:
+    def _begin(self, method: str, target: bytes, headers: HeaderList, version: str, keeps_alive: bool) -> Exchange:
         if self._answering is not None:  # only what is no HTTP/1 at all gets here
             raise UnreadableRequest(malformed("it does not wait for its turn"))
         try:
@@ -236,7 +236,7 @@ class HttpProtocol(asyncio.Protocol):
         finally:
             self._tasks.discard(exchange.task)
             if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
-                reset(self._transport) if exchange.has_started else self._transport.abort()
+                _reset(self._transport) if exchange.has_started else self._transport.abort()
 
     @property
     def unsent_bytes(self) -> int:
@@ -297,3 +297,11 @@ class HttpProtocol(asyncio.Protocol):
         self._transport.write_eof()
         self._transport.resume_reading()
         self._call_later("linger", _LINGER_S, self._close)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """End a connection by a reset. HTTP/1.0 takes a connection's plain end for that of the answer."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+    transport.abort()
