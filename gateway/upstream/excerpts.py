@@ -1,6 +1,6 @@
-"""What is read of JSON that is not parsed as a whole, because that could hold the event loop for too long.
+"""Reads parts of JSON that is not parsed as a whole, because parsing it could block the event loop for too long.
 
-orjson parses a megabyte of text in 2 ms, but a megabyte of `[],[],…` in 40.
+orjson parses a megabyte of text in 2 ms, but a megabyte of `[],[],…` in 40 ms.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 from typing import Any
 
 WINDOW_BYTES = 16 * 1024
-"""How much of the beginning, or of the end, is looked at."""
+"""The part at the beginning or the end that is searched."""
 MAX_CONTAINERS = 32 * 1024
-"""Objects and lists in what is parsed as a whole, if it may be large."""
+"""Objects and lists in large JSON that is parsed as a whole."""
 _MAX_DECODED = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
 
 
 def last_usage(data: bytes) -> dict[str, Any] | None:
-    """The object under the last key `usage` near the end of `data`, which is a JSON document or carries one. Content
-    cannot pass for it: within a string, a quotation mark has a backslash."""
+    """The object under the last key `usage` near the end of `data`, which is a JSON document or contains one. Text
+    content cannot imitate that key: inside a string, quotation marks have a backslash."""
     window = data[-WINDOW_BYTES:]
     for found in reversed(list(_USAGE.finditer(window))[-_MAX_DECODED:]):
         try:
@@ -33,5 +33,5 @@ def last_usage(data: bytes) -> dict[str, Any] | None:
 
 
 def is_light(data: bytes) -> bool:
-    """Whether JSON of a megabyte or two has so few objects and lists that parsing it takes a few milliseconds."""
+    """Whether JSON of one or two megabytes has few objects and lists, so that parsing it takes a few milliseconds."""
     return data.count(b"{") + data.count(b"[") <= MAX_CONTAINERS

@@ -1,5 +1,5 @@
-"""Options of sockets to replicas, by which a host that is gone without a word is noticed: one without power, or behind
-a cut network, closes nothing and refuses nothing."""
+"""Socket options that detect a replica's host that is gone without closing its connections: it lost power, or the
+network is cut."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 from contextlib import suppress
 
 GONE_AFTER_S = 15
-"""So long may a host leave what was sent to it unconfirmed, be it data or a probe of a quiet connection."""
+"""How long a host may leave sent data, or probes of a quiet connection, unacknowledged."""
 _PROBE_AFTER_S = 5
 _PROBE_EVERY_S = 2
 _UNANSWERED_PROBES = (GONE_AFTER_S - _PROBE_AFTER_S) // _PROBE_EVERY_S
 
-# TCP_USER_TIMEOUT limits how long data may be unacknowledged, for which Linux waits 15 minutes otherwise, or a full
-# receiver may stay full. Keepalive probes a connection on which nothing is sent, as while an answer is awaited. Where
-# both are set, Linux gives up probing by TCP_USER_TIMEOUT, and does not look at TCP_KEEPCNT: that is for other systems.
-# A system lacks what it does not know; Darwin calls TCP_KEEPIDLE TCP_KEEPALIVE.
+# TCP_USER_TIMEOUT limits how long data may be unacknowledged (otherwise 15 minutes on Linux), or a receiver's buffer
+# may be full. Keepalive probes a connection on which nothing is sent, for example while an answer is awaited. If both
+# are set, Linux stops probing after TCP_USER_TIMEOUT and ignores TCP_KEEPCNT, which is for other systems. Options that
+# a system does not have are left out; Darwin's name of TCP_KEEPIDLE is TCP_KEEPALIVE.
 _TCP_OPTIONS = (
     ("TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", _PROBE_AFTER_S),
     ("TCP_KEEPINTVL", _PROBE_EVERY_S),
@@ -29,8 +29,8 @@ _OPTIONS = (
 
 
 def notice_gone_host(sock: socket.socket) -> None:
-    """Have the system end this TCP connection when the other host does not confirm anything for GONE_AFTER_S."""
-    with suppress(OSError):  # of one that is lost already
+    """Let the system end this TCP connection when the other host acknowledges nothing for GONE_AFTER_S."""
+    with suppress(OSError):  # the connection may be lost already
         for level, option, value in _OPTIONS:
             sock.setsockopt(level, option, value)
 
