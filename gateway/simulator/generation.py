@@ -31,7 +31,7 @@ class SimUsage:
 class Generation:
     """Everything one HTTP request generates: each prompt, `n` times each, on one engine.
 
-    With `each_token` a waiting handler is woken for every token, else only when all is done.
+    With `each_token`, every token wakes the waiting handler; without, only the end does.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """All is generated, or it was closed before."""
+        """Everything is generated, or `close` was called."""
         return self._unfinished == 0
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Generation:
             self._engine.add(sequence)
 
     def close(self) -> None:
-        """Abort what has not finished, and wake who waits for it; does nothing after a normal end."""
+        """Abort unfinished sequences, and wake the waiting handler. Does nothing after a normal end."""
         if not self.finished:
             for sequence in self.sequences:
                 self._engine.abort(sequence)
@@ -72,7 +72,7 @@ class Generation:
             self._wake()
 
     async def progress(self) -> None:
-        """Wait until there is something new; for one waiter at a time."""
+        """Wait for something new. Only one task may wait at a time."""
         if not self._ready:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -82,7 +82,7 @@ class Generation:
         self._ready = False
 
     async def completion(self) -> None:
-        """Run to the end; aborts if cancelled."""
+        """Run to the end. Aborts if cancelled."""
         try:
             self.start()
             while not self.finished:
@@ -103,14 +103,14 @@ class Generation:
             self._waiter.set_result(None)
 
     def new_tokens(self) -> Iterator[tuple[int, int]]:
-        """What came since the last call: (choice, place of a token in its answer)."""
+        """The tokens since the last call, as (choice, place of the token in its answer)."""
         for choice, sequence in enumerate(self.sequences):
             while sequence.taken < sequence.produced:
                 sequence.taken += 1
                 yield choice, sequence.taken - 1
 
     def usage(self) -> SimUsage:
-        """Prompts count once each, however many choices they have."""
+        """The token counts. Each prompt counts once, however many choices it has."""
         firsts = self.sequences[:: self._n]
         return SimUsage(
             sum(sequence.prompt.num_tokens for sequence in firsts),

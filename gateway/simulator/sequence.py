@@ -24,11 +24,11 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventTag:
-    """What a request wants of the KV events that it causes."""
+    """A request's options for the KV events that it causes."""
 
     session_id: str | None = None
     full_report: bool = False
-    """Tell of the blocks that it reuses, too."""
+    """Whether events also report the blocks that it reuses."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class ChunkLookup:
 
 
 class TokenSequence:
-    """A prompt and its planned answer on their way through an engine."""
+    """A prompt and its planned answer inside an engine."""
 
     __slots__ = (
         "_hasher", "answer", "arrived_s", "blocks", "cached_tokens", "computed", "event_tag", "lookup", "notify",
@@ -69,7 +69,7 @@ class TokenSequence:
         self.num_tokens = prompt.num_tokens
         """Prompt and generated tokens so far."""
         self.computed = 0
-        """Of those, the ones whose KV is in `blocks`."""
+        """How many of these have their KV in `blocks`."""
         self.cached_tokens: int | None = None
         """Prompt tokens that were found in the cache when it was first scheduled."""
         self.produced = 0
@@ -77,15 +77,15 @@ class TokenSequence:
         """Generated tokens that the handler has taken."""
         self.blocks: list[Block] = []
         self.offered_blocks = 0
-        """Of its prompt, those that the CPU tier has been offered."""
+        """How many blocks of its prompt were offered to the CPU tier."""
         self.lookup: ChunkLookup | None = None
-        """What LMCache has of its prompt, once that was asked for."""
+        """The lookup of its prompt in LMCache, once it has begun."""
         self._hasher = BlockHasher(prompt, block_size)
         self._hasher.extend(prompt.tokens)
 
     @property
     def hashes(self) -> list[int]:
-        """Of the full blocks of `tokens`."""
+        """The hashes of the full blocks of `tokens`."""
         return self._hasher.hashes
 
     @property
@@ -97,7 +97,7 @@ class TokenSequence:
         return self.produced == len(self.answer.pieces)
 
     def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
-        """What entered the hash of each block from `first` up to `last` beside its tokens."""
+        """The extra keys of each block from `first` up to `last`."""
         return self._hasher.extra_keys(first, last)
 
     def produce(self) -> None:
