@@ -91,7 +91,7 @@ def _explain(gateway: str, body: bytes, api_key: str | None) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
     except ValueError:
-        raise CommandError(f"{url} answered {response.status_code}, and not as a gateway does") from None
+        raise CommandError(f"{url} answered {response.status_code}, but not like a gateway") from None
     if response.status_code != 200:
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
         raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(explanation)}{fix}")

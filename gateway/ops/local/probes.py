@@ -43,7 +43,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     except httpx.HTTPError as error:
         return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
-        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
+        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
     problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
     return ProbeAnswer(problem, store, exact, warnings, taken)
 
