@@ -25,7 +25,7 @@ import yaml
 
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import Kind, Process
-from gateway.ops.local.state import read_processes
+from gateway.ops.local.state_dir import read_processes
 
 _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 _REPLICA_SIM = (*_KVGATE, "replica-sim")

@@ -1,7 +1,7 @@
-"""Time limits for requests: hundreds of them for the price of one timer.
+"""Time limits for requests: hundreds of them share one timer.
 
-`asyncio.timeout` makes and cancels a timer of the event loop each time; these limits are seconds to minutes long, and
-one look at all of them every TICK_S is exact enough.
+`asyncio.timeout` creates and cancels a timer of the event loop for each limit. These limits are seconds to minutes
+long, so checking all of them every TICK_S is exact enough.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ TICK_S = 0.05
 
 
 class Due(Protocol):
-    """Something whose time runs out."""
+    """Something with a deadline."""
 
     due_s: float
-    """By time.monotonic(); it may be moved."""
+    """In terms of time.monotonic(). It may change."""
 
     def expire(self) -> None:
-        """The time is over. It is told so again at the next look, unless it has been removed, or has moved `due_s`."""
+        """Called at each tick after `due_s`, until this is removed or `due_s` moves."""
         ...
 
 
@@ -33,7 +33,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, limit_s: float | None, task: asyncio.Task[None]) -> Limit:
-        """A limit of so many seconds; None is no limit."""
+        """A limit of `limit_s` seconds; None means no limit."""
         return Limit(self, limit_s, task)
 
     def add(self, limit: Due) -> None:
@@ -52,7 +52,7 @@ class Deadlines:
 
 
 class Limit:
-    """One limit, of the task that enters it."""
+    """One limit of the task that enters it."""
 
     __slots__ = ("_deadlines", "_has_expired", "_limit_s", "_task", "due_s")
 
@@ -77,7 +77,7 @@ class Limit:
             raise TimeoutError from error
 
     def expire(self) -> None:
-        """End it now; once, however often it is called."""
+        """Cancel the task; only the first call does."""
         self._deadlines.remove(self)
         if not self._has_expired:
             self._has_expired = True

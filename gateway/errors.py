@@ -1,7 +1,7 @@
-"""The one exception a request can end with, and OpenAI's JSON shape for it.
+"""The exception that ends a request, and OpenAI's JSON shape of an error.
 
-Every error a client sees from KVGate itself has this body (OpenAI's error object; on paths of other APIs that of
-error_shapes.py), with a `code` that a program can branch on and, for bad input, the `param` that names the field:
+Every error from KVGate itself has this body; on paths of other APIs it has the shape of gateway/relay/error_shapes.py.
+Programs can branch on its `code`, and for bad input its `param` names the field:
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -22,7 +22,7 @@ _TYPE_OF_STATUS = {
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A request refused or failed by the gateway; `headers` are added to the answer (Retry-After)."""
+    """A request that the gateway refuses or cannot serve. `headers` are added to the answer (Retry-After)."""
 
     status: int
     code: str
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's `type`: the family of the error, by status."""
+        """OpenAI's `type`: the family of the error."""
         if self.status >= 500:
             return "server_error"
         return _TYPE_OF_STATUS.get(self.status, "invalid_request_error")

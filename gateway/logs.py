@@ -1,4 +1,4 @@
-"""Structured logs on stdout. Nothing that a request carried is ever logged: no prompt, no key, no header."""
+"""Structured logs on stdout. They never contain the content of a request: no prompt, no key, no header."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.settings.gateway_settings import LogSettings
 
 
 def configure(settings: LogSettings, **who: str) -> None:
-    """Set structlog and the standard library's logging up, once, for the whole process; `who` is on every line."""
+    """Set up structlog and the standard library's logging once for the whole process. Every line contains `who`."""
     level = getattr(logging, settings.level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()

@@ -1,4 +1,4 @@
-"""Background tasks that nobody awaits: kept alive, their failures logged, cancelled together on close."""
+"""Background tasks that nobody awaits: kept alive, logged when they fail, cancelled together on close."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Tasks:
         return task
 
     def keep(self, loop: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[Any]:
-        """Run what is to run until it is cancelled. Where it raises, the failure is logged, and it begins again after
-        a moment: nothing that one replica or one record says ends it for good."""
+        """Run an endless `loop`. If it raises, the failure is logged and the loop starts again after a second, so that
+        no input from one replica or record stops it for good."""
         return self.spawn(_kept(loop, name), name)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
@@ -37,7 +37,7 @@ class Tasks:
             _log.error("task failed", task=task.get_name(), error=repr(error))
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel all running tasks and wait for them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

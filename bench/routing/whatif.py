@@ -28,11 +28,12 @@ from bench.options import names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.workloads import Session
-from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.generation import Generation
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.planning import plan
 from gateway.simulator.prompt import BlockHasher
 from gateway.simulator.replica import SimReplica
+from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
 
 _WAY_S = 0.001

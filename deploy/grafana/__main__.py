@@ -1,4 +1,4 @@
-"""`python -m deploy.grafana` writes dashboards/*.json from the descriptions beside this file."""
+"""`python -m deploy.grafana` writes dashboards/*.json from the descriptions in this folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FOLDER = Path(__file__).parent / "dashboards"
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Each dashboard's file, and what has to be in it."""
+    """Each dashboard's file, and its content."""
     for dashboard in (ROUTING, LATENCY, STORE, FLEET):
         yield _FOLDER / f"{dashboard.uid.removeprefix('kvgate-')}.json", _text(dashboard.form())
 
 
 def _text(form: Json) -> str:
-    """A line for each field and each panel, so that a change shows where it is."""
+    """One line for each field and each panel, so that diffs are readable."""
     fields = []
     for name, value in form.items():
         text = json.dumps(value)

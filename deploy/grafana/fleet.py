@@ -1,4 +1,4 @@
-"""Who is there, in what state, and how busy."""
+"""The gateways and replicas: their state and their load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long clients wait, and what of it is KVGate's."""
+"""How long clients wait, and which part of it KVGate takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels and dashboards as they are described here, and the JSON that Grafana (11 and newer) reads them from."""
+"""Panels and dashboards, and their JSON for Grafana (11 and newer)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPTIONS: Mapping[Kind, Json] = {
 
 @dataclass(frozen=True)
 class Query:
-    """PromQL, and what each of its series is called."""
+    """PromQL, and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -37,7 +37,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """`text` says what one sees, and what a good value is. Of `states`, each value's name and colour."""
+    """`text` explains the panel and says what a good value is. `states` has the name and colour of each value."""
 
     title: str
     text: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """One or several values of a label, all of them unless chosen."""
+    """A selection of one or several values of a label; all of them by default."""
 
     name: str
     metric: str
@@ -131,7 +131,7 @@ def _alerts() -> Json:
 
 
 def _laid_out(rows: Sequence[Row]) -> Iterator[Json]:
-    """From left to right, and on a new line where a panel does not fit any more."""
+    """Places panels from left to right, and starts a new line when one does not fit."""
     number, y = 0, 0
     for row in rows:
         number += 1
@@ -165,7 +165,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
         "options": _OPTIONS[panel.kind],
         "targets": [_target(panel, query, chr(ord("A") + i)) for i, query in enumerate(panel.queries)],
     }
-    if panel.kind == "table":  # a column for each query, and a line for whatever they have in common
+    if panel.kind == "table":  # a column for each query, a line for each set of common labels
         names = {f"Value #{chr(ord('A') + i)}": query.legend for i, query in enumerate(panel.queries)}
         form["transformations"] = [
             {"id": "merge", "options": {}},

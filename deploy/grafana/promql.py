@@ -1,4 +1,4 @@
-"""The expressions that most panels are made of."""
+"""Expressions that most panels use."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ ENGINE = 'job=~"$engines"'
 JOBS = Variable("job", "kvgate_requests_in_flight", "job")
 POOLS = Variable("pool", f"kvgate_replica_info{{{JOB}}}", "pool")
 REPLICAS = Variable("replica", f'kvgate_replica_info{{{JOB},pool=~"$pool"}}', "replica")
-"""All of them are those of the pools that are chosen."""
+"""Selects the chosen pools."""
 ENGINES = Variable("engines", "vllm:num_requests_running", "job")
 PATHS = Variable("path", f"kvgate_requests_total{{{JOB}}}", "path")
 
 
 def rate(metric: str, by: str = "", where: str = JOB) -> str:
-    """Per second, summed over gateways."""
+    """The rate per second, summed over gateways."""
     return f"sum{_by(by)} (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
 def share(part: str, whole: str) -> str:
-    """Between 0 and 1."""
+    """A ratio between 0 and 1."""
     return f"{part} / {whole}"
 
 
 def share_of(metric: str, which: str, where: str = JOB) -> str:
-    """Of all that a counter counts, those with these labels: 0, not nothing, where there are none."""
+    """The part of a counter with these labels. It is 0, and not missing, if there are none."""
     whole = rate(metric, where=where)
     return f"({rate(metric, where=f'{where},{which}')} or 0 * {whole}) / {whole}"
 
@@ -37,13 +37,13 @@ def mean(histogram: str, where: str = JOB, by: str = "") -> str:
 
 
 def quantile(q: float, histogram: str, by: str = "", where: str = JOB) -> str:
-    """As interpolated within one of its buckets."""
+    """A quantile of a histogram, interpolated within a bucket."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', labels, where)})"
 
 
 def told(metric: str, by: str = "replica", where: str = REPLICA) -> str:
-    """What every gateway tells alike, since it is the cluster's."""
+    """A metric of the cluster, which every gateway exports with the same value."""
     return f"max{_by(by)} ({metric}{{{where}}})"
 
 

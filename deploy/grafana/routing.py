@@ -1,4 +1,4 @@
-"""Does routing pay off: what is served from cache, why requests go where they go, and whether nobody piles up."""
+"""Whether routing pays off: cached tokens, the reasons of placements, and the balance of load."""
 
 from __future__ import annotations
 

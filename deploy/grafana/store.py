@@ -1,4 +1,4 @@
-"""The Redis that gateways share, chunks included, and the event streams that keep the map true."""
+"""The Redis that gateways share, with its chunks, and the event streams that keep the map true."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SCRIPTS = f'{JOB},command=~"eval|evalsha"'
 
 
 def _of_store(metric: str, by: str = "") -> str:
-    """One process watches the store; when another takes over, its series goes on."""
+    """One process watches the store. If another one takes over, the series continues."""
     return f"max{f' by ({by})' if by else ''} ({metric}{{{JOB}}})"
 
 

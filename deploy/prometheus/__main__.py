@@ -22,7 +22,7 @@ spec:
 
 
 def text() -> str:
-    """What has to be in FILE."""
+    """The content of FILE."""
     rules = sorted((_HERE / "rules").glob("*.yml"))
     objects = (_RULE.format(name=file.stem) + textwrap.indent(file.read_text(), "  ") for file in rules)
     return _HEAD + "---\n".join(objects)

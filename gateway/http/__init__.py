@@ -1,1 +1,8 @@
-"""HTTP/1.1 towards clients: connections, and one exchange of request and answer after the other on each."""
+"""HTTP/1.1 towards clients: each connection carries one exchange of request and answer at a time.
+
+protocol  a client's connection, for uvicorn's server
+parser    from bytes to requests, and what is refused as malformed
+exchange  one request and its answer
+asgi      lets an ASGI application answer an exchange
+pieces    gathers bytes that come in pieces
+"""

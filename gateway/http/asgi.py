@@ -1,4 +1,4 @@
-"""An ASGI application, answering an exchange: for all routes that are not hot."""
+"""Lets an ASGI application answer an exchange: for all routes that need not be fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.http.exchange import ClientGone, Exchange
 
 
 async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[bytes, bytes]]) -> None:
-    """Let `app` answer; `added_headers` go into its answer."""
+    """Let `app` answer, and add `added_headers` to its answer."""
     pieces: list[bytes] = []
     start: dict[str, Any] = {}
 

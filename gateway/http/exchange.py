@@ -1,12 +1,15 @@
-"""One request of a client, and the answer to it. Everything that is sent is written at once, without a task's turn."""
+"""One request of a client, and its answer. All writes go to the connection at once, without waking another task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import http
+import time
+from collections.abc import Iterable, Sequence
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Protocol
 
-from gateway.http.answer_head import answer_head
 from gateway.http.pieces import joined
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -16,11 +19,11 @@ _BODYLESS_STATUSES = frozenset({204, 304})
 
 
 class ClientGone(Exception):
-    """The client hung up: there is nobody left to answer."""
+    """The client hung up, so there is nobody to answer."""
 
 
 class ClientConnection(Protocol):
-    """The connection that an exchange takes place on."""
+    """The connection of an exchange."""
 
     @property
     def unsent_bytes(self) -> int: ...
@@ -37,17 +40,17 @@ class ClientConnection(Protocol):
 
 
 class Exchange:
-    """`receive` the body, then `start`, `write` and `end` the answer, or send it `whole`."""
+    """`receive` the body; then `start`, `write` and `end` the answer, or send it `whole`."""
 
     __slots__ = (
         "_came_bytes",
         "_can_write",
+        "_connection",
         "_expects_continue",
         "_has_all",
         "_held",
         "_is_chunked",
         "_is_paused",
-        "_line",
         "_loop",
         "_unsent_head",
         "_waiter",
@@ -68,7 +71,7 @@ class Exchange:
 
     def __init__(
         self,
-        line: ClientConnection,
+        connection: ClientConnection,
         loop: asyncio.AbstractEventLoop,
         method: str,
         path: str,
@@ -79,25 +82,25 @@ class Exchange:
         peer: str,
     ) -> None:
         self.peer = peer
-        """The client's address, without its port; empty where it has none."""
+        """The client's address without its port; empty if it has none."""
         self.method = method
         self.path = path
-        """Decoded once."""
+        """Percent-decoded once."""
         self.query = query
         self.raw_headers = raw_headers
         """Names in lower case."""
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers}
-        """Of repeated ones the last."""
+        """The last value of a repeated header."""
         self.http_version = http_version
         self.keeps_alive = keeps_alive
         self.task: asyncio.Task[None]
-        """What answers: set by the connection that starts it."""
+        """The task that answers. The connection starts it."""
         self.stops_when_gone = False
         """Whether `task` is cancelled when the client hangs up."""
         self.has_started = False
         self.is_answered = False
         self.is_gone = False
-        self._line = line
+        self._connection = connection
         self._loop = loop
         self._held: bytes | bytearray = b""
         self._came_bytes = 0
@@ -105,7 +108,7 @@ class Exchange:
         self._is_paused = False
         self._is_chunked = False
         self._unsent_head = b""
-        """It goes out with the first piece of the body: that is one system call less."""
+        """The head is sent with the first piece of the body, which saves a system call."""
         self._expects_continue = http_version != "1.0" and self.headers.get("expect", "").lower() == "100-continue"
         self._waiter: asyncio.Future[None] | None = None
         self._can_write: asyncio.Future[None] | None = None
@@ -114,17 +117,17 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether all of the body is here already."""
+        """Whether the whole body has come."""
         return self._has_all
 
     @property
     def missing_bytes(self) -> int | None:
-        """How much of the body has not come yet; None where only its end will tell."""
+        """How much of the body has not come yet; None if its length is unknown."""
         declared = self.headers.get("content-length")
         return None if declared is None else int(declared) - self._came_bytes
 
     async def receive(self) -> bytes | bytearray:
-        """What has come of the body since; empty at its end. Raises ClientGone."""
+        """The part of the body that has come since the last call; empty at the end. Raises ClientGone."""
         if self._expects_continue:
             self._expects_continue = False
             if not self._held and not self._has_all:
@@ -137,26 +140,26 @@ class Exchange:
         return self.take()
 
     def take(self) -> bytes | bytearray:
-        """What has come of the body since, without waiting for it."""
+        """Like `receive`, without waiting. Empty also if nothing has come."""
         held, self._held = self._held, b""
         if self._is_paused:
             self._is_paused = False
-            self._line.resume_reading()
+            self._connection.resume_reading()
         return held
 
     def put(self, piece: bytes) -> None:
-        """More of the body has come."""
+        """The connection calls this when more of the body has come."""
         self._came_bytes += len(piece)
         if self.is_answered:
             return
         self._held = joined(self._held, piece)
         if len(self._held) > _READ_AHEAD_BYTES and not self._is_paused:
             self._is_paused = True
-            self._line.pause_reading()
+            self._connection.pause_reading()
         self._wake()
 
     def put_end(self) -> None:
-        """All of the body has come."""
+        """The connection calls this when the whole body has come."""
         self._has_all = True
         self._wake()
 
@@ -167,7 +170,7 @@ class Exchange:
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def whole(self, status: int, headers: RawHeaders, body: bytes) -> None:
-        """The answer in one piece."""
+        """Send the whole answer at once."""
         self.has_started = True
         has_length = status not in _BODYLESS_STATUSES
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body) if has_length else b"")
@@ -175,7 +178,7 @@ class Exchange:
         self._complete()
 
     def start(self, status: int, headers: RawHeaders, length_bytes: int | None = None) -> None:
-        """Status and headers of an answer whose body follows; `length_bytes` is None where its end alone will tell."""
+        """Begin an answer with its status and headers. `length_bytes` is None if the body's length is unknown."""
         self.has_started = True
         has_body = self.method != "HEAD" and status not in _BODYLESS_STATUSES
         self._is_chunked = has_body and length_bytes is None and self.http_version != "1.0"
@@ -183,25 +186,25 @@ class Exchange:
         if length_bytes is not None:
             length = b"content-length: %d\r\n" % length_bytes
         elif has_body and not self._is_chunked:
-            self.keeps_alive = False  # its end is the connection's
+            self.keeps_alive = False  # the end of the connection marks the end of the body
         self._unsent_head = self._head(status, headers, length)
 
     def write(self, data: bytes) -> bool:
-        """A piece of the body, not empty; False where the client does not keep up: then wait until it is `drained`.
-        A client that is gone gets nothing, silently."""
+        """Send a piece of the body, which is not empty. Returns False if the client does not keep up: then wait for
+        `drained`. If the client is gone, this does nothing."""
         if piece := self._framed(data):
             self._write(piece)
         return self._can_write is None or self.is_gone
 
     def end(self, data: bytes = b"") -> None:
-        """The answer is complete with this last piece of its body."""
+        """End the answer with the last piece of its body."""
         last = self._framed(data) + b"0\r\n\r\n" if self._is_chunked else self._framed(data)
         if last:
             self._write(last)
         self._complete()
 
     def _framed(self, data: bytes) -> bytes:
-        """What goes out with a piece of the body."""
+        """The bytes to send for a piece of the body."""
         head, self._unsent_head = self._unsent_head, b""
         if not data or self.method == "HEAD":
             return head
@@ -211,11 +214,11 @@ class Exchange:
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written and the client has not taken."""
-        return 0 if self.is_gone else self._line.unsent_bytes
+        """The written bytes that the client has not taken yet."""
+        return 0 if self.is_gone else self._connection.unsent_bytes
 
     async def drained(self) -> None:
-        """Until the client has taken most of what was written, or is gone."""
+        """Wait until the client has taken most of the written bytes, or is gone."""
         while self._can_write is not None and not self.is_gone:
             await asyncio.shield(self._can_write)
 
@@ -228,14 +231,14 @@ class Exchange:
 
     def _write(self, data: bytes) -> None:
         if not self.is_gone:
-            self._line.write(data)
+            self._connection.write(data)
 
     def _complete(self) -> None:
         self.is_answered = True
         self._held = b""
-        self._line.answered(self)
+        self._connection.answered(self)
 
-    # -- what the connection tells -------------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
         if self._can_write is None:
@@ -247,9 +250,31 @@ class Exchange:
             waiter.set_result(None)
 
     def lost(self) -> None:
-        """The client hung up: whoever answers is stopped."""
+        """The client hung up. Stops the task that answers, if `stops_when_gone`."""
         self.is_gone = True
         self._wake()
         self.resume_writing()
         if self.stops_when_gone and not self.is_answered:
             self.task.cancel()
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+_STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]], last_lines: bytes) -> bytes:
+    """An answer's head: status line, Date, headers, empty line. `last_lines` are headers that are encoded already."""
+    lines = [b"%b: %b\r\n" % header for header in headers]
+    return b"".join((_STATUS_LINES[status], _date_line(int(time.time())), *lines, last_lines, b"\r\n"))

@@ -1,13 +1,13 @@
-"""Bytes that come in pieces, gathered where they lie: in memory once."""
+"""Gathers bytes that come in pieces, so that they are in memory only once."""
 
 from __future__ import annotations
 
 
 def joined(held: bytes | bytearray, piece: bytes | bytearray) -> bytes | bytearray:
-    """What is held, and a piece behind it.
+    """`held`, followed by `piece`.
 
-    A bytearray grows in place. A list of small pieces would take many times what is in them; joining a list of large
-    ones takes their size again. A single piece is not copied.
+    A bytearray grows in place. A list of small pieces would take many times their size, and joining a list of large
+    pieces takes their size again. A single piece is not copied.
     """
     if not held:
         return piece

@@ -1,13 +1,15 @@
 """A client's connection: HTTP/1.1, one request at a time.
 
-What comes behind a request that is being answered is kept as it came, in bounds, and read when its turn comes. So
-reading goes on, a client that hangs up is noticed, and a connection holds one request, however many are sent at once.
-What uvicorn's own protocol costs beside this one is in docs/adr/0006-hot-path.md; uvicorn still runs the server.
+While a request is being answered, the bytes after it are kept unparsed, up to a limit, and parsed in their turn. So the
+socket is always read, a client that hangs up is noticed, and a connection holds one request, however many are sent at
+once. docs/adr/0006-hot-path.md compares the cost with uvicorn's own protocol; uvicorn still runs the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -18,27 +20,25 @@ import structlog
 from uvicorn.server import ServerState
 
 from gateway.errors import ApiError
-from gateway.http.answer_head import answer_head
-from gateway.http.exchange import Exchange
-from gateway.http.parser import RequestParser, UnreadableRequest
-from gateway.http.request_head import RawHeaders, malformed
-from gateway.http.reset import reset
+from gateway.http.exchange import Exchange, answer_head
+from gateway.http.parser import HeaderList, RequestParser, UnreadableRequest, malformed
 
 _log = structlog.get_logger("kvgate.http")
 
 MAX_KEPT_BYTES = 64 * 1024
-"""Of what comes behind a request that is being answered."""
+"""Of bytes after the request that is being answered."""
 IDLE_S = 75.0
 _LINGER_S = 2.0
 _PROBE_S = 0.25
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 Handler = Callable[[Exchange], Awaitable[None]]
-"""Answers a request, whatever happens."""
+"""Answers an exchange in every case."""
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One client connection. It ends when the client has taken nothing of what is unsent for `write_s`."""
+    """One client connection. It is aborted when the client takes none of the unsent bytes for `write_s`."""
 
     def __init__(self, handle: Handler, state: ServerState, write_s: float) -> None:
         self._handle = handle
@@ -51,12 +51,12 @@ class HttpProtocol(asyncio.Protocol):
         self._kept = bytearray()
         self._is_closing = False
         self._is_deaf = False
-        """What comes is read past; only the end of it counts."""
+        """Incoming bytes are ignored; only the end of the connection counts."""
         self._is_full = False
-        """The client has not taken what was written: nothing more is begun until it has."""
+        """The write buffer is full: no further request begins until the client has taken enough of it."""
         self._is_half_closed = False
         self._watched_bytes = 0
-        """What was unsent when it was looked at last, and what was added since."""
+        """The unsent bytes at the last check, plus those written since."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # -- asyncio -------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
         name = transport.get_extra_info("peername")
-        self._peer = str(name[0]) if isinstance(name, tuple) else ""  # a Unix socket's is no tuple
+        self._peer = str(name[0]) if isinstance(name, tuple) else ""  # that of a Unix socket is no tuple
         self._idle_since_s = self._loop.time()
         self._call_later("idle", IDLE_S, self._close_if_idle)
 
@@ -74,9 +74,12 @@ class HttpProtocol(asyncio.Protocol):
             self._read(data)
 
     def eof_received(self) -> bool:
-        """A client that is gone and one that waits for its answer with its own half closed look alike. The latter may
-        ignore an interim response; the former's side answers it with a reset, and the next write fails. A client of
-        HTTP/1.0 knows no such response, and a stream that has begun has no room for one: there it counts as gone."""
+        """The client closed its half of the connection: it is gone, or it still waits for its answer.
+
+        An interim response tells the two apart: a waiting client ignores it, and for a client that is gone, its host
+        answers with a reset, so that the next write fails. HTTP/1.0 has no interim responses, and none may follow once
+        an answer has begun: in these cases the client counts as gone.
+        """
         exchange = self._answering
         if exchange is None:
             return False
@@ -111,7 +114,7 @@ class HttpProtocol(asyncio.Protocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """uvicorn stops: close when what is being answered, or has begun to come, is complete."""
+        """uvicorn stops: close after the request that is being answered, or whose head has begun to come."""
         self._is_closing = True
         if self._answering is not None:
             self._answering.keeps_alive = False
@@ -126,7 +129,7 @@ class HttpProtocol(asyncio.Protocol):
         self._timers[name] = self._loop.call_later(wait_s, callback)
 
     def _close_if_idle(self) -> None:
-        """Where nothing is being answered: a head that comes slowly does not count."""
+        """Close the connection after IDLE_S without an answer. A head that comes slowly does not count."""
         wait_s = IDLE_S
         if self._answering is None:
             wait_s = self._idle_since_s + IDLE_S - self._loop.time()
@@ -152,11 +155,11 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.write(_PROBE)
         self._call_later("probe", _PROBE_S, self._probe)
 
-    # -- what comes ----------------------------------------------------------------------------------------------
+    # -- incoming bytes ------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        """Until a request is complete. The parser cannot be stopped: it is given no more than to the end of that, or
-        to where another may begin."""
+        """Parse requests until one is complete and not answered yet. The parser cannot be stopped, so that it gets the
+        bytes of one request at a time (see `RequestParser.end_of_piece`)."""
         at, size = 0, len(data)
         while at < size and not self._is_deaf:
             receiving = self._parser.receiving
@@ -170,7 +173,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._refuse(refused.error)
 
     def _keep(self, data: bytes) -> None:
-        """For when the request before is answered."""
+        """Keep bytes until the request before them is answered."""
         self._kept += data
         if len(self._kept) > MAX_KEPT_BYTES:
             self._be_deaf()
@@ -184,15 +187,15 @@ class HttpProtocol(asyncio.Protocol):
         self._kept.clear()
 
     def _refuse(self, error: ApiError) -> None:
-        """What cannot be read is answered, unless something else is being answered: then that is the last."""
+        """Answer a request that cannot be read. If another one is being answered, close after its answer instead."""
         self._be_deaf()
         exchange, receiving = self._answering, self._parser.receiving
         if exchange is not None and exchange is not receiving:
             exchange.keeps_alive = False
         elif exchange is not None and exchange.has_started:
-            self._transport.abort()  # what was answered so far must not be taken for complete
+            self._transport.abort()  # the client must not take the part that was sent for a complete answer
         else:
-            if exchange is receiving:  # else it has its answer already
+            if exchange is receiving:  # otherwise it was answered before its body had come
                 body = error.body()
                 last_lines = b"content-length: %d\r\nconnection: close\r\n" % len(body)
                 head = answer_head(error.status, [(b"content-type", b"application/json")], last_lines)
@@ -203,8 +206,8 @@ class HttpProtocol(asyncio.Protocol):
 
     # -- requests and answers ------------------------------------------------------------------------------------
 
-    def _begin(self, method: str, target: bytes, headers: RawHeaders, version: str, keeps_alive: bool) -> Exchange:
-        if self._answering is not None:  # only what is no HTTP/1 at all gets here
+    def _begin(self, method: str, target: bytes, headers: HeaderList, version: str, keeps_alive: bool) -> Exchange:
+        if self._answering is not None:  # only input that is not HTTP/1 gets here
             raise UnreadableRequest(malformed("it does not wait for its turn"))
         try:
             url = httptools.parse_url(target)
@@ -230,13 +233,13 @@ class HttpProtocol(asyncio.Protocol):
         try:
             await self._handle(exchange)
         except Exception as error:
-            # Where, not what: an exception's text may hold a piece of the prompt.
+            # Only the type and the place: an exception's text may contain a piece of the prompt.
             place = traceback.extract_tb(error.__traceback__)[-1]
             _log.error("handler failed", error=type(error).__name__, at=f"{place.filename}:{place.lineno}")
         finally:
             self._tasks.discard(exchange.task)
-            if self._answering is exchange:  # not to its end, and what it got must not be taken for complete
-                reset(self._transport) if exchange.has_started else self._transport.abort()
+            if self._answering is exchange:  # unfinished: the client must not take the sent part for complete
+                _reset(self._transport) if exchange.has_started else self._transport.abort()
 
     @property
     def unsent_bytes(self) -> int:
@@ -255,7 +258,7 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _give_up(self, exchange: Exchange) -> None:
-        """What is answered to it from now on goes nowhere."""
+        """Detach the exchange. Its further writes do nothing."""
         self._answering = None
         exchange.lost()
 
@@ -265,7 +268,7 @@ class HttpProtocol(asyncio.Protocol):
         self._answering = None
         self._idle_since_s = self._loop.time()
         if exchange.keeps_alive:
-            self.resume_reading()  # of a body that nobody wanted
+            self.resume_reading()  # its body may have been paused
             self._go_on()
         elif (self._is_deaf or self._parser.receiving is not None) and not self._is_half_closed:
             self._linger()
@@ -273,7 +276,7 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
 
     def _go_on(self) -> None:
-        """To the next of the requests that came together; after the last of a client that sends no more, close."""
+        """Read the kept bytes. If the client has closed its half and they hold no complete request, close."""
         if self._is_full or self._transport.is_closing():
             return
         if self._kept:
@@ -284,16 +287,24 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """As soon as the client has taken what is unsent."""
+        """Close as soon as the client has taken the unsent bytes."""
         self._be_deaf()
         self._transport.close()
         if unsent_bytes := self.unsent_bytes:
             self._watch_unsent(unsent_bytes)
 
     def _linger(self) -> None:
-        """Close, but read past what the client is still sending: where bytes are unread, closing resets a connection,
+        """Close after the client stops sending, or after _LINGER_S. Closing with unread bytes resets the connection,
         and the client may lose its answer (RFC 9112, 9.6)."""
         self._be_deaf()
         self._transport.write_eof()
         self._transport.resume_reading()
         self._call_later("linger", _LINGER_S, self._close)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """End a connection with a reset. For HTTP/1.0, a normal end of the connection marks the end of the answer."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+    transport.abort()

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, `/v1/messages`, in the stream of the chat messages vLLM makes of it."""
+"""Anthropic's Messages API, `/v1/messages`, written as the chat messages that vLLM translates it to."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.prompt.turns import Named, ToolCall, Turn, write_turns
 from gateway.prompt.writer import PromptWriter
 
 
-def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
+def read_anthropic(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A Messages request."""
-    write_root(writer, engine, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
+    write_root(writer, scope, CHAT, {**body, "reasoning_effort": _reasoning_effort(body)})
     tools, choice = body.get("tools"), body.get("tool_choice")
     if isinstance(tools, list):
         writer.steps.take(len(tools))
@@ -34,7 +34,7 @@ def read_anthropic(writer: PromptWriter, body: dict[str, Json], engine: CacheSco
 
 
 def _reasoning_effort(body: dict[str, Json]) -> Json:
-    """vLLM's chat parameter: no thinking is "none" (where a template knows no such effort, another)."""
+    """vLLM's chat parameter. Disabled thinking is "none" here, also if vLLM sets another value for a template."""
     thinking, output = body.get("thinking"), body.get("output_config")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         return "none"
@@ -42,7 +42,7 @@ def _reasoning_effort(body: dict[str, Json]) -> Json:
 
 
 def _chat_tool(tool: Json) -> Json:
-    """A client's tool in chat form; anything else as it stands."""
+    """A client's tool in chat form; any other tool unchanged."""
     if not isinstance(tool, dict) or not isinstance(schema := tool.get("input_schema"), dict):
         return tool
     rest = {name: value for name, value in tool.items() if name not in ("input_schema", "cache_control", "type")}
@@ -51,7 +51,7 @@ def _chat_tool(tool: Json) -> Json:
 
 
 def _system_turn(writer: PromptWriter, role: Named, content: Named) -> list[Turn]:
-    """A system prompt: its text blocks are one text to the engine. No text, no message."""
+    """The system prompt. The engine joins its text blocks, and without text there is no system message."""
     value, param = content
     if isinstance(value, list):
         writer.expect_parts(len(value), param)
@@ -84,13 +84,13 @@ def _message_turns(writer: PromptWriter, message: Json, param: str) -> list[Turn
     results: list[Turn] = []
     for index, block in enumerate(content.value):
         _read_block(writer, Named(block, f"{content.param}[{index}]"), turn, results)
-    # A user's tool results are messages of their own, in front of what else the user says.
+    # A user's tool results become messages of their own, before the user's other blocks.
     only_results = bool(results) and not (turn.parts or turn.calls or turn.reasoning)
     return results if only_results else [*results, turn]
 
 
 def _read_block(writer: PromptWriter, named: Named, turn: Turn, results: list[Turn]) -> None:
-    """Take one content block into its turn, or into turns of its own in `results`."""
+    """Add one content block to `turn`. A tool result becomes turns of its own, in `results`."""
     block, param = named
     writer.drop_uuid(object_at(block, param))
     match block.get("type"):
@@ -102,7 +102,7 @@ def _read_block(writer: PromptWriter, named: Named, turn: Turn, results: list[Tu
         case "thinking":
             turn.reasoning = turn.reasoning or bytearray()
             turn.reasoning += utf8(block.get("thinking"), f"{param}.thinking")
-        case "redacted_thinking":  # sealed, and never rendered
+        case "redacted_thinking":  # encrypted, never rendered
             pass
         case "tool_use":
             turn.calls.append(
@@ -119,7 +119,7 @@ def _read_block(writer: PromptWriter, named: Named, turn: Turn, results: list[Tu
 
 
 def _tool_result_turns(writer: PromptWriter, block: dict[str, Json], param: str) -> list[Turn]:
-    """A tool's message, and a user's message with the images the tool returned."""
+    """A tool's message, and a user's message with the images that the tool returned."""
     content, at = block.get("content"), f"{param}.content"
     tool = Turn(Named("tool", param), call_id=Named(block.get("tool_use_id"), f"{param}.tool_use_id"))
     images = Turn(Named("user", param))

@@ -12,7 +12,7 @@ from gateway.prompt.root import CHAT, EMBEDDING_CHAT, CacheScope, write_root, wr
 from gateway.prompt.writer import PromptWriter
 
 KEYED_MESSAGES: Final = 16
-"""How many of the last messages end a key: as long as a next turn adds fewer, it finds this turn's tip."""
+"""A key ends after each of the last 16 messages. A next turn that adds fewer than 16 finds this turn's tip."""
 
 _MESSAGE_FIELDS: Final = frozenset(
     {"role", "content", "name", "tool_call_id", "reasoning", "reasoning_content", "tool_calls"}
@@ -22,19 +22,19 @@ _FUNCTION_CALL_FIELDS: Final = _CALL_FIELDS | {"type"}
 _FUNCTION_FIELDS: Final = frozenset({"name", "arguments"})
 
 
-def read_chat(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
+def read_chat(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A chat completion, or the tokenization of one."""
     flags = (("add_special_tokens", False), ("add_generation_prompt", True), ("continue_final_message", False))
-    write_root(writer, engine, CHAT, body, flags)
+    write_root(writer, scope, CHAT, body, flags)
     _write_conversation(writer, body, body.get("messages"), "messages")
 
 
 def read_embedding_chat(
-    writer: PromptWriter, body: dict[str, Json], engine: CacheScope, messages: Json, param: str
+    writer: PromptWriter, body: dict[str, Json], scope: CacheScope, messages: Json, param: str
 ) -> None:
-    """An embedding of one conversation; of a batch of them, the first."""
+    """An embedding of a conversation, or of several, of which the first one stands for the request."""
     flags = (("add_special_tokens", False), ("add_generation_prompt", False), ("continue_final_message", False))
-    write_root(writer, engine, EMBEDDING_CHAT, body, flags)
+    write_root(writer, scope, EMBEDDING_CHAT, body, flags)
     if isinstance(messages, list) and messages and isinstance(messages[0], list):
         for conversation in messages[1:]:
             drop_uuids(writer, conversation)
@@ -43,7 +43,7 @@ def read_embedding_chat(
 
 
 def _write_conversation(writer: PromptWriter, body: dict[str, Json], messages: Json, param: str) -> None:
-    # The engine hashes an image together with how it is to be decoded; older ones forget that beside a uuid.
+    # These change the decoded image. Engines hash them with it, but some vLLM versions do not if the image has a uuid.
     writer.pins_images = not body.get("media_io_kwargs")
     write_tools(writer, body.get("tools"), hidden=body.get("tool_choice") == "none")
     writer.end_root()
@@ -57,7 +57,7 @@ def _write_conversation(writer: PromptWriter, body: dict[str, Json], messages: J
 
 def _write_message(writer: PromptWriter, message: Json, param: str) -> None:
     role = writer.open_message(object_at(message, param).get("role"), f"{param}.role")
-    plain = len(message) == 2 and "content" in message  # nothing else to look for
+    plain = len(message) == 2 and "content" in message  # no other fields to look for
     if not plain:
         _write_fields_before_content(writer, message, param)
     content = message.get("content")
@@ -76,7 +76,7 @@ def _write_message(writer: PromptWriter, message: Json, param: str) -> None:
 def _write_fields_before_content(writer: PromptWriter, message: dict[str, Json], param: str) -> None:
     writer.optional_field(tags.NAME, message.get("name"), f"{param}.name")
     writer.optional_field(tags.CALL_ID, message.get("tool_call_id"), f"{param}.tool_call_id")
-    for name in ("reasoning", "reasoning_content"):  # the second is the older name of the first
+    for name in ("reasoning", "reasoning_content"):  # the second one is the older name
         if (reasoning := message.get(name)) is not None:
             writer.stream.text(utf8(reasoning, f"{param}.{name}"), tags.REASONING)
             return

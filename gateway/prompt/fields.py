@@ -1,4 +1,4 @@
-"""Values of a parsed JSON body as bytes for the stream, or a 400 that names the field."""
+"""JSON values of a body as bytes for the stream. A wrong type raises a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.errors import bad_field
 Json = Any
 """What a JSON parser returns: dict, list, str, int, float, bool or None."""
 
-# Fields that no chat template sees: the engine drops them, or reads them for something else. SDKs add
+# No chat template sees these fields: the engine drops them, or reads them for something else. SDKs add
 # and move them between turns (`cache_control` marks another message every turn), so they must not
 # change a key.
 IGNORED_FIELDS = frozenset({"annotations", "cache_control", "detail", "logprobs", "refusal", "uuid"})
@@ -33,26 +33,26 @@ def optional_utf8(value: Json, param: str) -> bytes | None:
 
 
 def object_at(value: Json, param: str) -> dict[str, Json]:
-    """`value`, which must be an object."""
+    """`value`, if it is an object."""
     if not isinstance(value, dict):
         raise bad_field(param, "must be an object")
     return value
 
 
 def list_at(value: Json, param: str) -> list[Json]:
-    """`value`, which must be a list."""
+    """`value`, if it is a list."""
     if not isinstance(value, list):
         raise bad_field(param, "is required, and must be a list" if value is None else "must be a list")
     return value
 
 
 def ordered_json(value: Json, param: str) -> bytes:
-    """Compact JSON with the keys in the client's order, for what a template renders as it stands."""
+    """Compact JSON with the keys in the client's order, for values that a template renders unchanged."""
     return _dumps(value, param, 0)
 
 
 def sorted_json(value: Json, param: str) -> bytes:
-    """Compact JSON with sorted keys, for what is looked up by name."""
+    """Compact JSON with sorted keys, for values that the engine looks up by name."""
     return _dumps(value, param, orjson.OPT_SORT_KEYS)
 
 

@@ -1,6 +1,6 @@
 """The size that an image's header declares, read from a bounded part of it: PNG, JPEG, GIF and WebP.
 
-Nothing is decoded. A size that stands further behind than here is looked, and any other format's, is unknown.
+Nothing is decoded. The size is unknown (None) for any other format, and if the header ends beyond the limits below.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Final
 from gateway.prompt.prompt import ImageSize
 
 _MAX_SEGMENTS: Final = 1024
-"""Of a JPEG, in front of its frame header. Cameras write a dozen; profiles and thumbnails take one for each 64 KiB."""
+"""Segments of a JPEG before its frame header. Cameras write a dozen; a profile or thumbnail takes one per 64 KiB."""
 _MAX_JPEG_BYTES: Final = 2**22
 
-# SOF0 to SOF15, without DHT, JPG and DAC, which lie between them (ITU-T T.81, table B.1).
+# SOF0 to SOF15 without DHT, JPG and DAC, whose numbers lie between (ITU-T T.81, table B.1).
 _FRAME_HEADERS: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 _END_OR_SCAN: Final = frozenset({0xD9, 0xDA})
 
 
 def read_image_size(data: bytes) -> ImageSize | None:
-    """The size in pixels; None for another format, a broken header, and one whose end is too far behind."""
+    """The size in pixels; None for another format, a broken header, or one that ends too far into the file."""
     size = None
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         size = _pair(data, 16, 4, "big")
@@ -34,7 +34,7 @@ def read_image_size(data: bytes) -> ImageSize | None:
 
 
 def _pair(data: bytes, at: int, width_bytes: int, order: str) -> ImageSize | None:
-    """Width and height, one behind the other, of so many bytes each."""
+    """Width, then height, of `width_bytes` bytes each."""
     if len(data) < at + 2 * width_bytes:
         return None
     first, second = data[at : at + width_bytes], data[at + width_bytes : at + 2 * width_bytes]
@@ -59,7 +59,7 @@ def _webp(data: bytes) -> ImageSize | None:
 
 
 def _jpeg(data: bytes) -> ImageSize | None:
-    """From segment to segment, up to the frame header."""
+    """Walks the segments up to the frame header."""
     place = 2
     for _ in range(_MAX_SEGMENTS):
         if place + 9 > min(len(data), _MAX_JPEG_BYTES) or data[place] != 0xFF:

@@ -1,4 +1,4 @@
-"""The identity of an image: what it is called in the prompt stream, and how large it says it is."""
+"""The identity of an image: its digest in the prompt stream, and the size that its header declares."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gateway.prompt.image_size import read_image_size
 from gateway.prompt.prompt import ImageSize, PromptLimits
 
 _WHITESPACE: Final = b" \t\r\n\v\f"
-# What URLs escape in base64. A general decoder takes microseconds for each escape of an image that is nothing else.
+# The characters of base64 that URLs escape. A general decoder takes microseconds for each escape, and an image may
+# consist of nothing else.
 _ESCAPES: Final = {"%2B": b"+", "%2F": b"/", "%3D": b"=", "%0A": b"\n", "%0D": b"\r", "%20": b" "}
 _ESCAPED: Final = [(one.encode(), meant) for upper, meant in _ESCAPES.items() for one in {upper, upper.lower()}]
 _MAX_HEADER_CHARS: Final = 1024
 
-# An allow-list holds only if the engine's URL parser finds the same host. Parsers disagree on user
-# names, backslashes, whitespace and non-ASCII hosts, so a URL with any of them has no host here.
+# An allow-list is safe only if the engine's URL parser finds the same host. Parsers disagree on user
+# names, backslashes, whitespace and non-ASCII hosts, so a URL with any of these has no host here.
 _HOST: Final = re.compile(
     r"https?://(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::[0-9]{1,5})?(?=[/?#]|\Z)[^\x00-\x20\\]*\Z",
     re.IGNORECASE | re.ASCII,
@@ -29,7 +30,7 @@ _HOST: Final = re.compile(
 
 
 class ImageIdentity(NamedTuple):
-    """`digest`: 32 bytes, of the image's bytes (`is_data`) or of its URL."""
+    """`digest`: the 32-byte BLAKE3 of the image's bytes if `is_data`, else of its URL."""
 
     digest: bytes
     size: ImageSize | None
@@ -37,7 +38,7 @@ class ImageIdentity(NamedTuple):
 
 
 def identify_image(url: str, param: str, limits: PromptLimits) -> ImageIdentity:
-    """Identify the image behind a data: or http(s) URL; `param` names the URL in errors."""
+    """Identify the image of a data: or http(s) URL. `param` names the field in errors."""
     if url[:5].lower() != "data:":
         return ImageIdentity(media_url_digest(url, param, limits), None, is_data=False)
     _refuse_other_than_ascii(url, param)
@@ -48,7 +49,7 @@ def identify_image(url: str, param: str, limits: PromptLimits) -> ImageIdentity:
 
 
 def _refuse_other_than_ascii(text: str, param: str) -> None:
-    """Before it is copied: of such a text, a copy may take four times its size."""
+    """Checked before the text is copied: a copy of other text may take four times its size."""
     if not text.isascii():
         raise bad_field(param, "is not valid base64: it has other characters than ASCII")
 
@@ -66,7 +67,7 @@ def identify_image_data(data: str, param: str, limits: PromptLimits) -> ImageIde
 
 
 def media_url_digest(url: str, param: str, limits: PromptLimits) -> bytes:
-    """32 bytes for an http(s) URL that the engine will fetch, which must be on an allowed host."""
+    """The 32-byte digest of an http(s) URL that the engine will fetch. Its host must be allowed."""
     if not url[:8].lower().startswith(("http://", "https://")):
         raise bad_field(param, "must be a data:, http: or https: URL")
     if limits.image_hosts:
@@ -78,9 +79,9 @@ def media_url_digest(url: str, param: str, limits: PromptLimits) -> bytes:
 
 
 def decode_base64(data: str, param: str) -> bytes:
-    """The bytes of a base64 text, which may be percent-encoded and broken into lines."""
+    """The bytes of base64 text, which may be percent-encoded and broken into lines."""
     try:
-        # What it accepts, binascii's strict mode decodes alike; 2 ms for 1 MB there, 0.04 ms here.
+        # Whatever this accepts, binascii's strict mode decodes to the same bytes: in 2 ms per MB, instead of 0.04 ms.
         return pybase64.b64decode(data, validate=True)
     except ValueError:
         pass

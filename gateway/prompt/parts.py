@@ -1,7 +1,7 @@
 """Content parts of a chat message: text, images and other media.
 
-Every `uuid` a client sets on a part is dropped, whatever the part: the engine takes it for the identity
-of the medium and would answer from another picture's KV cache. A data: image gets the gateway's own.
+Every `uuid` that a client sets on a part is dropped: the engine would use it as the identity of the medium, and could
+answer from another picture's KV cache. A data: image gets a uuid of the gateway's instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.prompt import stream as tags
 from gateway.prompt.fields import Json, object_at
 from gateway.prompt.writer import PromptWriter
 
-# The field of a text part that holds its text, by type.
+# The type of a text part, and the field that holds its text.
 _TEXT_FIELDS: Final = {
     "text": "text",
     "input_text": "text",
@@ -23,8 +23,8 @@ _TEXT_FIELDS: Final = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-# The field of a media part that holds its data, by type; in the order in which the engine looks for them
-# in a part without a type. Of a media part nothing but its data counts.
+# The type of a media part, and the field that holds its data, in the order in which the engine looks for them in a part
+# without a type. Only the data of a media part counts.
 _MEDIA_FIELDS: Final = {
     "image_url": "image_url",
     "input_image": "image_url",
@@ -38,13 +38,13 @@ _MEDIA_FIELDS: Final = {
     "file": "file",
 }
 
-# Claude Code's first system line carries a value that is new in every request. The engine drops the line,
-# so a key that held it would never be seen twice.
+# Claude Code's first system line has a value that is new in every request. The engine drops the line. A key that
+# contained it would never occur twice.
 BILLING_HEADER: Final = "x-anthropic-billing-header"
 
 
 def write_parts(writer: PromptWriter, parts: list[Json], param: str, *, role: str) -> None:
-    """The content of a message; `param` names it in errors."""
+    """The content of a message. `param` names it in errors."""
     writer.expect_parts(len(parts), param)
     for index, part in enumerate(parts):
         write_part(writer, part, f"{param}[{index}]", role=role)
@@ -75,7 +75,7 @@ def write_part(writer: PromptWriter, part: Json, param: str, *, role: str) -> No
 
 
 def write_content_text(writer: PromptWriter, role: str, text: Json, param: str) -> bool:
-    """A text of a message; False if the engine would drop all of it."""
+    """A text of a message. Returns False if the engine drops all of it."""
     if role == "system" and isinstance(text, str) and text.startswith(BILLING_HEADER):
         text = text.partition("\n")[2]
         if not text:
@@ -85,7 +85,7 @@ def write_content_text(writer: PromptWriter, role: str, text: Json, param: str) 
 
 
 def drop_uuids(writer: PromptWriter, messages: Json) -> None:
-    """Drop the clients' uuids from messages that are sent along but make no key."""
+    """Drop the clients' uuids from messages that the engine reads but that add no key."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         writer.steps.take(1 + (len(content) if isinstance(content, list) else 0))

@@ -18,9 +18,9 @@ _SCORE_OPTIONS: Final = ("instruction", "max_tokens_per_query", "max_tokens_per_
 _MAX_TOKEN_ID: Final = 2**31 - 1
 
 
-def read_completion(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
-    """A completion. Of several prompts the first stands for the request."""
-    write_root(writer, engine, COMPLETION, body, _FLAGS)
+def read_completion(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
+    """A completion. The first of several prompts stands for the request."""
+    write_root(writer, scope, COMPLETION, body, _FLAGS)
     writer.end_root()
     prompt, embeds = body.get("prompt"), body.get("prompt_embeds")
     if embeds is not None:
@@ -29,32 +29,32 @@ def read_completion(writer: PromptWriter, body: dict[str, Json], engine: CacheSc
         _write_prompt(writer, prompt, "prompt")
 
 
-def read_tokenize(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
+def read_tokenize(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """The tokenization of a chat or of a completion's prompt."""
     read = read_chat if "messages" in body else read_completion
-    read(writer, body, engine)
+    read(writer, body, scope)
 
 
-def read_embedding(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
-    """An embedding of a text or a conversation. Of several inputs the first stands for the request."""
+def read_embedding(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
+    """An embedding of a text or a conversation. The first of several inputs stands for the request."""
     for param in ("messages", "input"):
         value = body.get(param)
         if (param == "messages" and value is not None) or _holds_messages(value):
-            read_embedding_chat(writer, body, engine, value, param)
+            read_embedding_chat(writer, body, scope, value, param)
             return
-    write_root(writer, engine, EMBEDDING, body, _FLAGS)
+    write_root(writer, scope, EMBEDDING, body, _FLAGS)
     writer.end_root()
     _write_prompt(writer, body.get("input"), "input")
 
 
-def read_rerank(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
+def read_rerank(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A query and the documents to rank."""
-    _read_pair(writer, body, engine, ("query",), ("documents",))
+    _read_pair(writer, body, scope, ("query",), ("documents",))
 
 
-def read_score(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
-    """One or more queries, and what they are scored against."""
-    _read_pair(writer, body, engine, ("queries", "data_1", "text_1"), ("documents", "items", "data_2", "text_2"))
+def read_score(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
+    """One or more queries, and the documents to score them against."""
+    _read_pair(writer, body, scope, ("queries", "data_1", "text_1"), ("documents", "items", "data_2", "text_2"))
 
 
 def _holds_messages(value: Json) -> bool:
@@ -89,12 +89,12 @@ def _token_ids(ids: list[Json], param: str) -> bytes:
 def _read_pair(
     writer: PromptWriter,
     body: dict[str, Json],
-    engine: CacheScope,
+    scope: CacheScope,
     first_names: tuple[str, ...],
     second_names: tuple[str, ...],
 ) -> None:
-    """Every query, then every document, each as a message: what the query is scored with lies behind it."""
-    write_root(writer, engine, SCORE, {**body, "documents": None})  # they are not context here, but the items
+    """Every query, then every document, each as a message."""
+    write_root(writer, scope, SCORE, {**body, "documents": None})  # here they are the items to score, and no context
     for name in _SCORE_OPTIONS:
         if (value := body.get(name)) is not None:
             write_option(writer, name, value)
@@ -113,7 +113,7 @@ def _read_pair(
 
 
 def _items(writer: PromptWriter, body: dict[str, Json], names: tuple[str, ...]) -> list[tuple[Json, str]]:
-    """The values of the first of `names` that the body has, each with its name in errors."""
+    """The values of the first of `names` in the body, each with the name of its field for errors."""
     name = next((name for name in names if body.get(name) is not None), names[0])
     value = body.get(name)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the gateway knows of a prompt: its chain of prefix keys, never its tokens."""
+"""A prompt as the gateway knows it: a chain of prefix keys, without tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ImageSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
-    """What the gateway refuses in a prompt.
+    """A prompt beyond these limits is refused.
 
-    `image_hosts`: the only hosts that media may be fetched from, by exact name; empty means any.
-    `max_messages`: messages of a conversation, items of a response's input, documents to rank.
+    `image_hosts`: the exact names of the hosts that media may be fetched from; empty means any host.
+    `max_messages`: messages of a conversation, items of a response's input, or documents to rank.
     `max_content_parts`: content parts of all messages together.
     """
 
@@ -31,7 +31,7 @@ class PromptLimits:
     max_content_parts: int = 16_384
 
 
-@dataclass(slots=True)  # not frozen: one is made for every request, and that would treble what it costs
+@dataclass(slots=True)  # not frozen: that would make the object, one per request, three times as expensive
 class Prompt:
     """A request's prompt as a chain of prefix keys, shallow to deep.
 
@@ -43,25 +43,25 @@ class Prompt:
     keys: list[str]
     """32 hex characters each, without duplicates. The last is the tip."""
     text_bytes: list[int]
-    """Bytes of text behind each key."""
+    """The bytes of text before the end of each key."""
     image_counts: list[int]
-    """How many of `images` are behind each key."""
+    """How many of `images` come before the end of each key."""
     images: list[ImageSize | None]
-    """Sizes in prompt order; None where unknown (an http URL, an unknown format, audio, video)."""
+    """Sizes in prompt order; None if unknown (an http URL, an unknown format, audio, video)."""
     sample: bytes
-    """What is likely to be asked about again, and stands for it: its beginning, its first image."""
+    """The root's digest and the first medium, or the beginning of the first message: stays equal as a chat grows."""
     body_changed: bool
-    """The body was edited (a media uuid set or dropped) and must be serialised again."""
+    """Whether the body was edited (a media uuid was set or dropped) and must be serialised again."""
     image_ids: tuple[str, ...] = ()
-    """The uuids that the gateway gave to images, in prompt order: what the engine calls them."""
+    """The uuids that the gateway gave to images, in prompt order. The engine's events name images by them."""
 
     @property
     def affinity(self) -> bytes:
-        """16 bytes for rendezvous hashing: only few requests need them."""
+        """16 bytes for rendezvous hashing, computed on demand: few requests need them."""
         return blake3(self.sample).digest(length=16)
 
     def shape(self) -> bytes:
-        """What lies behind each key, for the agents: see `bind` in coordinator/README.md."""
+        """The length of each key for the agents, as JSON: see `bound:<slot>` in coordinator/README.md."""
         shape: dict[str, object] = {"text_bytes": self.text_bytes}
         if self.images:
             shape |= {"image_counts": self.image_counts, "image_ids": self.image_ids}

@@ -1,8 +1,8 @@
-"""OpenAI's Responses API, `/v1/responses`, in the stream of the chat messages vLLM makes of it.
+"""OpenAI's Responses API, `/v1/responses`, written as the chat messages that vLLM translates it to.
 
-One assistant's message may come as several items (reasoning, text, function calls): they are joined as
-vLLM joins them. A conversation that continues `previous_response_id` has a prompt that only the replica
-which kept it can know; here the id stands for it, in the root.
+One message of the assistant may come as several items (reasoning, text, function calls). They are joined as vLLM joins
+them. Only the replica that stored `previous_response_id` knows the prompt of a conversation that continues it; the id
+stands for that prompt, in the root.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gateway.prompt.writer import PromptWriter
 _HISTORY_OPTIONS: Final = ("previous_response_id", "previous_input_messages", "prompt")
 
 
-def read_responses(writer: PromptWriter, body: dict[str, Json], engine: CacheScope) -> None:
+def read_responses(writer: PromptWriter, body: dict[str, Json], scope: CacheScope) -> None:
     """A Responses request."""
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
-    write_root(writer, engine, CHAT, {**body, "reasoning_effort": effort})
+    write_root(writer, scope, CHAT, {**body, "reasoning_effort": effort})
     for name in _HISTORY_OPTIONS:
         if (value := body.get(name)) is not None:
             write_option(writer, name, value)
@@ -38,7 +38,7 @@ def read_responses(writer: PromptWriter, body: dict[str, Json], engine: CacheSco
 
 
 def _chat_tool(tool: Json) -> Json:
-    """A function in chat form; built-in tools as they stand."""
+    """A function in chat form; a built-in tool unchanged."""
     if not isinstance(tool, dict) or tool.get("type") != "function" or "function" in tool:
         return tool
     function = {name: value for name, value in tool.items() if name not in ("type", "cache_control")}
@@ -63,7 +63,7 @@ def _turns(writer: PromptWriter, body: dict[str, Json]) -> list[Turn]:
 
 
 def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], param: str) -> None:
-    """Add an item to the assistant's turn it belongs to, or as a turn of its own."""
+    """Add an item to the assistant's turn that it belongs to, or as a turn of its own."""
     match item.get("type"):
         case "function_call" | "custom_tool_call" as kind:
             arguments = Named(item.get("arguments"), f"{param}.arguments")
@@ -83,7 +83,7 @@ def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], p
             turn = Turn(Named("tool", param), call_id=Named(item.get("call_id"), f"{param}.call_id"))
             turn.parts = _content(writer, Named(item.get("output"), f"{param}.output"), "tool")
             turns.append(turn)
-        case kind if kind in (None, "message") or "role" in item:  # a message to vLLM, whatever its type says
+        case kind if kind in (None, "message") or "role" in item:  # vLLM reads it as a message, whatever its type
             role = item.get("role")
             content = _content(writer, Named(item.get("content"), f"{param}.content"), str(role))
             if role == "assistant":
@@ -97,7 +97,7 @@ def _read_item(writer: PromptWriter, turns: list[Turn], item: dict[str, Json], p
 
 
 def _assistant_turn(turns: list[Turn], param: str, *, joins: bool) -> Turn:
-    """The assistant's turn at the end of `turns` if the item `joins` it, else a new one there."""
+    """The assistant's turn at the end of `turns` if the item `joins` it; else a new turn."""
     if not (joins and turns and turns[-1].role.value == "assistant"):
         turns.append(Turn(Named("assistant", f"{param}.role")))
     return turns[-1]
@@ -112,7 +112,7 @@ def _content(writer: PromptWriter, content: Named, role: str) -> list[WritePart]
 
 
 def _reasoning_text(writer: PromptWriter, item: dict[str, Json], param: str) -> bytearray:
-    """The reasoning itself where the item has it, else its summary."""
+    """The reasoning itself if the item has it, else its summary."""
     name = "content" if item.get("content") else "summary"
     texts = list_at(item.get(name) or [], f"{param}.{name}")
     writer.expect_parts(len(texts), f"{param}.{name}")

@@ -1,4 +1,4 @@
-"""The root of a stream: everything the engine renders or hashes in front of the messages."""
+"""The root of a stream: everything that the engine renders or hashes before the messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gateway.prompt.fields import IGNORED_FIELDS, Json, list_at, object_at, orde
 from gateway.prompt.stream import frame
 from gateway.prompt.writer import PromptWriter
 
-# Kinds keep requests apart that the engine renders by different rules.
+# Requests of different kinds share no key, because the engine renders them by different rules.
 CHAT: Final = b"chat"
 COMPLETION: Final = b"completion"
 EMBEDDING: Final = b"embedding"
 EMBEDDING_CHAT: Final = b"embedding-chat"
 SCORE: Final = b"score"
 
-# Parameters that shape the prompt in every API, in the order in which they are written.
+# Parameters that change the prompt in every API, in the order in which they are written.
 _OPTIONS: Final = (
     "chat_template",
     "chat_template_kwargs",
@@ -34,7 +34,7 @@ _FUNCTION_FIELDS: Final = ("name", "description", "parameters")
 
 
 class CacheScope(NamedTuple):
-    """Whose KV cache the prompt is for: prompts share nothing across different values of these."""
+    """Prompts with different scopes share no KV cache, so they share no key."""
 
     root_model: str
     adapter: str | None
@@ -43,18 +43,18 @@ class CacheScope(NamedTuple):
 
 def write_root(
     writer: PromptWriter,
-    engine: CacheScope,
+    scope: CacheScope,
     kind: bytes,
     options: dict[str, Json],
     flags: Iterable[tuple[str, bool]] = (),
 ) -> None:
-    """Write all of the root but the tools.
+    """Write the root without the tools.
 
-    `flags` are boolean parameters with their default: one that says its default is left out.
+    `flags` are boolean parameters with their defaults. A flag that has its default value is left out.
     """
-    writer.stream.framed(_beginning(kind, utf8(engine.root_model, "model")))
-    writer.optional_field(tags.ADAPTER, engine.adapter, "model")
-    writer.optional_field(tags.CACHE_SALT, engine.cache_salt, "cache_salt")
+    writer.stream.framed(_beginning(kind, utf8(scope.root_model, "model")))
+    writer.optional_field(tags.ADAPTER, scope.adapter, "model")
+    writer.optional_field(tags.CACHE_SALT, scope.cache_salt, "cache_salt")
     if not options.keys().isdisjoint(_OPTIONS):
         for name in _OPTIONS:
             if (value := options.get(name)) is not None:
@@ -70,15 +70,15 @@ def _beginning(kind: bytes, model: bytes) -> bytes:
 
 
 def write_option(writer: PromptWriter, name: str, value: Json) -> None:
-    """One parameter that shapes the whole prompt. Documents are rendered as they stand; the rest by name."""
+    """One parameter of the whole prompt. Templates render documents unchanged, and look up other values by name."""
     data = ordered_json(value, name) if name == "documents" else sorted_json(value, name)
     writer.stream.field(tags.OPTION, name.encode(), data)
 
 
 def write_tools(writer: PromptWriter, tools: Json, *, hidden: bool) -> None:
-    """Tool definitions in OpenAI's chat form, as text: grid boundaries fall inside long lists.
+    """Tool definitions in OpenAI's chat form. They are written as text, so that grid boundaries fall inside long lists.
 
-    `hidden`: tool_choice is "none", by which an engine may leave the tools out.
+    `hidden`: tool_choice is "none"; then some engines leave the tools out.
     """
     if not tools:
         return
@@ -94,7 +94,7 @@ def write_tools(writer: PromptWriter, tools: Json, *, hidden: bool) -> None:
 
 
 def _in_order(first: tuple[str, ...], fields: dict[str, Json]) -> dict[str, Json]:
-    """The non-null fields in the order in which the engine dumps them, whatever order the client wrote."""
+    """The non-null fields in the engine's order, whatever their order in the request."""
     if tuple(fields) == first and None not in fields.values():
         return dict(fields)
     ordered = {name: fields[name] for name in first if fields.get(name) is not None}

@@ -1,7 +1,7 @@
 """A bound on the work of reading one prompt.
 
-Messages, content parts and fields cost a few microseconds each, whatever their size. The event loop reads a prompt
-only while that sum is small; a worker process reads longer ones (gateway/request/reading/).
+Messages, content parts and fields cost a few microseconds each, whatever their size. The event loop reads prompts that
+have few of them; a worker process reads the others (gateway/request/reading/).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class TooManySteps(Exception):
 
 
 class Steps:
-    """Counts what is read; one step is one message, part, field or other element."""
+    """Counts the elements that are read. One step is one message, part, field or other element."""
 
     __slots__ = ("_left",)
 
@@ -20,7 +20,7 @@ class Steps:
         self._left = limit
 
     def take(self, count: int) -> None:
-        """Account for `count` elements before they are read. Raises TooManySteps."""
+        """Count `count` elements before they are read. Raises TooManySteps beyond the limit."""
         self._left -= count
         if self._left < 0:
             raise TooManySteps

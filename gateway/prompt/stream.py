@@ -1,16 +1,15 @@
 """The prompt stream: the canonical bytes of a prompt, hashed as they are written.
 
-The stream is a sequence of tokens. Each token is `0xFF tag`, and what the tag says:
+The stream is a sequence of tokens. Each token is `0xFF`, a tag byte, and the data of its tag:
 
 - a *text* tag ends the raw UTF-8 written since the token before it (0xFF cannot occur in UTF-8);
-- a *field* tag is followed by values, each behind its length (4 bytes, little-endian);
-- a *media* tag is followed by a 32-byte digest (`MEDIA` has one field, its kind, before the digest);
+- a *field* tag is followed by values, each preceded by its length (4 bytes, little-endian);
+- a *media* tag is followed by a 32-byte digest (`MEDIA` has one value, its kind, before the digest);
 - `TOKENS` is followed by 4-byte little-endian token ids, ended by `TOKENS_END`.
 
-Lengths stand only in front of short values that are whole when written: a length in front of a text
-would change every key inside that text with every new question. So nothing before an offset depends
-on what comes after it, and the stream can be read back in one way only. `docs/adr/0001-prompt-stream.md`
-has the table of tags and the order in which a request is written.
+Only short values have a length, and they are complete when they are written. A length before a text would change every
+key inside that text when the text grows. So no byte depends on later ones, and a stream can be read back in one way
+only. `docs/adr/0001-prompt-stream.md` has the table of tags and the order in which a request is written.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gateway.prompt.prompt import ImageSize
 
 FORMAT_VERSION: Final = b"1"
 
-# Text tags: what the raw UTF-8 before them was.
+# Text tags: the meaning of the raw UTF-8 before them.
 TEXT: Final = b"\xff\x01"  # content of a message, or a completion's prompt
 REASONING: Final = b"\xff\x02"  # an assistant's reasoning
 TOOL: Final = b"\xff\x03"  # JSON of one tool definition
@@ -37,7 +36,7 @@ KIND: Final = b"\xff\x11"
 MODEL: Final = b"\xff\x12"
 ADAPTER: Final = b"\xff\x13"
 CACHE_SALT: Final = b"\xff\x14"
-OPTION: Final = b"\xff\x15"  # name, JSON: a request parameter that shapes the whole prompt
+OPTION: Final = b"\xff\x15"  # name, JSON: a request parameter of the whole prompt
 MESSAGE: Final = b"\xff\x20"  # role
 NAME: Final = b"\xff\x21"
 CALL_ID: Final = b"\xff\x22"  # `tool_call_id` of a tool's message, `id` of a tool call
@@ -55,16 +54,16 @@ MEDIA: Final = b"\xff\x32"  # kind, then the digest of any other medium
 TOKENS: Final = b"\xff\x40"
 TOKENS_END: Final = b"\xff\xff\xff\xff"  # 2^32 - 1 is no token id
 
-# The text grid. With p bytes of text behind, the next boundary comes after
-# max(GRID_BASE_BYTES, 2^(floor(log2 p) - GRID_SHIFT)) more bytes. Measured with bench/boundaries.py.
+# The text grid. After p bytes of text, the next boundary follows
+# max(GRID_BASE_BYTES, 2^(floor(log2 p) - GRID_SHIFT)) bytes later. Measured with bench/boundaries.py.
 GRID_BASE_BYTES: Final = 256
 GRID_SHIFT: Final = 3
 
 MAX_KEYS: Final = 128
 
 _KEY_BYTES: Final = 16
-_FIXED: Final = 0  # in place of a grid index: a boundary after a message, after an image, or the tip
-_COPY_LIMIT_BYTES: Final = 2048  # longer texts are hashed where they are, shorter ones gathered first
+_FIXED: Final = 0  # the index of a boundary that is not on the grid: after a message, after an image, or the tip
+_COPY_LIMIT_BYTES: Final = 2048  # a longer text is hashed directly, shorter ones are collected first
 
 
 def grid(size_bytes: int, base_bytes: int = GRID_BASE_BYTES, shift: int = GRID_SHIFT) -> list[int]:
@@ -80,7 +79,7 @@ _GRID: Final = grid(1 << 40)  # more text than any body holds
 
 
 class PromptStream:
-    """Writes one prompt stream and collects its boundaries; `finish` closes the chain.
+    """Writes one prompt stream and collects its keys; `finish` ends the chain.
 
     `keys`, `text_bytes` and `image_counts` are parallel, shallow to deep.
     """
@@ -104,25 +103,25 @@ class PromptStream:
         self.image_counts: list[int] = []
         self.images: list[ImageSize | None] = []
         self._hasher = blake3()
-        self._pending = bytearray()  # written, not hashed yet
-        self._unkeyed = False  # hashed bytes lie behind the last boundary
+        self._pending = bytearray()  # written, but not hashed yet
+        self._unkeyed = False  # whether bytes were hashed after the last boundary
         self._text_bytes = 0
-        self._grid_index = 1  # of the next boundary on the grid
-        self._grid_indexes: list[int] = []  # parallel to keys; _FIXED where not on the grid
+        self._grid_index = 1  # the index of the next boundary on the grid
+        self._grid_indexes: list[int] = []  # parallel to keys; _FIXED if not on the grid
 
     def text(self, data: bytes, tag: bytes) -> None:
-        """Raw bytes free of 0xFF, ended by a text tag. Grid boundaries fall inside."""
+        """Raw bytes without 0xFF, ended by a text tag. Grid boundaries fall inside."""
         self._raw(data)
         self._pending += tag
 
     def token_ids(self, data: bytes) -> None:
-        """4-byte little-endian token ids; grid boundaries fall between and inside them, by bytes."""
+        """4-byte little-endian token ids. Grid boundaries count bytes, so they may split an id."""
         self._pending += TOKENS
         self._raw(data)
         self._pending += TOKENS_END
 
     def field(self, tag: bytes, *values: bytes) -> None:
-        """A field tag with its values, each behind its length."""
+        """A field tag with its values, each preceded by its length."""
         pending = self._pending
         pending += tag
         for value in values:
@@ -130,25 +129,25 @@ class PromptStream:
             pending += value
 
     def framed(self, frame: bytes) -> None:
-        """A token encoded beforehand by `frame`, or a tag that has no value."""
+        """A token that `frame` has encoded, or a tag that has no value."""
         self._pending += frame
 
     def image(self, tag: bytes, digest: bytes, size: ImageSize | None) -> None:
-        """An image by its 32-byte digest, and a boundary behind it."""
+        """An image as its 32-byte digest, then a boundary."""
         self._pending += tag
         self._pending += digest
         self.images.append(size)
         self.boundary()
 
     def media(self, kind: bytes, digest: bytes) -> None:
-        """Any other medium by kind and 32-byte digest, and a boundary behind it. Its size is unknown."""
+        """Any other medium as its kind and 32-byte digest, then a boundary. Its size is unknown."""
         self.field(MEDIA, kind)
         self._pending += digest
         self.images.append(None)
         self.boundary()
 
     def boundary(self) -> None:
-        """End a key here; nothing happens where one ends already."""
+        """End a key here, unless one ends here already."""
         self._flush()
         if self._unkeyed:
             self.keys.append(self._hasher.hexdigest(length=_KEY_BYTES))
@@ -158,15 +157,15 @@ class PromptStream:
             self._unkeyed = False
 
     def digest(self) -> bytes:
-        """16 bytes that stand for everything written so far."""
+        """A 16-byte digest of everything written so far."""
         self._flush()
         return self._hasher.digest(length=_KEY_BYTES)
 
     def finish(self) -> None:
-        """End the last key at the end of the stream (the tip), and hold the chain to MAX_KEYS.
+        """End the last key (the tip), and limit the chain to MAX_KEYS.
 
-        Grid boundaries are thinned first, always keeping those whose grid index divides by a power
-        of two, so that chains thinned differently still share keys; then the shallowest others go.
+        Grid boundaries are thinned first: those stay whose grid index is divisible by 2, then by 4 and so on, so that
+        chains of different length still share keys. If that is not enough, the shallowest of all keys go.
         """
         self.boundary()
         if len(self.keys) <= MAX_KEYS:
@@ -195,7 +194,7 @@ class PromptStream:
         self._text_bytes = end_bytes
 
     def _raw_to_last_grid_boundary(self, data: memoryview) -> int:
-        """Write `data` up to the last grid boundary in it; returns how many bytes that was."""
+        """Write `data` up to the last grid boundary in it. Returns the number of bytes written."""
         self._flush()
         update, digest, add_key = self._hasher.update, self._hasher.hexdigest, self.keys.append
         before_bytes, first = self._text_bytes, self._grid_index - 1
@@ -221,5 +220,5 @@ class PromptStream:
 
 
 def frame(tag: bytes, *values: bytes) -> bytes:
-    """A field token as bytes, for tokens that are written often (`PromptStream.framed`)."""
+    """The bytes of a field token, for tokens that are written often (`PromptStream.framed`)."""
     return tag + b"".join(len(value).to_bytes(4, "little") + value for value in values)

@@ -1,4 +1,4 @@
-"""How many tokens lie behind each key: an estimate for the placement cost, never part of a key."""
+"""Estimates the tokens up to each key. The placement cost uses them; no key depends on them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 from gateway.prompt.prompt import ImageSize, Prompt
 
-_KEPT: Final = 0.9  # of what was observed before, with every observation
+_KEPT: Final = 0.9  # the weight of all earlier observations, at each new one
 
-# Before anything is seen: what counts as a prompt of 1 KB, and as much less than an image.
+# The first estimates. They weigh as much as one observed prompt of 1 KB, and as a hundredth of an image.
 _START_TEXT_BYTES: Final = 1024.0
 _START_BYTES_PER_TOKEN: Final = 4.0
 _START_IMAGES: Final = 0.01
@@ -18,13 +18,13 @@ _START_TOKENS_PER_PIXEL: Final = 6500 / 1024**2
 
 _MIN_BYTES_PER_TOKEN: Final = 0.5
 _MAX_BYTES_PER_TOKEN: Final = 16.0
-_MIN_OBSERVED_TEXT_BYTES: Final = 64  # the template's own tokens drown shorter texts
+_MIN_OBSERVED_TEXT_BYTES: Final = 64  # in shorter texts, most tokens are the template's own
 
 _MAX_SIZES: Final = 1024
 
 
 class _Ratio:
-    """Of two sums in which what is older counts less: longer prompts say more about it than short ones."""
+    """The ratio of two sums in which older values weigh less. A longer prompt weighs more than a short one."""
 
     __slots__ = ("_above", "_below")
 
@@ -42,7 +42,7 @@ class _Ratio:
 
 
 class TokenEstimator:
-    """Learns from `usage.prompt_tokens` how one model turns text and images into tokens."""
+    """Learns from `usage.prompt_tokens` how many tokens one model makes of text and images."""
 
     def __init__(self) -> None:
         pixels = _START_IMAGES * 1024**2
@@ -56,7 +56,7 @@ class TokenEstimator:
         return self._bytes_per_token.value
 
     def estimate(self, prompt: Prompt) -> list[int]:
-        """Tokens behind each of the prompt's keys; never fewer behind a deeper one."""
+        """The tokens up to each of the prompt's keys, in ascending order."""
         bytes_per_token = self._bytes_per_token.value
         if not prompt.images:
             return [int(text_bytes / bytes_per_token) for text_bytes in prompt.text_bytes]
@@ -69,14 +69,14 @@ class TokenEstimator:
         ]
 
     def image_tokens(self, size: ImageSize | None) -> float:
-        """Tokens of one image: as seen for its size, else by its pixels; of unknown size, the usual."""
+        """The tokens of one image: those observed for its size, else by its pixels, else the mean of all images."""
         if size is None:
             return self._tokens_per_image.value
         seen = self._tokens_by_size.get(size)
         return size.width * size.height * self._tokens_per_pixel.value if seen is None else seen.value
 
     def observe(self, prompt: Prompt, prompt_tokens: int) -> None:
-        """Learn from what the engine counted for the whole prompt."""
+        """Learn from the number of tokens that the engine counted for the whole prompt."""
         if not prompt.keys or prompt_tokens <= 0:
             return
         text_bytes = prompt.text_bytes[-1]
@@ -87,7 +87,7 @@ class TokenEstimator:
             self._bytes_per_token.observe(text_bytes, tokens)
 
     def _observe_images(self, images: list[ImageSize | None], tokens: float) -> None:
-        """Share the images' tokens among them as they were expected to be."""
+        """Divide the images' tokens among them in proportion to the estimates."""
         expected = [self.image_tokens(size) for size in images]
         total = sum(expected)
         if tokens <= 0 or total <= 0:  # the text was overestimated: nothing to learn about images

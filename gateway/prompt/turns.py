@@ -1,7 +1,7 @@
-"""Messages of APIs that vLLM translates into chat messages, in the same stream as those.
+"""Messages of APIs whose input vLLM translates to chat messages; they are written as these chat messages.
 
-A `Turn` is one chat message to be. Its values keep the field they came from, for errors that name what
-the client sent rather than what it was translated to.
+A `Turn` becomes one chat message. Its values keep the name of their field, so that errors name the field that the
+client sent.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ WritePart = Callable[[], object]
 
 
 class Named(NamedTuple):
-    """A value with the field that names it in errors."""
+    """A value, and the name of its field for errors."""
 
     value: Json
     param: str
 
 
 class ToolCall(NamedTuple):
-    """An assistant's call."""
+    """A tool call of the assistant."""
 
     name: Named
     call_id: Named
@@ -36,7 +36,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """One chat message to be."""
+    """A future chat message."""
 
     role: Named
     call_id: Named | None = None
@@ -46,7 +46,7 @@ class Turn:
 
 
 def write_turns(writer: PromptWriter, turns: list[Turn]) -> None:
-    """Write the turns as chat messages, with the same keys."""
+    """Write the turns as chat messages. They have the keys of the same messages sent to the chat API."""
     first_keyed = len(turns) - KEYED_MESSAGES
     for index, turn in enumerate(turns):
         writer.open_message(*turn.role)

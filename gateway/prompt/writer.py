@@ -1,4 +1,4 @@
-"""Writes what an API's reader found in a request: messages, parts and tools, in the stream's terms."""
+"""Writes the messages, parts and tools of a request as tokens of its stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.prompt.stream import PromptStream, frame
 
 _SAMPLE_BYTES: Final = 2048
 _MAX_PARSED_CHARS: Final = 65_536
-"""Longer arguments count as they are spelled: what they hold is JSON that nobody has counted."""
+"""Longer arguments are written as they are spelled. Parsing them would cost an unknown number of steps."""
 _CHARS_PER_STEP: Final = 64
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _ROLE_FRAMES: Final = {
@@ -34,9 +34,9 @@ _ROLE_FRAMES: Final = {
 
 
 class PromptWriter:
-    """One request's stream, with what else must be remembered of it on the way.
+    """Writes one request's stream, and keeps the other facts of its prompt.
 
-    `pins_images`: the engine takes a `uuid` from image parts of this API, so data: images get theirs.
+    `pins_images`: the engine reads the `uuid` of image parts in this API, so the gateway sets it for data: images.
     """
 
     __slots__ = (
@@ -63,16 +63,16 @@ class PromptWriter:
         self.body_changed = False
         self._seed = b""
         self._first_media = b""
-        self._sample = bytearray()  # content of the first message that is not the system's
-        self._samples = False  # what is written now belongs to it
+        self._sample = bytearray()  # the beginning of the first message that is not the system's
+        self._samples = False  # whether text written now belongs to the sample
 
     def end_root(self) -> None:
-        """All that applies to the whole prompt is written; messages, or the prompt's text, follow."""
+        """The root is complete; messages, or the prompt's text, follow."""
         self._seed = self.stream.digest()
         self._samples = True
 
     def expect_messages(self, count: int, param: str) -> None:
-        """So many messages follow. Raises a 400 where they are too many, and TooManySteps."""
+        """`count` messages follow. Raises a 400 if these are too many, and TooManySteps."""
         if count > self.limits.max_messages:
             allowed = self.limits.max_messages
             message = f"has {count} entries; at most {allowed} are allowed (limits.max_messages)"
@@ -80,7 +80,7 @@ class PromptWriter:
         self.steps.take(count)
 
     def expect_parts(self, count: int, param: str) -> None:
-        """A list of so many content parts follows. Raises a 400 where all lists together have too many, and
+        """A list of `count` content parts follows. Raises a 400 if all lists together have too many, and
         TooManySteps."""
         self._parts += count
         if self._parts > self.limits.max_content_parts:
@@ -90,7 +90,7 @@ class PromptWriter:
         self.steps.take(count)
 
     def open_message(self, role: Json, param: str) -> str:
-        """Start a message of `role`, which `param` names in errors and which is returned."""
+        """Start a message of `role`, and return the role. `param` names it in errors."""
         if not isinstance(role, str):
             raise bad_field(param, "must be a string")
         known = _ROLE_FRAMES.get(role)
@@ -99,7 +99,7 @@ class PromptWriter:
         return role
 
     def close_message(self, *, keyed: bool) -> None:
-        """End a message, and where `keyed` a key."""
+        """End a message, and a key if `keyed`."""
         self.stream.framed(tags.MESSAGE_END)
         if keyed:
             self.stream.boundary()
@@ -117,13 +117,13 @@ class PromptWriter:
         self._take_sample(data)
 
     def image(self, url: str, param: str) -> ImageIdentity:
-        """An image of the message's content, by its data: or http(s) URL."""
+        """An image of the message's content, given as a data: or http(s) URL."""
         identity = identify_image(url, param, self.limits)
         self.identified_image(identity)
         return identity
 
     def pin_image(self, part: dict[str, Json], identity: ImageIdentity) -> None:
-        """Give the image in `part` its digest as the engine's name for it."""
+        """Set the uuid of the image in `part` to its digest. The engine then names the image by it."""
         part["uuid"] = identity.digest.hex()
         self._image_ids.append(identity.digest.hex())
         self.body_changed = True
@@ -135,24 +135,24 @@ class PromptWriter:
         self.stream.image(tag, identity.digest, identity.size)
 
     def media(self, kind: str, payload: Json, param: str) -> None:
-        """Any other medium of the message's content, by its canonical JSON."""
+        """Any other medium of the message's content, as the digest of its canonical JSON."""
         digest = blake3(sorted_json(payload, param)).digest()
         self._first_media = self._first_media or digest
         self.stream.media(utf8(kind, param), digest)
 
     def media_url(self, kind: str, url: str, param: str) -> None:
-        """A video or a sound of the message's content by its URL; unlike an image's its data is not decoded."""
+        """A video or audio URL of the message's content. Its data is not decoded, unlike that of an image."""
         if url[:5].lower() != "data:":
             media_url_digest(url, param, self.limits)
         self.media(kind, url, param)
 
     def unknown_part(self, part: dict[str, Json], param: str) -> None:
-        """A content part of a type this module does not know, as JSON."""
+        """A content part of an unknown type, as JSON."""
         kept = {key: value for key, value in part.items() if key not in IGNORED_FIELDS and value is not None}
         self.stream.text(sorted_json(kept, param), tags.PART)
 
     def other_fields(self, tag: bytes, fields: dict[str, Json], known: frozenset[str], param: str) -> None:
-        """The non-null fields that are neither `known` nor ignored, sorted by key."""
+        """All non-null fields that are neither `known` nor ignored, sorted by key."""
         if fields.keys() <= known:
             return
         self.steps.take(len(fields))
@@ -161,7 +161,7 @@ class PromptWriter:
                 self.stream.field(tag, utf8(key, param), sorted_json(value, f"{param}.{key}"))
 
     def drop_uuid(self, part: dict[str, Json]) -> bool:
-        """Remove the client's media id: the engine would trust it blindly. True if there was one."""
+        """Remove the client's media id, which the engine would trust blindly. Returns whether there was one."""
         if "uuid" not in part:
             return False
         del part["uuid"]
@@ -174,7 +174,7 @@ class PromptWriter:
             self.stream.field(tag, data)
 
     def arguments(self, value: Json, param: str) -> None:
-        """A call's arguments: an object, or the JSON text of one. What is no object is `{}` to the engine."""
+        """A call's arguments: an object, or JSON text of one. The engine reads JSON of another type as `{}`."""
         if isinstance(value, str) and len(value) > _MAX_PARSED_CHARS:
             self.stream.text(utf8(value, param), tags.ARGUMENTS)
             return
@@ -189,7 +189,7 @@ class PromptWriter:
         self.stream.text(ordered_json(object_at(value or {}, param), param), tags.ARGUMENTS)
 
     def prompt(self, model: str) -> Prompt:
-        """Close the chain."""
+        """End the chain, and return the prompt."""
         stream = self.stream
         stream.finish()
         content = self._first_media or bytes(self._sample) or bytes.fromhex(stream.keys[-1])

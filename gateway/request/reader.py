@@ -27,8 +27,8 @@ from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, Resol
 from gateway.request.reading.structure import StructureLimits, is_sparse
 from gateway.request.reading.workers import Workers
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.policies import POLICIES
 
-POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
 TRUSTED_FIELDS = ("session_id", "request_id", "vllm_xargs", "kv_transfer_params", "ec_transfer_params")
 """Body fields that engines trust, so clients may not set them (source: vLLM's request schema)."""
 

@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of: the base that is strict, and numbers with their bounds."""
+"""The base class of all sections of a configuration, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def short_id(name: str) -> str:
-    """An id from a name that may be too long for one: its end, which tells the pods of a deployment apart."""
+    """An id made of a name that may be too long: its end, which differs between the pods of a deployment."""
     return name[-MAX_ID_CHARS:]
 
 

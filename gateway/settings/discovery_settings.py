@@ -1,4 +1,4 @@
-"""What can be followed to find replicas; `configs/gateway.yaml` shows every field."""
+"""The sources of replicas that are not listed: DNS names and Kubernetes; `configs/gateway.yaml` shows every field."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class KubernetesSettings(Section):
 
     @property
     def labels(self) -> str:
-        """What the EndpointSlices that count are labelled with."""
+        """The label selector of the EndpointSlices."""
         return self.selector or f"kubernetes.io/service-name={self.service}"
 
 

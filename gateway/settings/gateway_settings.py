@@ -1,9 +1,7 @@
-"""Everything a gateway can be told, as one frozen object built once at start.
+"""A gateway's settings: one frozen object, built once at start.
 
-Values come from a YAML file; five may come from the environment instead, so that secrets and per-container
-facts stay out of the file: KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
-KVGATE_REPLICA_API_KEY and KVGATE_ID. `configs/gateway.yaml`
-shows every field with its unit and default. What is wrong with a file is worded in `config_check`.
+Values come from a YAML file. The environment can override five of them (see OVERRIDES), so that secrets and the facts
+of one container stay out of the file. `configs/gateway.yaml` shows every field with its unit and default.
 """
 
 from __future__ import annotations
@@ -18,12 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import (
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
@@ -31,8 +25,9 @@ from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port
 from gateway.settings.config_file import build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
+from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
-# Which field each variable of the environment overrides.
+# The field that each variable of the environment overrides.
 OVERRIDES = {
     "KVGATE_REDIS_URL": ("redis", "url"),
     "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
@@ -85,14 +80,12 @@ class ReplicaSettings(Section):
 
     @property
     def engine(self) -> str:
-        """The one engine that this replica is: its server, and its rank where that has several."""
+        """The name of this replica's engine: its server, and its rank if the server has several."""
         return self.url if self.dp_rank is None else f"{self.url} rank {self.dp_rank}"
 
 
 class PolicySettings(Section):
-    name: Literal["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"] = (
-        "prefix_kv_aware"
-    )
+    name: str = DEFAULT_POLICY
     allow_header: bool = False
     min_slack_requests: Count = 8
     load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
@@ -103,9 +96,16 @@ class PolicySettings(Section):
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
     store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_a_policy(cls, name: object) -> object:
+        if not isinstance(name, str) or name not in POLICIES:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, POLICIES))})
+        return name
+
 
 class ApiKey(Section):
-    """A client's key, known here only by its SHA-256 (`kvgate hash-key` prints it)."""
+    """A client's API key. Only its SHA-256 is kept (`kvgate hash-key` prints it)."""
 
     name: Annotated[str, Field(min_length=1)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -158,7 +158,7 @@ class LogSettings(Section):
 
 
 def default_id() -> str:
-    """This host's name, reduced to what an id may hold: unique where each gateway has a host or container."""
+    """This host's name, in the characters of an id. It is unique if each gateway has its own host or container."""
     return re.sub(r"[^a-z0-9._-]", "-", socket.gethostname().lower())[:48] or "gateway"
 
 
@@ -184,7 +184,7 @@ class GatewaySettings(Section):
     @classmethod
     def _replicas_are_distinct(cls, replicas: list[ReplicaSettings]) -> list[ReplicaSettings]:
         _refuse_repeats("id", [replica.id for replica in replicas])
-        # The same engine under two ids would be counted, and filled, as if it were two.
+        # The load and the cache of one engine under two ids would be counted as those of two engines.
         _refuse_repeats("url and dp_rank", [replica.engine for replica in replicas])
         return replicas
 
@@ -195,8 +195,8 @@ class GatewaySettings(Section):
         return self
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of each section in which the gateways of a cluster should not differ. Secrets are not in it, only
-        whether there are any."""
+        """A digest of each section in which the gateways of a cluster should agree. Of a secret, it only shows whether
+        there is one."""
         told = self.model_dump(mode="json", exclude={*_OF_ONE_GATEWAY, "redis"})
         told["replicas"].sort(key=lambda replica: replica["id"])
         told["redis"] = self.redis.model_dump(mode="json", exclude={"url"})
@@ -207,9 +207,9 @@ class GatewaySettings(Section):
 
 
 def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
-    """Read `path`, apply the overrides in `env` (empty ones count as unset) and check the whole.
+    """Reads `path`, applies the overrides in `env` (an empty one counts as unset) and checks everything.
 
-    Raises SettingsError with every problem found, not only the first.
+    Raises SettingsError with all problems.
     """
     data, problems = read_file(path)
     return build_settings(data, env, problems)
@@ -218,12 +218,12 @@ def load_settings(path: Path, env: Mapping[str, str]) -> GatewaySettings:
 def build_settings(
     data: dict[Any, Any], env: Mapping[str, str], known_problems: list[str] | None = None
 ) -> GatewaySettings:
-    """The settings that `data` (a parsed YAML mapping) and `env` make; see `load_settings`."""
+    """Like `load_settings`, from a parsed YAML mapping."""
     return build(GatewaySettings, data, env, OVERRIDES, known_problems)
 
 
 def checked_redis_url(url: str) -> str:
-    """`url`, if the store can be reached by it; else ValueError."""
+    """`url`, if it is a valid address of a store; else raises ValueError."""
     try:
         check_url(url)
     except StoreDown as error:

@@ -1,4 +1,4 @@
-"""How much a gateway takes on, how long it waits, how often it tries: sections of its configuration."""
+"""A gateway's limits, timeouts, retries and health checks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class TimeoutSettings(Section):
     request_s: Seconds = 900
     idle_s: Seconds = 300
     grace_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 30
-    # vLLM closes an idle connection after 5 s; one reused later would be reset under the request.
+    # vLLM closes an idle connection after 5 s. A request on it would be reset.
     upstream_keep_alive_s: Annotated[float, Field(gt=0, lt=5, allow_inf_nan=False)] = 4
 
     @model_validator(mode="after")
     def _nested(self) -> Self:
         if not self.connect_s <= self.first_byte_s <= self.request_s:
             raise ValueError("each must fit in the next: connect_s <= first_byte_s <= request_s")
-        # The default may be longer than a short request_s: then it just never ends anything.
+        # The default idle_s may be longer than a short request_s: then request_s ends the answer.
         if "idle_s" in self.model_fields_set and self.idle_s > self.request_s:
             raise ValueError("idle_s is more than request_s; it would never end an answer")
         return self

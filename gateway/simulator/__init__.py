@@ -1,26 +1,32 @@
-"""The simulated replica: a server that behaves like vLLM 0.32 as far as anyone outside can see.
+"""The simulated replica: a server that looks like vLLM 0.32 from the outside.
 
-It computes nothing, but it keeps a real block-hashed prefix cache, schedules prefill and decode in (scalable)
-time, and answers every prompt with words drawn from the prompt's digest, so that equal prompts get equal
-answers on every replica. Where a request constrains its answer (`response_format`, `structured_outputs`, a forced
-tool), the answer is a document that the schema accepts; it ends at stop strings; log probabilities are made up; what
-vLLM refuses is refused in vLLM's words. Where to look:
+It computes nothing. It keeps a real block-hashed prefix cache, schedules prefill and decode in (scalable) time, and
+draws each answer's words from the digest of its prompt, so that equal prompts get equal answers on every replica. If
+a request constrains its answer (`response_format`, `structured_outputs`, a forced tool), the answer is a document
+that the schema accepts. Answers end at stop strings, log probabilities are made up, and a request that vLLM refuses
+is refused with vLLM's message. Where to look:
 
-    settings       what one replica is: its models, its cache, its speed, which is rough and documented there
-    prompt         tokens, image placeholders and block hashes        chat_template  messages to a prompt
-    cache          blocks: hits, LRU eviction, reference counts       offload        the CPU tier below it
-    lmcache        chunks in CPU memory, instead of that tier         chunk_redis    ... and in a Redis
-    events         vLLM's KV events of what happens in both           publisher      ... over ZeroMQ, with replays
-    engine         the step loop over all of these                    faults         failures on demand
-    generation     one request's sequences and the wait for them      words          its vocabulary
-    planning       from a request to its answers                      answers        the words and tool calls
-    structured     what constrains an answer                          stopping       where it ends
-    json_schema    a document that a schema accepts                   schema_merge   two schemas as one
-    json_scalars   its numbers and strings                            pattern        a text for an expression
-    logprobs       log probabilities                                  sampling       the ranges of parameters
-    protocol       the fields of requests                             validation     bodies held against them
-    replica        everything one server owns                         call           one HTTP request on it
-    *_api          the endpoints, one module per family               openai_stream  the streams of two of them
-    metrics        vLLM's metric names                                throughput     ... and two of LMCache's
     server         `build_app` and `run`
+    call           one HTTP request                  replica          everything that one server owns
+    *_api          the endpoints, one module each    openai_stream    the streams of two of them
+    protocol       the fields of requests            response_events  the stream of /v1/responses
+    validation     checks bodies against them        fields           reads fields of unchecked JSON
+    sampling       the ranges of parameters          errors           vLLM's error answers
+    settings       one replica: its models, cache and speed (rough figures, explained there)
+
+    planning       from a request to its answers     answers          the words and tool calls
+    structured     what constrains an answer         stopping         where an answer ends
+    json_schema    a document that a schema accepts  schema_merge     two schemas as one
+    json_scalars   numbers and strings for a schema  pattern          a text for a regular expression
+    logprobs       log probabilities                 words            the vocabulary
+
+    chat_template  from messages to a prompt         images           an image's size and identity
+    prompt         tokens, image placeholders and block hashes
+    sequence       one prompt and its answer inside an engine
+    generation     one request's sequences, and the wait for their tokens
+    engine         the step loop                     cache            blocks: hits, LRU eviction, reference counts
+    offload        vLLM's CPU tier                   lmcache          LMCache's chunks in CPU memory
+    chunk_redis    ... and in a Redis                throughput       two of LMCache's metrics
+    events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
+    metrics, stats vLLM's metrics                    faults           failures on demand
 """

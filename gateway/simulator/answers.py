@@ -1,4 +1,4 @@
-"""What a replica says: words drawn from the prompt's digest, or a text that somebody constrains."""
+"""A replica's answers: words drawn from the prompt's digest, or a text that fits a constraint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.simulator.structured import Constraint, schema_constraint
 from gateway.simulator.words import WORDS
 
 DEFAULT_TOKENS = 16
-"""The length of an answer to a request that names none."""
+"""The length of an answer if the request does not limit it."""
 
 _FIRST_WORDS = [word + " " for word in WORDS]
 _LAST_WORDS = [word + "." for word in WORDS]
@@ -27,7 +27,7 @@ class GeneratedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAnswer:
-    """An answer planned in full: its tokens' texts, and why it ends. With `tool`, they are its arguments."""
+    """A complete planned answer: its tokens' texts, and why it ends. With `tool`, they are the call's arguments."""
 
     pieces: Sequence[str]
     finish_reason: str
@@ -35,11 +35,11 @@ class GeneratedAnswer:
     stop_reason: int | str | None = None
     """The stop string or token that ended it."""
     shown: Sequence[str] | None = None
-    """What each token adds to the text that the client gets, where that is not its own text."""
+    """What each token adds to the client's text; None if each adds its own text."""
 
     @property
     def texts(self) -> Sequence[str]:
-        """What each token adds to the text that the client gets."""
+        """What each token adds to the client's text."""
         return self.pieces if self.shown is None else self.shown
 
     @property
@@ -52,7 +52,7 @@ class GeneratedAnswer:
 
     @property
     def engine_reason(self) -> str:
-        """Why the engine stopped: it knows nothing of tool calls."""
+        """Why the engine stopped. An engine does not know of tool calls."""
         return "length" if self.finish_reason == "length" else "stop"
 
 
@@ -76,7 +76,7 @@ def tool_answer(seed: bytes, function: dict[str, Any], finish_reason: str, max_t
 
 
 def nothing() -> GeneratedAnswer:
-    """For pooling requests, which compute a prompt and generate no token."""
+    """The answer to a pooling request, which computes a prompt and generates no token."""
     return GeneratedAnswer((), "stop")
 
 
@@ -88,7 +88,7 @@ def _cut(text: str, finish_reason: str, max_tokens: int, tool: GeneratedToolCall
 
 
 def _pieces(text: str) -> list[str]:
-    """A text as tokens of as many whole characters as fit each."""
+    """Splits a text into tokens, each with as many whole characters as fit."""
     if text.isascii():
         return [text[at : at + TOKEN_BYTES] for at in range(0, len(text), TOKEN_BYTES)]
     pieces = [""]

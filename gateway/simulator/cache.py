@@ -1,11 +1,11 @@
 """One engine's KV cache: a fixed number of physical blocks, found again by hash.
 
-A block is *held* while a running request refers to it. Free blocks wait in one queue, least recently used
-first, and keep their hash until they are handed out for something else: that is the eviction. A request gives
-its blocks back in reverse, so the deepest go first and a resident block practically implies its whole prefix.
-Its last block, if it did not get full, can serve nobody and is the first to be handed out again.
-Several physical blocks may carry one hash (a fully cached prompt recomputes its last block); each of them is
-stored and evicted on its own, as in vLLM, and a hit takes the oldest.
+A block is *held* while a running request refers to it. Free blocks wait in one queue, least recently used first. A
+free block keeps its hash until the cache reuses it, which is its eviction. A request releases its blocks in reverse, so
+that the deepest blocks are evicted first and a resident block practically implies its whole prefix. Its last block, if
+it is not full, can serve no other request and is reused first. Several physical blocks may have the same hash (a fully
+cached prompt recomputes its last block). As in vLLM, each of them is stored and evicted separately, and a hit takes the
+oldest one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BlockCache:
         return hits
 
     def take(self, hits: Sequence[Block], num_new: int) -> Taken | None:
-        """Hold `hits` and `num_new` more blocks; None, with nothing changed, where they are not to be had."""
+        """Hold `hits` and `num_new` more blocks. Returns None, and changes nothing, if there are too few."""
         idle_hits = sum(block.refs == 0 for block in hits)
         if num_new > len(self._free) - idle_hits:
             return None
@@ -87,14 +87,14 @@ class BlockCache:
         return taken
 
     def store(self, blocks: Sequence[Block], hashes: Sequence[int]) -> None:
-        """Let full blocks be found by their hashes from now on. All of them count as newly stored."""
+        """Make full blocks findable by their hashes. All of them count as newly stored."""
         for block, block_hash in zip(blocks, hashes, strict=True):
             block.hash = block_hash
             if self._cached.setdefault(block_hash, block) is not block:
                 self._twins.setdefault(block_hash, []).append(block)
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """Give back what a request held (shallow to deep): the deepest will be evicted first."""
+        """Release a request's blocks (shallow to deep). The deepest one will be evicted first."""
         for block in reversed(blocks):
             block.refs -= 1
             if block.refs == 0:
@@ -119,7 +119,7 @@ class BlockCache:
                 self._forget(block)
 
     def hashes(self) -> KeysView[int]:
-        """All that a request can hit."""
+        """All hashes that a request can hit."""
         return self._cached.keys()
 
     def _forget(self, block: Block) -> None:

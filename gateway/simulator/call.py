@@ -1,4 +1,4 @@
-"""One HTTP request on the replica: parsing it, letting faults strike it, and answering it, whole or streamed."""
+"""One HTTP request to the replica: parses it, applies faults, and answers it, whole or streamed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from gateway.simulator import fields
 from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.errors import UNREADABLE, RequestRefused, bad_request
 from gateway.simulator.faults import Fault, close_connection, crash, hang, reset_connection
-from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.replica import RecentRequest, SimReplica
+from gateway.simulator.sequence import EventTag
 from gateway.simulator.validation import Parse, unreadable
 
 _REMEMBERED_HEADERS = ("X-data-parallel-rank", "X-Session-ID", "X-Request-Id", "X-Vllm-Priority", "Authorization")
@@ -26,7 +27,7 @@ _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Dialect(Protocol):
-    """How one API words a stream; every method returns ready SSE bytes."""
+    """The format of one API's stream. Each method returns complete SSE bytes."""
 
     def head(self) -> bytes:
         """Sent at once, before anything is computed; may be empty."""
@@ -70,7 +71,7 @@ class Call:
         return generation
 
     async def respond(self, payload: dict[str, Any]) -> web.StreamResponse:
-        """Answer with JSON, or with half of it where the connection is to be cut."""
+        """Answer with JSON, or with half of it if a fault cuts the connection."""
         body = orjson.dumps(payload)
         headers = {"X-Request-Id": self.request_id}
         if self.fault is None or self.fault.mode != "cut":
@@ -87,7 +88,7 @@ class Call:
         await generation.completion()
 
     async def stream(self, generation: Generation, dialect: Dialect) -> web.StreamResponse:
-        """Answer with server-sent events, token by token; a client that goes away aborts the generation."""
+        """Answer with server-sent events, token by token. If the client goes away, the generation is aborted."""
         response = web.StreamResponse(headers={"Content-Type": _EVENT_STREAM, "X-Request-Id": self.request_id})
         await response.prepare(self.request)
         if head := dialect.head():
@@ -123,7 +124,7 @@ class Call:
             await asyncio.sleep(self.fault.seconds)
 
     async def _strike(self, response: web.StreamResponse, last: bytes) -> web.StreamResponse:
-        """Break a stream after its `last` bytes, as its fault says."""
+        """Send the `last` bytes of a stream, then break it as the fault says."""
         assert self.fault is not None
         if last:
             await response.write(last)
@@ -135,14 +136,14 @@ class Call:
             case "hang":
                 await hang()
             case "crash":
-                await asyncio.sleep(0)  # the loop may hold writes back until its turn is over
+                await asyncio.sleep(0)  # the loop may delay writes until this task yields
                 crash()
             case _:
                 await close_connection(self.request)
         return response
 
     def _last_words(self, refused: RequestRefused) -> bytes:
-        """The end of a stream whose engine fails."""
+        """The end of a stream whose engine has failed."""
         if self.request.path == "/v1/messages":
             return b"event: error\ndata: " + refused.anthropic_body() + b"\n\n"
         return b"data: " + refused.openai_body() + b"\n\ndata: [DONE]\n\n"
@@ -163,8 +164,8 @@ def inference(
     parse: Parse,
     error_body: Callable[[RequestRefused], bytes] = RequestRefused.openai_body,
 ) -> Handler:
-    """The aiohttp handler of an inference endpoint: counted, struck by faults, its body read by `parse`, refused in
-    the API's shape."""
+    """The aiohttp handler of an inference endpoint. It counts the request, applies faults, reads the body by `parse`,
+    and refuses bad requests in the API's shape."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         replica.num_requests += 1
@@ -176,7 +177,7 @@ def inference(
             return await handler(Call(replica, request, parse(await read_json(request)), request_id, fault))
         except RequestRefused as refused:
             return _refusal(refused, error_body)
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM's own translation of odd input
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # vLLM answers these for odd input
             return _refusal(bad_request(str(error)), error_body)
 
     return handle

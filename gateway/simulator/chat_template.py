@@ -1,5 +1,5 @@
-"""Messages to a prompt: the replica's chat template. Every piece begins on a token of its own, so the prompt of
-a conversation's next turn starts with the tokens of this one."""
+"""The replica's chat template: from messages to a prompt. Every piece begins with a new token, so that the prompt of
+a conversation's next turn starts with the tokens of this turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXT_PARTS = {
     "thinking": "thinking",
 }
 _SPEAKERS = ("user", "system", "developer")
-"""Whose messages may lack content, but not have null for it."""
+"""The roles whose messages may lack `content`, but may not set it to null."""
 _IMAGE_PARTS = {"image_url", "input_image"}
 
 
@@ -38,7 +38,7 @@ def render_chat(
     lora: str | None = None,
     cache_salt: str | None = None,
 ) -> EnginePrompt:
-    """Raises a 400 for messages that no template could render."""
+    """Raises a 400 for messages that no template can render."""
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     builder = PromptBuilder()

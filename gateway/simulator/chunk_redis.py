@@ -1,6 +1,6 @@
-"""The Redis that a simulated LMCache keeps chunks in: whether one is there, Redis says; how long it takes, a rate.
+"""The Redis of a simulated LMCache. Redis really holds the chunks' names; transfer times are simulated by a rate.
 
-A Redis that fails costs no answer: nothing is found in it, and nothing kept, until it is there again.
+If Redis fails, answers do not: no chunk is found or kept until Redis is back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gateway.tasks import Tasks
 
 _CONNECT_S = 1.0
 _BUDGET_S = 2.0
-"""For all that one prompt asks of Redis at once: `lmcache.redis.max_stall_s` of a replica's file."""
+"""The limit for all of one prompt's commands together, like `lmcache.redis.max_stall_s` in a replica's file."""
 
 
 class Lane:
-    """Transfers one after another: each begins when the one before it has ended."""
+    """Simulated transfers in a row: each begins when the one before it ends."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._free_at_s = 0.0
 
     async def take(self, seconds: float) -> None:
-        """Return when a transfer of so many (simulated) seconds, asked for now, would have ended."""
+        """Return when a transfer of so many (simulated) seconds that is requested now has ended."""
         if self._speed <= 0:
             return
         now_s = asyncio.get_running_loop().time()
@@ -37,7 +37,7 @@ class Lane:
 
 
 class ChunkRedis:
-    """What one server asks of it."""
+    """One LMCache server's access to Redis."""
 
     def __init__(self, settings: SimLmcacheSettings, speed: float) -> None:
         assert settings.redis_url is not None
@@ -59,7 +59,7 @@ class ChunkRedis:
             await self._wire.close()
 
     async def fetch(self, names: Sequence[str]) -> int:
-        """How many of these, from the first on, were there and are here now."""
+        """Fetches these chunks up to the first one that is missing. Returns their number."""
         there = _leading(await self._ask([("EXISTS", name) for name in names]))
         if not there:
             return 0
@@ -72,7 +72,7 @@ class ChunkRedis:
         return fetched
 
     def put(self, names: Sequence[str]) -> None:
-        """Keep these, in a while."""
+        """Store these chunks, in the background."""
         self._tasks.spawn(self._put(names), "chunks are stored")
 
     async def _put(self, names: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ class ChunkRedis:
         await self._ask([("SET", name, value, "EX", settings.ttl_s) for name in names])
 
     async def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies; none where Redis gave none in time."""
+        """The replies; empty if Redis did not answer in time."""
         try:
             async with asyncio.timeout(_BUDGET_S):
                 wire = await self._connected()
@@ -105,5 +105,5 @@ class ChunkRedis:
 
 
 def _leading(replies: Sequence[Any]) -> int:
-    """How many replies, from the first on, say that something is there."""
+    """How many replies, from the first one on, report an existing key."""
     return next((at for at, reply in enumerate(replies) if not reply), len(replies))

@@ -1,4 +1,4 @@
-"""What is not inference: models, health, metrics, LoRA, and the simulator's own /sim paths."""
+"""All endpoints but inference: models, health, metrics, LoRA, and the simulator's own /sim paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def version(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 
 
 async def kv_event_sources(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """Each rank's publisher; empty where KV events are off."""
+    """Each rank's publisher; empty if KV events are off."""
     if replica.settings.version < _EVENT_SOURCES_SINCE:
         return await not_found(replica, request)
     return web.json_response({rank: publisher.config() for rank, publisher in enumerate(replica.publishers)})
@@ -51,7 +51,7 @@ async def metrics(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 
 
 async def detokenize(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """Unlike a request for inference it never reaches the engine: no fault strikes it."""
+    """Never reaches the engine, so that no fault affects it."""
     body = await read_json(request)
     replica.resolve_model(fields.text(body, "model"))
     return web.json_response({"prompt": token_text(fields.sequence(body, "tokens"))})
@@ -74,7 +74,7 @@ async def unload_lora_adapter(replica: SimReplica, request: web.Request) -> web.
 
 
 async def reset_prefix_cache(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """The CPU tier stays as it is unless asked for, as in vLLM."""
+    """Keeps the CPU tier unless the request names it, as vLLM does."""
     return web.json_response({"reset": replica.clear_caches(request.query.get("reset_external") == "true")})
 
 
@@ -88,12 +88,12 @@ async def state(replica: SimReplica, _: web.Request) -> web.StreamResponse:
 
 
 async def load(replica: SimReplica, _: web.Request) -> web.StreamResponse:
-    """For who watches queues: a fraction of what /sim/state costs."""
+    """The queues only, for a fraction of the cost of /sim/state."""
     return web.json_response(_load(replica))
 
 
 async def outlook(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    """What a chat request would meet here, were it sent now: for a router that knows everything."""
+    """What a chat request would find here now, for a router that knows everything."""
     body = await read_json(request)
     _, lora = replica.resolve_model(fields.text(body, "model"))
     prompt = chat_prompt(replica, body, lora)

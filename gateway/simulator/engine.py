@@ -1,10 +1,10 @@
 """One engine: chunked prefill and batched decode over a block cache, in scaled time.
 
-Each step schedules first what is running (a chunk of prefill, or one token), then admits waiting requests in
-order, and lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when
-they are scheduled, so two equal prompts that arrive together share their prefix; KV events of it leave with the
-end of the step. Where running requests need more blocks than there are, the youngest is preempted: it loses its
-blocks and waits first in line.
+Each step first schedules the running requests (a chunk of prefill, or one token), then admits waiting requests in
+order. It lasts max(one decode step, its prefill tokens / prefill rate) / speed. Blocks count as cached when they are
+scheduled, so that two equal prompts that arrive together share their prefix; their KV events are published at the end
+of the step. If running requests need more blocks than there are, the youngest is preempted: it loses its blocks and
+becomes the first in the queue.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import EventLog, Events
-from gateway.simulator.generation import State, TokenSequence
 from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.offload import CpuTier
+from gateway.simulator.sequence import SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
 from gateway.simulator.stats import EngineStats
 
 _FULL_SPEED_BURST_STEPS = 16
-"""At speed 0 the loop is yielded to after this many steps: an answer of the default length is one write."""
+"""At speed 0 the engine yields to the loop after this many steps, so that an answer of default length is one write."""
 _LOAD_COST = 0.1
-"""Of the time to prefill a token, what it takes to load one from the CPU tier."""
+"""The time to load a token from the CPU tier, as a part of the time to prefill it."""
 
 
 class SimEngine:
-    """`on_first_token` and `on_finish` are told how many seconds after its arrival a request came that far;
-    `publish` is given the KV events of each step that has any. No step begins unless `goes_on` is set."""
+    """Calls `on_first_token` and `on_finish` with the seconds since the request arrived, and `publish` with the KV
+    events of each step that has any. No step begins while `goes_on` is not set."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class SimEngine:
         self.cpu_tier = CpuTier(settings.cpu_blocks, self._events)
         self._lmcache = lmcache
         self._loaded_tokens = 0
-        """From outside the GPU, in the step at hand."""
+        """Tokens that the current step loads from outside the GPU."""
         self._load_s_per_token = lmcache.load_s_per_token if lmcache else _LOAD_COST / settings.prefill_tokens_per_s
         self._storing_s = 0.0
-        """What storing took in the step before."""
+        """The time that storing chunks took in the last step."""
         self._settings = settings
         self._on_first_token = on_first_token
         self._on_finish = on_finish
@@ -63,40 +63,42 @@ class SimEngine:
         return f"<Engine {len(self.running)} running, {len(self.waiting)} waiting, {self.cache!r}>"
 
     def add(self, sequence: TokenSequence) -> None:
-        """Queue a sequence; its tokens plus its answer fit into the cache (the caller has checked)."""
-        sequence.state = State.WAITING
+        """Queue a sequence. The caller has checked that its prompt and answer fit into the cache."""
+        sequence.state = SequenceState.WAITING
         sequence.arrived_s = asyncio.get_running_loop().time()
         self.waiting.append(sequence)
         self._work.set()
 
     def abort(self, sequence: TokenSequence) -> None:
-        """Take a sequence out at once and free its blocks; does nothing once it has finished."""
-        if sequence.state is State.WAITING:
+        """Remove a sequence at once and free its blocks. Does nothing if it has finished."""
+        if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.state is State.RUNNING:
+        elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._release(sequence)
         else:
             return
-        sequence.state = State.ABORTED
+        sequence.state = SequenceState.ABORTED
         self.stats.requests["abort"] += 1
         self._work.set()
 
     def clear_cache(self) -> bool:
-        """Reset the GPU's prefix cache; refused (False) while any block is in use."""
+        """Reset the GPU's prefix cache. Returns False, and does nothing, while any block is in use."""
         cleared = self.cache.clear()
         if cleared:
             self._events.cleared()
         return cleared
 
     def foresee(self, hashes: Sequence[int], on_their_way: Iterable[int] = ()) -> int:
-        """How many leading blocks of a prompt that arrived now would be cached when its turn comes, were nothing
-        evicted until then; `on_their_way` are those of prompts that will be here before it."""
+        """How many leading blocks of a prompt that arrives now will be cached when it is scheduled, without evictions.
+
+        `on_their_way` are the blocks of prompts that will arrive before it.
+        """
         coming = {each for sequence in self.waiting for each in sequence.hashes}
         return self._foreseen(hashes, coming.union(on_their_way))
 
     def backlog_tokens(self) -> int:
-        """What is to be computed before a prompt that arrived now."""
+        """The tokens to compute before a prompt that arrives now."""
         backlog = sum(max(0, sequence.num_tokens - sequence.computed) for sequence in self.running)
         coming: set[int] = set()
         for sequence in self.waiting:
@@ -111,12 +113,12 @@ class SimEngine:
         return found
 
     def forget_idle(self) -> None:
-        """Lose all that no running request holds, on the GPU and in the CPU tier, without any event."""
+        """Forget all blocks that no running request holds, on the GPU and in the CPU tier, without any event."""
         self.cache.forget_idle()
         self.cpu_tier.clear()
 
     async def run(self) -> None:
-        """Step for ever; returns only by cancellation."""
+        """Step until cancelled."""
         loop = asyncio.get_running_loop()
         speed = self._settings.speed
         clock_s = loop.time()
@@ -129,7 +131,7 @@ class SimEngine:
                 clock_s, burst = loop.time(), 0
                 continue
             if speed > 0:
-                # Against a clock of its own, so that the loop's timer resolution does not add up.
+                # A clock of its own keeps the errors of the loop's timers from adding up.
                 clock_s = max(clock_s + self._step_s(prefill_tokens) / speed, loop.time() - 0.1)
                 await asyncio.sleep(max(0.0, clock_s - loop.time()))
             elif (burst := burst + 1) % _FULL_SPEED_BURST_STEPS == 0:
@@ -137,14 +139,14 @@ class SimEngine:
             self.finish_step(batch)
 
     def schedule(self) -> tuple[list[tuple[TokenSequence, int]], int]:
-        """Choose what the next step computes: (sequence, tokens) each, and the prefill tokens among them."""
+        """Choose what the next step computes: pairs of (sequence, tokens), and their number of prefill tokens."""
         batch: list[tuple[TokenSequence, int]] = []
         prefill_tokens = self._loaded_tokens = 0
         limit = self._settings.max_num_batched_tokens
         preempted = self.stats.preemptions
         for sequence in tuple(self.running):
-            if sequence.state is not State.RUNNING:
-                continue  # preempted by one before it
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # preempted by a sequence before it
             want = sequence.num_tokens - sequence.computed
             if want > 1:
                 want = min(want, limit - prefill_tokens)
@@ -158,7 +160,7 @@ class SimEngine:
             sequence = self.waiting[at]
             loadable_tokens = self._loadable_tokens(sequence)
             if loadable_tokens is None:
-                at += 1  # those behind it need not wait for what it waits for
+                at += 1  # the sequences behind it need not wait for its lookup
                 continue
             admitted = self._admit(sequence, limit - prefill_tokens, loadable_tokens)
             if admitted is None:
@@ -170,14 +172,14 @@ class SimEngine:
         return batch, prefill_tokens
 
     def finish_step(self, batch: list[tuple[TokenSequence, int]]) -> None:
-        """Account for what was computed, and give every sequence that is through its prefill a token.
+        """Record the computed tokens, and give a token to every sequence that has finished its prefill.
 
-        As in vLLM, what the step did to the cache is told before its tokens are.
+        As in vLLM, the KV events of a step are published before its tokens.
         """
         self.cpu_tier.end_step()
         self._events.flush()
         for sequence, computed in batch:
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step ran
             sequence.computed += computed
             if self._lmcache is not None:
@@ -201,21 +203,21 @@ class SimEngine:
             sequence.produce()
             self.stats.generation_tokens += 1
         if sequence.is_complete:
-            sequence.state = State.FINISHED
+            sequence.state = SequenceState.FINISHED
             self.running.remove(sequence)
             self._release(sequence)
             self.cpu_tier.touch(sequence.hashes)
             self.stats.requests[sequence.answer.engine_reason] += 1
             self.stats.prefilled(sequence.prefill_s, sequence.prompt.num_tokens - (sequence.cached_tokens or 0))
             self._on_finish(now_s - sequence.arrived_s)
-        sequence.generation.notify(sequence)
+        sequence.notify(sequence)
 
     def _loadable_tokens(self, sequence: TokenSequence) -> int | None:
-        """What LMCache has of a waiting sequence; None where it is still looking."""
+        """How many tokens of a waiting sequence LMCache can load; None while it is looking."""
         return 0 if self._lmcache is None else self._lmcache.loadable_tokens(sequence, self._work.set)
 
     def _admit(self, sequence: TokenSequence, limit_tokens: int, loadable_tokens: int) -> int | None:
-        """Start a waiting sequence on what the caches have of it; the tokens of its first step, or None."""
+        """Start a waiting sequence. Returns the tokens of its first step, or None if there are too few blocks."""
         # At least one token must be computed to sample from, so the block that holds the last is recomputed.
         reusable = (sequence.num_tokens - 1) // self.block_size
         hits = self.cache.match(sequence.hashes[:reusable])
@@ -230,7 +232,7 @@ class SimEngine:
             return None
         if self._lmcache is not None:
             self._lmcache.load(loaded)
-        sequence.state = State.RUNNING
+        sequence.state = SequenceState.RUNNING
         if sequence.cached_tokens is None:
             self._count_hits(sequence, loaded)
         sequence.computed += loaded
@@ -248,7 +250,7 @@ class SimEngine:
         while not self._grow(sequence, tokens):
             youngest = self.running.pop()
             self._release(youngest)
-            youngest.state = State.WAITING
+            youngest.state = SequenceState.WAITING
             self.waiting.appendleft(youngest)
             self.stats.preemptions += 1
             if youngest is sequence:
@@ -256,10 +258,10 @@ class SimEngine:
         return True
 
     def _grow(self, sequence: TokenSequence, tokens: int, hits: Sequence[Block] = (), loaded_tokens: int = 0) -> bool:
-        """Hold the blocks for `tokens` more of a sequence (and its `hits`, and what is loaded from outside
-        before them) and store those that get full.
+        """Hold the blocks for `tokens` more of a sequence, its `hits` and the loaded tokens before them, and store the
+        full ones. Returns False if there are too few blocks.
 
-        This is the one place where hashes enter and leave the cache.
+        Hashes enter and leave the cache only here.
         """
         loaded_end = sequence.computed + loaded_tokens
         end = loaded_end + tokens

@@ -1,4 +1,4 @@
-"""How a replica says no, in vLLM's JSON shapes."""
+"""Errors of a replica, in vLLM's JSON shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http import HTTPStatus
 import orjson
 
 UNREADABLE = "Bad Request"
-"""The type of the error for a body whose fields do not have their types."""
+"""The error type for a body with a field of a wrong type."""
 _TYPE_OF_STATUS = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -20,7 +20,7 @@ _KNOWN_STATUSES = frozenset(HTTPStatus)
 
 @dataclass(slots=True)
 class RequestRefused(Exception):
-    """A request that is answered with an error; `type` None takes vLLM's name for the status."""
+    """A request that is answered with an error. `type` None means vLLM's name of the status."""
 
     status: int
     message: str
@@ -35,7 +35,7 @@ class RequestRefused(Exception):
         return orjson.dumps({"error": error})
 
     def anthropic_body(self) -> bytes:
-        """The shape of /v1/messages, where vLLM has OpenAI's all the same for what it could not read."""
+        """The shape of /v1/messages. vLLM uses OpenAI's shape there for requests that it cannot read."""
         if self.type == UNREADABLE:
             return self.openai_body()
         return orjson.dumps({"type": "error", "error": {"type": self._type(), "message": self.message}})
@@ -53,6 +53,6 @@ def bad_request(message: str, param: str | None = None) -> RequestRefused:
 
 
 def bad_value(message: str, param: str, value: object = None) -> RequestRefused:
-    """A 400 for a parameter, which vLLM's message ends with."""
+    """A 400 for a parameter. vLLM's message ends with its name."""
     told = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
     return RequestRefused(400, f"{message} ({told})", param)

@@ -1,11 +1,11 @@
 """vLLM's KV events, recorded while an engine steps and handed over once per step.
 
-The field names, their order and which of them are left out at their default are those of
-vllm/distributed/kv_events.py, because they decide the bytes: events are msgpack maps whose keys stand in the order
-of the fields. What each version of vLLM has is decided here too.
+Field names, their order, and which fields are left out at their default are those of vllm/distributed/kv_events.py.
+They determine the bytes, as events are msgpack maps with keys in this order. The differences between versions of vLLM
+are here, too.
 
-Events are most of what a simulated replica does beside hashing, so they are packed when they happen, and what there
-is much of (token ids, evictions) is put together from bytes rather than from Python objects.
+Next to hashing, events take most of a simulated replica's CPU time. So they are packed when they happen, and their
+large parts (token ids, evictions) are built from bytes instead of Python objects.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.simulator.generation import TokenSequence
 from gateway.simulator.prompt import TOKEN_BYTES
+from gateway.simulator.sequence import TokenSequence
 from gateway.simulator.settings import SimSettings
 
 MAPS_SINCE = (0, 24)
-"""Before it, an event is an array: its type, then its fields."""
+"""Before this version, an event is an array: its type, then its fields."""
 REPORT_MODE_SINCE = (0, 26)
 SESSION_ID_SINCE = (0, 30)
 
@@ -66,12 +66,12 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 _Event = BlockStored | BlockRemoved | AllBlocksCleared
 _ARRAY_FIELDS = 11
-"""Arrays had nothing behind `kv_cache_spec_sliding_window`."""
+"""The fields up to `kv_cache_spec_sliding_window`; arrays had no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """So many packed events."""
+    """Packed events, and their number."""
 
     count: int
     packed: bytes
@@ -87,12 +87,12 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def payload(events: Events, rank: int) -> bytes:
-    """Of one batch: `[ts, [event, …], data_parallel_rank]`."""
+    """The payload of one batch: `[ts, [event, …], data_parallel_rank]`."""
     return _pack(_Batch(time.time(), msgspec.Raw(_array_head(events.count) + events.packed), rank))
 
 
 class EventLog:
-    """What one engine did to its caches in the step at hand; records nothing without a `publish` to give it to."""
+    """The changes of one engine's caches in the current step. Records nothing without `publish`."""
 
     def __init__(self, settings: SimSettings, publish: Callable[[Events], None] | None) -> None:
         version = settings.version
@@ -106,24 +106,24 @@ class EventLog:
         self._pack_event: Callable[[_Event], bytes] = _pack if version >= MAPS_SINCE else _pack_array
         eviction = self._pack_event(BlockRemoved([_ANY_HASH], _GPU, _GROUP))
         self._eviction = eviction.split(_ANY_HASH.to_bytes(_HASH_BYTES, "big"))
-        """What is before and behind the hash in the event of an eviction."""
+        """The bytes before and after the hash in an eviction's event."""
 
     def stored(self, sequence: TokenSequence, first: int, last: int) -> None:
-        """Blocks `first` to `last` (exclusive) of a sequence count as cached on the GPU from now on."""
+        """Blocks `first` to `last` (exclusive) of a sequence are now cached on the GPU."""
         if self._publish is not None and last > first:
             event = self._described(sequence, first, last, _GPU)
             event.extra_keys = sequence.extra_keys(first, last)
             if self._has_sessions:
-                event.session_id = sequence.generation.tag.session_id
+                event.session_id = sequence.event_tag.session_id
             self._add(event)
 
     def reused(self, sequence: TokenSequence, num_blocks: int) -> None:
-        """The scheduler found so many blocks of a waiting sequence: told only to who asked for full reports."""
-        if self._has_reports and sequence.generation.tag.full_report:
+        """The scheduler found cached blocks of a waiting sequence. Published only for requests for full reports."""
+        if self._has_reports and sequence.event_tag.full_report:
             self.stored(sequence, 0, num_blocks)
 
     def evicted(self, hashes: Sequence[int]) -> None:
-        """One event for each block that the GPU cache gave up, in that order."""
+        """One event for each block that the GPU cache evicted, in this order."""
         if self._publish is not None and hashes:
             before, behind = self._eviction
             inner = (behind + before).join([block_hash.to_bytes(_HASH_BYTES, "big") for block_hash in hashes])
@@ -136,7 +136,7 @@ class EventLog:
             self._add(self._described(sequence, block, block + 1, _CPU))
 
     def dropped(self, hashes: Sequence[int]) -> None:
-        """One event for all the blocks that the CPU tier gave up at once."""
+        """One event for all blocks that the CPU tier evicted at once."""
         if self._publish is not None and hashes:
             self._add(BlockRemoved(list(hashes), _CPU, _GROUP))
 
@@ -146,7 +146,7 @@ class EventLog:
             self._add(AllBlocksCleared())
 
     def flush(self) -> None:
-        """The step is over: publish what it changed, if anything."""
+        """The step is over: publish its events, if there are any."""
         if self._count and self._publish is not None:
             events = Events(self._count, b"".join(self._packed))
             self._packed.clear()
@@ -191,7 +191,7 @@ def packed_token_ids(tokens: bytes | bytearray) -> msgspec.Raw:
 
 
 def _array_head(count: int) -> bytes:
-    """What begins a msgpack array of so many items."""
+    """The first bytes of a msgpack array of `count` items."""
     if count <= _MAX_FIXARRAY:
         return bytes([0x90 | count])
     if count <= _MAX_ARRAY16:

@@ -6,7 +6,7 @@
     truncate   the stream ends cleanly after K tokens, without its closing events; plain answers are unharmed
     hang       nothing is ever answered; with after_tokens, the stream stalls there
     slow       the first token comes `seconds` (1) later
-    stall      the engine stands still while all else goes on: /health is good, no token comes, no counter moves
+    stall      the engine stands still and the rest works: /health is good, no token comes, no counter moves
     unhealthy  /health answers 503
     crash      the process exits, at once or after a stream's K tokens, with status 3
     amnesia    the cache forgets all idle blocks, at once and without any KV event
@@ -17,9 +17,9 @@
     duplicate_events  a batch is sent twice
     delay_events      a batch is sent after its successor
 
-`count` is the number of inference requests it strikes (for `unhealthy`: of health checks; for *_events: of
-batches), 1 unless told; -1 means until cleared. A `stall` strikes no single request, and lasts until cleared. A mode
-set again replaces its former setting; of several modes the first set strikes.
+`count` is the number of affected inference requests (for `unhealthy`: of health checks; for *_events: of batches); the
+default is 1, and -1 means until cleared. A `stall` lasts until cleared. Setting a mode again replaces its former
+setting. If several modes are set, the one set first applies.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Fault:
 
     @property
     def strikes_first(self) -> bool:
-        """It strikes before the request is looked at."""
+        """Whether it applies before the request is read."""
         return self.mode == "reset" or (self.mode in ("error", "hang") and self.after_tokens is None)
 
     @property
     def strikes_at_token(self) -> int | None:
-        """How many streamed tokens go out before it strikes; None where it leaves streams alone."""
+        """How many streamed tokens are sent before it applies; None if it does not affect streams."""
         if self.mode in ("cut", "truncate"):
             return self.after_tokens or 0
         return self.after_tokens if self.mode in ("error", "hang", "crash") else None
@@ -71,7 +71,7 @@ class Fault:
 
 
 class Faults:
-    """What is to fail next; `forget_idle` is what amnesia does; `stall` is told when one begins, and when it ends."""
+    """The faults to come. `forget_idle` carries out amnesia; `stall` is called when a stall begins and ends."""
 
     def __init__(self, forget_idle: Callable[[], None], stall: Callable[[bool], None]) -> None:
         self._forget_idle = forget_idle
@@ -79,7 +79,7 @@ class Faults:
         self._by_mode: dict[str, Fault] = {}
 
     def set(self, body: dict[str, Any]) -> None:
-        """Apply the body of POST /sim/fail; `amnesia`, and a `crash` without after_tokens, happen here."""
+        """Apply the body of POST /sim/fail. `amnesia`, and a `crash` without after_tokens, happen at once."""
         mode = fields.required_text(body, "mode")
         if mode == "none":
             self._by_mode.clear()
@@ -108,7 +108,7 @@ class Faults:
         self._by_mode[mode] = fault
 
     def take(self) -> Fault | None:
-        """The fault that strikes the inference request at hand, if any; counts it."""
+        """The fault of the current inference request, if any. Counts it."""
         for mode, fault in self._by_mode.items():
             if mode not in _NOT_OF_REQUESTS:
                 self._count(fault)
@@ -122,7 +122,7 @@ class Faults:
         return fault is not None
 
     def take_event_fault(self) -> str | None:
-        """The mode that strikes the batch of KV events at hand, if any; counts it."""
+        """The fault of the current batch of KV events, if any. Counts it."""
         for mode, fault in self._by_mode.items():
             if mode in EVENT_MODES:
                 self._count(fault)
@@ -151,7 +151,7 @@ async def hang() -> NoReturn:
 
 
 async def reset_connection(request: web.Request) -> NoReturn:
-    """Close the client's connection with a TCP reset; the handler ends by being cancelled."""
+    """Close the client's connection with a TCP reset, which cancels the handler."""
     transport = request.transport
     if transport is not None:
         pseudo_socket = transport.get_extra_info("socket")
@@ -162,7 +162,7 @@ async def reset_connection(request: web.Request) -> NoReturn:
 
 
 async def close_connection(request: web.Request) -> NoReturn:
-    """Close the client's connection once it has what was written; the handler ends by being cancelled."""
+    """Close the client's connection after the written bytes are sent, which cancels the handler."""
     if request.transport is not None:
         request.transport.close()
     await hang()

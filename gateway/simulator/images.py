@@ -1,4 +1,4 @@
-"""Images in a request: who they are, and how many placeholder tokens they cost."""
+"""Images in a request: their identity, and the number of their placeholder tokens."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _MIN_TOKENS = 64
 _PIXELS_PER_TOKEN = 161
 """1024x1024 costs about 6500 tokens, like LLaVA-OneVision with its tiles."""
 _UNSEEN_SIDE_PIXELS = 1024
-"""An http(s) image is never fetched; it counts as this size, squared."""
+"""An http(s) image is never fetched. Its width and height count as this."""
 _REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`identity` is what the engine hashes: the caller's uuid, trusted blindly, or else `content`."""
+    """The engine hashes `identity`: the caller's uuid, which it trusts blindly, or else `content`."""
 
     identity: str
     content: str
-    """Digest of the decoded bytes (data: URL), or the URL itself."""
+    """The digest of the decoded bytes (data: URL), or the URL itself."""
     tokens: int
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Placeholder tokens of an image of that many pixels."""
+    """The placeholder tokens of an image with this many pixels."""
     return max(_MIN_TOKENS, round(width * height / _PIXELS_PER_TOKEN))
 
 
 class ImageReader:
-    """Reads image parts, remembering the last few thousand (vLLM's multimodal processor cache)."""
+    """Reads image parts, and keeps the last few thousand images (vLLM's multimodal processor cache)."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str | bytes, Image] = OrderedDict()

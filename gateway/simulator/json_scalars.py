@@ -13,11 +13,11 @@ from gateway.simulator.pattern import NoText, text_for
 from gateway.simulator.words import WORDS
 
 _SPAN = 100
-"""How far a number lies from its only bound, at most."""
+"""The largest distance of a number from its only bound."""
 _MOST_CHARS = 100_000
 
 Bounds = tuple[Fraction | None, Fraction | None]
-"""The least and the greatest value; None where there is none."""
+"""The least and the greatest value; None if there is no bound."""
 
 _FORMATS: dict[str, Callable[[Random], str]] = {
     "date-time": lambda random: f"{_date(random)}T{_time(random)}Z",
@@ -34,7 +34,7 @@ _FORMATS: dict[str, Callable[[Random], str]] = {
 
 
 class NoValue(ValueError):
-    """No value satisfies a schema, or none that is found here."""
+    """No value satisfies the schema, or this module finds none."""
 
 
 def integer(schema: dict[str, Any], random: Random) -> int:
@@ -99,7 +99,7 @@ def _bounds(schema: dict[str, Any]) -> Bounds:
 
 
 def _is_exclusive(schema: dict[str, Any], side: str) -> bool:
-    """Whether the bound itself is out; a boolean is how JSON Schema said so up to draft 4."""
+    """Whether the bound itself is excluded. Up to draft 4, JSON Schema has a boolean for it."""
     exclusive: Any = schema.get(f"exclusive{side}")
     inclusive: Any = schema.get(side.lower())
     if isinstance(exclusive, bool):

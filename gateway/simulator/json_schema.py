@@ -1,8 +1,8 @@
-"""A document that a JSON schema accepts: what a model says whose output a schema constrains.
+"""A document that a JSON schema accepts: the answer of a model whose output a schema constrains.
 
-Read are $ref within the schema, const, enum, allOf, anyOf, oneOf (as anyOf), type, the bounds of numbers, strings and
-arrays, pattern, format, properties, required, additionalProperties, prefixItems, items and uniqueItems. What only
-rules something out (`not`, `if`, dependencies, patternProperties) is not.
+Supported are $ref within the schema, const, enum, allOf, anyOf, oneOf (as anyOf), type, the bounds of numbers, strings
+and arrays, pattern, format, properties, required, additionalProperties, prefixItems, items and uniqueItems. Keywords
+that only exclude values (`not`, `if`, dependencies, patternProperties) are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.simulator.json_scalars import NoValue
 from gateway.simulator.schema_merge import merged
 
 _SHALLOW = 4
-"""Down to this depth what is optional is there. Below it only what is required is, so that recursive schemas end."""
+"""Optional values are present down to this depth. Below it only required ones are, so that recursive schemas end."""
 _DEEPEST = 48
 _MOST_VALUES = 20_000
 _UNIQUE_ATTEMPTS = 20
@@ -39,11 +39,11 @@ _KIND_OF_KEYWORD = {
 
 
 class _TooLarge(Exception):
-    """A schema that asks for more values than anyone would read; unlike NoValue it ends the search."""
+    """A schema needs too many values. Unlike NoValue, this ends the search."""
 
 
 def json_text(schema: object, seed: bytes) -> str:
-    """A document that `schema` accepts, the same for the same seed; raises NoValue."""
+    """A document that `schema` accepts, the same one for the same seed. Raises NoValue."""
     try:
         value = _Generator(schema, Random(seed)).value(schema, 0)
     except _TooLarge as error:
@@ -113,7 +113,7 @@ class _Generator:
         return self._random.choice(values)
 
     def _alternative(self, schema: dict[str, Any], name: str, depth: int) -> Any:
-        """The value of one of several schemas: of any, as long as it is shallow, else of one that may end."""
+        """A value for one of several schemas: for any of them at a shallow depth, else for one that can end."""
         alternatives = list(_list(schema, name))
         self._random.shuffle(alternatives)
         alternatives.sort(key=_is_null if depth < _SHALLOW else _is_nested)
@@ -237,7 +237,7 @@ def _is_null(schema: object) -> bool:
 
 
 def _is_nested(schema: object) -> bool:
-    """It may lead to further levels."""
+    """Whether the schema may have further levels."""
     return isinstance(schema, dict) and (
         any(name in schema for name in ("$ref", "allOf", "anyOf", "oneOf", "properties", "items"))
         or schema.get("type") in ("object", "array")

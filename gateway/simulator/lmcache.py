@@ -1,13 +1,13 @@
 """LMCache's server (0.5.6, "MP" mode) beside a replica: chunks of KV in CPU memory, and in a Redis that replicas share.
 
-Before a prompt is scheduled, its full chunks are looked for, from the first one up to the first that is missing, and
-those that only Redis has are fetched; until that is done the engine goes on with others. All of them are fetched, even
-those that the GPU has: the server is not told. What the GPU lacks is then copied there. Full chunks of a prompt that
-were not found are kept once they are computed; what is generated is not. Copies between GPU and CPU memory lengthen the
-engine's steps; transfers to and from Redis only wait for each other.
+Before a prompt is scheduled, the server looks for its full chunks, up to the first one that is missing, and fetches
+those that only Redis has. The engine meanwhile goes on with other prompts. The server does not know what the GPU holds,
+so it fetches all of them. The engine then copies the chunks that the GPU lacks. A prompt's full chunks that were not
+found are stored after they are computed; generated tokens are not stored. Copies between GPU and CPU memory lengthen
+the engine's steps. Transfers to and from Redis only delay each other.
 
-In Redis a chunk has the name that LMCache gives it (coordinator/lmcache_chunks.py), so that whoever looks there finds
-what a real replica would have left; its value is a placeholder. No KV event tells of chunks here.
+In Redis, a chunk has the name that LMCache gives it (coordinator/lmcache_chunks.py), as if a real replica had stored
+it; its value is a placeholder. KV events do not mention chunks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
 from gateway.simulator.chunk_redis import ChunkRedis
-from gateway.simulator.generation import TokenSequence
 from gateway.simulator.prompt import EnginePrompt
+from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
 from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
@@ -28,34 +28,23 @@ from gateway.tasks import Tasks
 
 @dataclass(slots=True)
 class LmcacheStats:
-    """Since the start, in bytes of KV."""
+    """Counters since the start, in bytes of KV."""
 
     fetched_bytes: int = 0
-    """Out of Redis."""
+    """Fetched from Redis."""
     kept_bytes: int = 0
-    """Of chunks that were new to CPU memory."""
+    """Stored in CPU memory, without chunks that were there."""
     held_bytes: int = 0
     """In CPU memory now."""
     sent_bytes: int = 0
-    """To Redis."""
-
-
-@dataclass(slots=True)
-class Lookup:
-    """What is known of one prompt's chunks."""
-
-    names: list[str]
-    found: int | None = None
-    """How many, from the first on, can be loaded; None while that is being found out."""
-    offered: int = 0
-    """How many, from the first on, are kept or were found."""
+    """Sent to Redis."""
 
 
 class SimLmcache:
-    """One server, with the engines of one replica."""
+    """One server for the engines of one replica."""
 
     def __init__(self, settings: SimLmcacheSettings, model: str, speed: float) -> None:
-        """`model` is what the replica was started with."""
+        """`model` is the name that the replica was started with."""
         self.stats = LmcacheStats()
         self._settings = settings
         self._names = ChunkNames(settings.key_prefix, model, settings.chunk_tokens)
@@ -78,15 +67,15 @@ class SimLmcache:
 
     @property
     def throughputs(self) -> list[Throughput]:
-        """What it has measured, of loads from CPU memory and from Redis."""
+        """The measured loads from CPU memory and from Redis."""
         return [self._loads] if self._redis is None else [self._loads, self._redis.loads]
 
     def loadable_tokens(self, sequence: TokenSequence, wake: Callable[[], None]) -> int | None:
-        """How many leading tokens of its prompt can be loaded; None where that is not known yet: `wake` is called when
-        it is."""
+        """How many leading tokens of its prompt can be loaded. None if that is not known yet; `wake` is called when it
+        is."""
         lookup = sequence.lookup
         if lookup is None:
-            lookup = sequence.lookup = Lookup(self._chunk_names(sequence.prompt))
+            lookup = sequence.lookup = ChunkLookup(self._chunk_names(sequence.prompt))
             in_cpu = self._in_cpu(lookup.names)
             if self._redis is None or in_cpu == len(lookup.names):
                 self._found(lookup, in_cpu)
@@ -95,13 +84,13 @@ class SimLmcache:
         return None if lookup.found is None else lookup.found * self._settings.chunk_tokens
 
     def load(self, tokens: int) -> None:
-        """So many tokens are copied to the GPU, in the engine's next step."""
+        """The engine's next step copies `tokens` to the GPU."""
         if self._speed > 0:
             self._loads.record(tokens * self._settings.kv_bytes_per_token, tokens * self.load_s_per_token / self._speed)
 
     def store(self, sequence: TokenSequence, computed_tokens: int) -> float:
-        """So much of a sequence is computed: keep the chunks of its prompt that are full now. The seconds that the
-        engine needs to hand them over."""
+        """Store the prompt's chunks that are full after `computed_tokens`. Returns the seconds that the engine needs to
+        copy them."""
         lookup = sequence.lookup
         assert lookup is not None
         full = min(computed_tokens // self._settings.chunk_tokens, len(lookup.names))
@@ -116,23 +105,23 @@ class SimLmcache:
         return len(new) * self._settings.chunk_kv_bytes / self._settings.store_bytes_per_s
 
     def clear_cpu(self) -> None:
-        """Forget what is in CPU memory, as POST /cache/clear does."""
+        """Forget all chunks in CPU memory, like POST /cache/clear."""
         self._cpu.clear()
         self.stats.held_bytes = 0
 
     def state(self) -> dict[str, int]:
         return asdict(self.stats)
 
-    async def _fetch(self, redis: ChunkRedis, lookup: Lookup, in_cpu: int, wake: Callable[[], None]) -> None:
+    async def _fetch(self, redis: ChunkRedis, lookup: ChunkLookup, in_cpu: int, wake: Callable[[], None]) -> None:
         fetched = await redis.fetch(lookup.names[in_cpu:])
         self.stats.fetched_bytes += fetched * self._settings.chunk_kv_bytes
         self._keep_in_cpu(lookup.names[in_cpu : in_cpu + fetched])
         self._found(lookup, in_cpu + fetched)
         wake()
 
-    def _found(self, lookup: Lookup, chunks: int) -> None:
+    def _found(self, lookup: ChunkLookup, chunks: int) -> None:
         lookup.found = lookup.offered = chunks
-        for name in reversed(lookup.names[:chunks]):  # the deepest will be dropped first
+        for name in reversed(lookup.names[:chunks]):  # the deepest chunk will be dropped first
             if name in self._cpu:
                 self._cpu.move_to_end(name)
 

@@ -1,6 +1,6 @@
-"""What LMCache's server (0.5.6) says of itself over HTTP, as far as anything here asks: /status, /config, /metrics.
+"""The HTTP endpoints of LMCache's server (0.5.6) that KVGate uses: /status, /config, /metrics.
 
-A real one has a port of its own; this one's paths begin with /lmcache on its replica's.
+A real server has a port of its own. Here their paths begin with /lmcache, on the replica's port.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def metrics(replica: SimReplica, request: web.Request) -> web.StreamRespon
 
 
 def _status(settings: SimSettings, told: SimLmcacheSettings) -> dict[str, Any]:
-    """Its engines are registered with it, one for each rank, as those that compute on GPUs are."""
+    """Lists one registered engine for each rank, as if they used GPUs."""
     adapters = [_adapter_status(told, told.redis_url)] if told.redis_url else []
     ranks = range(settings.data_parallel)
     context = {
@@ -70,7 +70,7 @@ def _status(settings: SimSettings, told: SimLmcacheSettings) -> dict[str, Any]:
 def _adapter_status(told: SimLmcacheSettings, redis_url: str) -> dict[str, Any]:
     host, port, _ = _address(redis_url)
     return {
-        "is_healthy": True,  # it is whether or not Redis answers
+        "is_healthy": True,  # also if Redis does not answer
         "type": "valkey",
         "cluster_mode": False,
         "startup_nodes": [{"host": host, "port": port}],

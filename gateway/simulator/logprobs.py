@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, made up: each token is the likeliest at its place, and the same there every time."""
+"""Invented log probabilities: each token is the most likely one at its place. They are the same every time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gateway.simulator.sampling import MAX_LOGPROBS
 from gateway.simulator.words import WORDS
 
 _Ranked = Sequence[tuple[bytes, float]]
-"""The likeliest tokens at a place, the likeliest first, each with its log probability."""
+"""The most likely tokens at a place, in descending order, each with its log probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What a request wants to know: of how many tokens at each place, and by their texts or by `token_id:…`."""
+    """The wish of a request: how many tokens at each place, shown as texts or as `token_id:…`."""
 
     top: int
     as_ids: bool = False
 
     def chat(self, pieces: Sequence[str], first: int = 0) -> dict[str, Any]:
-        """`choices[].logprobs` of chat for tokens of an answer, of which the first is at place `first`."""
+        """`choices[].logprobs` of chat for tokens of an answer, from place `first` on."""
         content = []
         for at, piece in enumerate(pieces, first):
             ranked = _ranked(token_of(piece), at, self.top)
@@ -56,7 +56,7 @@ class Logprobs:
 
 
 def chat_logprobs(body: dict[str, Any]) -> Logprobs | None:
-    """What a chat body asks for; raises a 400."""
+    """The wish of a chat body. Raises a 400."""
     top, wanted = body.get("top_logprobs") or 0, body.get("logprobs")
     if top < -1:
         raise bad_value("`top_logprobs` must be a positive value or -1.", "top_logprobs", top)
@@ -66,7 +66,7 @@ def chat_logprobs(body: dict[str, Any]) -> Logprobs | None:
 
 
 def completion_logprobs(body: dict[str, Any]) -> Logprobs | None:
-    """What a completions body asks for; raises a 400."""
+    """The wish of a completions body. Raises a 400."""
     top = body.get("logprobs")
     if top is None:
         return None
@@ -95,7 +95,7 @@ def _allowed(top: int, body: dict[str, Any]) -> Logprobs:
 
 
 def _ranked(token: bytes, place: int, count: int) -> _Ranked:
-    """`token`, then others up to `count` in all; places are counted from the start of the answer."""
+    """`token`, then others, `count` in all. Places count from the start of the answer."""
     random = Random(b"%d %b" % (place, token))
     probability = 0.5 + random.random() / 2.001
     ranked = [(token, math.log(probability))]

@@ -1,4 +1,4 @@
-"""/v1/messages in Anthropic's shape. As in vLLM the request is turned into a chat request first, so a
+"""/v1/messages in Anthropic's shape. As in vLLM, the request is translated to a chat request first, so that a
 conversation has the same prompt here as on /v1/chat/completions."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def count_tokens(call: Call) -> web.StreamResponse:
 
 
 def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat request that vLLM makes of a Messages request."""
+    """Translates a Messages request to a chat request, as vLLM does."""
     chat: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
     chat["messages"] = []
     if body.get("stop_sequences"):
@@ -87,7 +87,7 @@ def _chat_tool(tool: object) -> dict[str, Any]:
 
 
 def _chat_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """One Anthropic message as chat messages: its tool results come first, each as a message of its own."""
+    """One Anthropic message as chat messages. Its tool results come first, each as a separate message."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return [message]
@@ -146,7 +146,7 @@ def _content_block(answer: GeneratedAnswer) -> dict[str, Any]:
 
 
 def _stop(answer: GeneratedAnswer) -> dict[str, str | None]:
-    """Why an answer ends, and at which of the stop sequences."""
+    """Why an answer ends, and at which stop sequence."""
     if answer.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(answer.stop_reason, str):
@@ -155,7 +155,7 @@ def _stop(answer: GeneratedAnswer) -> dict[str, str | None]:
 
 
 def _usage(generation: Generation) -> dict[str, int]:
-    """Like vLLM's: no cached tokens in this API."""
+    """The token counts. As in vLLM, this API has no cached tokens."""
     usage = generation.usage()
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
 

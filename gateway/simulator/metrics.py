@@ -1,4 +1,4 @@
-"""vLLM's metrics, under vLLM's names: read from the engines at scrape time, so requests pay next to nothing."""
+"""vLLM's metrics, under vLLM's names. They are read from the engines at scrape time, so that requests stay cheap."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _PREFILLS: dict[str, Callable[[SimEngine], float]] = {
     "vllm:request_prefill_time_seconds": lambda engine: engine.stats.prefill_s,
     "vllm:request_prefill_kv_computed_tokens": lambda engine: engine.stats.prefill_computed_tokens,
 }
-"""Histograms, of which only the sum and the count are told."""
+"""Histograms with a sum and a count only."""
 
 
 class SimMetrics:
-    """One replica's registry: the two histograms are written by engines, all else is read from them."""
+    """One replica's registry. Engines write the two histograms; the other metrics are read from the engines."""
 
     def __init__(self, settings: SimSettings, images: ImageReader) -> None:
         self._registry = CollectorRegistry()
@@ -69,7 +69,7 @@ class SimMetrics:
         self._images = images
 
     def observers(self, rank: int) -> tuple[Callable[[float], None], Callable[[float], None]]:
-        """What engine `rank` calls with a request's seconds to its first token, and to its end."""
+        """The two callbacks of engine `rank`: the seconds to a request's first token, and to its end."""
         labels = (self._model_name, str(rank))
         return self._ttft.labels(*labels).observe, self._e2e.labels(*labels).observe
 
@@ -103,7 +103,7 @@ class _EngineCollector(Collector):
             family = CounterMetricFamily(f"vllm:mm_cache_{name}", "Image processor cache.", labels=_LABELS)
             family.add_metric((self._model_name, "0"), value)
             yield family
-        if self._settings.lmcache is None:  # what loading is worth counts as configured: measured, it were nothing
+        if self._settings.lmcache is None:  # the configured credit for loading applies; a measured one would be zero
             for name, read in _PREFILLS.items():
                 yield self._of_prefills(name, read)
         yield self._cache_config()

@@ -1,9 +1,9 @@
-"""The CPU tier of vLLM's native offloading (vllm/v1/kv_offload), as far as anyone outside can see.
+"""The CPU tier of vLLM's native offloading (vllm/v1/kv_offload), as it looks from the outside.
 
-Every full block of a prompt that a step has on the GPU is also written to the tier, unless it is there; the write is
-over when the next step is, and then the block is announced. Room is made when a write begins, by dropping the least
-recently used blocks; blocks being written, or that the write itself is about, are never dropped, and a write that
-cannot have its room is not made. A later prompt that the GPU no longer has is loaded from here.
+Every full prompt block that a step has on the GPU is also written to the tier, unless the tier has it. The write ends
+with the next step, and then an event announces the block. A write makes room when it begins, by dropping the least
+recently used blocks. It never drops blocks that are being written, or its own; if there is not enough room, it is
+skipped. A later prompt that is no longer on the GPU is loaded from the tier.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from gateway.simulator.events import EventLog
-from gateway.simulator.generation import TokenSequence
+from gateway.simulator.sequence import TokenSequence
 
 
 class CpuTier:
-    """A tier of no blocks is a replica without offloading."""
+    """The CPU tier. One without blocks is a replica without offloading."""
 
     def __init__(self, num_blocks: int, events: EventLog) -> None:
         self._num_blocks = num_blocks
         self._events = events
         self._blocks: OrderedDict[int, bool] = OrderedDict()
-        """Its hashes, least recently used first, and whether they are written: only then can they be loaded or
-        dropped. How recently one was used does not wait for that."""
+        """Its hashes, least recently used first, and whether each is completely written. Only a written block can be
+        loaded or dropped; its position in the order does not depend on that."""
         self._begun: list[tuple[int, TokenSequence, int]] = []
         self._ending: list[tuple[int, TokenSequence, int]] = []
-        """Writes (hash, its sequence, its place there) of this step, and of the step before."""
+        """The writes of this step and of the step before: (hash, sequence, index of the block in it)."""
 
     def __len__(self) -> int:
-        """Blocks that can be loaded."""
+        """The number of blocks that can be loaded."""
         return sum(self._blocks.values())
 
     def __repr__(self) -> str:
@@ -37,18 +37,18 @@ class CpuTier:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the engine must go on stepping for it."""
+        """Whether the engine must run further steps for it."""
         return bool(self._begun or self._ending)
 
     def match(self, hashes: Sequence[int]) -> int:
-        """How many of these, from the first on, can be loaded."""
+        """How many of these blocks can be loaded, counted from the first one."""
         for count, block_hash in enumerate(hashes):
             if not self._blocks.get(block_hash, False):
                 return count
         return len(hashes)
 
     def store(self, sequence: TokenSequence, num_tokens: int, block_size: int) -> None:
-        """A step brings a sequence to `num_tokens`: begin to write what of its prompt is new to the tier."""
+        """A step brings a sequence to `num_tokens`: begin to write the prompt blocks that are new to the tier."""
         if not self._num_blocks:
             return
         first, last = sequence.offered_blocks, min(num_tokens, sequence.prompt.num_tokens) // block_size
@@ -60,7 +60,7 @@ class CpuTier:
             self._blocks.update(dict.fromkeys(missing, False))
 
     def end_step(self) -> None:
-        """The writes that the step before began have arrived."""
+        """End the writes that the step before began."""
         for block_hash, sequence, block in self._ending:
             self._blocks[block_hash] = True
             self._events.offloaded(sequence, block)
@@ -73,7 +73,7 @@ class CpuTier:
                 self._blocks.move_to_end(block_hash)
 
     def clear(self) -> None:
-        """Forget everything. As in vLLM no event tells of it, and what is being written never arrives."""
+        """Forget everything. As in vLLM, there is no event, and running writes never end."""
         self._blocks.clear()
         self._begun, self._ending = [], []
 

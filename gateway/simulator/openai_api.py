@@ -65,7 +65,7 @@ async def completions(call: Call) -> web.StreamResponse:
     check_sampling(body)
     prompts = [text_prompt(each, lora, body.get("cache_salt")) for each in _prompt_list(body.get("prompt"))]
     told = _told(body)
-    # Unlike for chat, vLLM has a default here: the answer is cut at 16 tokens.
+    # Unlike chat, completions have a default in vLLM: 16 tokens.
     max_tokens = body.get("max_tokens", DEFAULT_TOKENS) if told.answer else 1
     answers = plan(body, prompts, [call.replica.token_limit(each, max_tokens, "max_tokens") for each in prompts])
     if not told.answer:
@@ -142,7 +142,7 @@ def _envelope(
 
 
 def _message(answer: GeneratedAnswer, echoed: str) -> dict[str, Any]:
-    """Like vLLM's, it has tool calls only where there are some."""
+    """The message of a choice. As in vLLM, it has `tool_calls` only if there are some."""
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": None}
     message |= {"audio": None, "function_call": None, "reasoning": None}
     if answer.tool is None:
@@ -152,13 +152,13 @@ def _message(answer: GeneratedAnswer, echoed: str) -> dict[str, Any]:
 
 
 def _last_words(body: dict[str, Any]) -> str:
-    """What the assistant has said last, where that is the last message."""
+    """The text of the last message, if it is the assistant's."""
     last = body["messages"][-1]
     return text_of_content(last.get("content")) if last.get("role") == "assistant" else ""
 
 
 def _told(body: dict[str, Any]) -> Told:
-    """`max_tokens` 0 with `echo` tells of the prompt alone. One token is generated all the same, and counted."""
+    """`max_tokens` 0 with `echo` returns the prompt only. One token is generated all the same, and counted."""
     echo = bool(body.get("echo"))
     return Told(echo, answer=not echo or body.get("max_tokens") != 0, logprobs=completion_logprobs(body))
 

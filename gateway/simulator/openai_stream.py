@@ -19,7 +19,7 @@ from gateway.simulator.replica import SimReplica
 
 
 def usage_body(replica: SimReplica, usage: SimUsage) -> dict[str, Any]:
-    """OpenAI's `usage`. Like vLLM, it has details only when some tokens were cached: a miss looks like no report."""
+    """OpenAI's `usage`. As in vLLM, it has details only if some tokens were cached: a miss looks like no report."""
     reported = replica.settings.prompt_tokens_details and usage.cached_tokens
     details = {"cached_tokens": usage.cached_tokens} if reported else None
     return {
@@ -31,13 +31,13 @@ def usage_body(replica: SimReplica, usage: SimUsage) -> dict[str, Any]:
 
 
 _NO_TOKEN = {"logprobs": None, "finish_reason": None}
-"""What a chunk of chat has besides where no token is behind it."""
+"""Further fields of a chat chunk without a token."""
 
 
 class _Chunks:
-    """What the two APIs' streams share: a fixed envelope around each choice, a usage chunk, [DONE].
+    """The common part of the two APIs' streams: a fixed envelope around each choice, a usage chunk, [DONE].
 
-    Fields that are null without `return_token_ids` are sent all the same, as by vLLM.
+    As in vLLM, fields that are null without `return_token_ids` are sent all the same.
     """
 
     def __init__(self, call: Call, model: str, kind: str, answers: Sequence[GeneratedAnswer]) -> None:
@@ -61,7 +61,7 @@ class _Chunks:
         return usage + b"data: [DONE]\n\n"
 
     def chunk(self, choice: bytes, more: bytes = b"") -> bytes:
-        """One chunk with one choice; `more` is further fields, each with a comma before it."""
+        """One chunk with one choice. `more` holds further fields, each after a comma."""
         return self._envelope + choice + b"]" + more + b"}\n\n"
 
     def ids_of(self, tokens: bytes) -> list[int] | None:
@@ -78,7 +78,7 @@ class ChatChunks(_Chunks):
         logprobs: Logprobs | None,
         echoed: str = "",
     ) -> None:
-        """`echoed` comes before each answer."""
+        """`echoed` precedes each answer."""
         super().__init__(call, model, "chat.completion.chunk", answers)
         self._logprobs = logprobs
         self._prompt = prompt
@@ -155,7 +155,7 @@ class CompletionChunks(_Chunks):
         self._prompts = prompts
         self._told = told
         self._offsets = [0] * len(answers)
-        """How many characters of each choice's tokens have been told of."""
+        """How many characters of each choice's tokens were sent with log probabilities."""
 
     def piece(self, choice: int, at: int) -> bytes:
         answer, prompt = self._answers[choice], self._prompts[choice]

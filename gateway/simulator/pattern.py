@@ -1,7 +1,7 @@
-"""A text that matches a regular expression: what `pattern` in a schema and `regex` in structured outputs ask for.
+"""A text that matches a regular expression, for `pattern` in a schema and `regex` in structured outputs.
 
-It reads what schemas have in practice: literals, escapes, classes, groups, alternatives and repetitions. Each choice
-is drawn, each repetition is as short as it may be, and what comes out is held against the expression by Python's `re`.
+It supports literals, escapes, classes, groups, alternatives and repetitions. Alternatives are drawn at random, and
+repetitions are as short as possible. Python's `re` then checks the result.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _ATTEMPTS = 40
 _MOST_REPETITIONS = 100_000
 
 Draw = Callable[[int], str]
-"""Gives a text; its number is how often at least the unbounded repetitions in it come."""
+"""Makes a text. Its argument is the least number of times that unbounded repetitions occur."""
 
 
 class NoText(ValueError):
-    """There is no text for an expression here: it is wrong, or more than this module reads."""
+    """No text: the expression is wrong, or this module does not support it."""
 
 
 def text_for(pattern: str, random: Random, min_length: int = 0, max_length: int = _LONGEST) -> str:
-    """A text of so many characters in which `pattern` is found; raises NoText."""
+    """A text of the wanted length that contains a match of `pattern`. Raises NoText."""
     try:
         expression = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -50,7 +50,7 @@ def text_for(pattern: str, random: Random, min_length: int = 0, max_length: int 
 
 
 class _Parser:
-    """Reads an expression that `re` has compiled, so what is not looked for here is well-formed."""
+    """Reads an expression that `re` has compiled, so that its syntax needs no checks."""
 
     def __init__(self, pattern: str, random: Random) -> None:
         self._pattern = pattern
@@ -70,7 +70,7 @@ class _Parser:
         return char
 
     def _alternatives(self) -> Draw:
-        """Up to the end, or to the bracket that closes a group."""
+        """Reads up to the end, or to the bracket that closes a group."""
         choices = [self._sequence()]
         while self._peek() == "|":
             self._take()

@@ -1,4 +1,4 @@
-"""From a request to the answers that it will get."""
+"""From a request to its answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function
 
 
 def plan(body: dict[str, Any], prompts: Sequence[EnginePrompt], limits: Sequence[TokenLimit]) -> list[GeneratedAnswer]:
-    """What a chat or completions request is answered with: `n` answers to each prompt, each within the prompt's
-    limit. The first answer to equal prompts is equal, whatever `n` is. Raises a 400."""
+    """The answers to a chat or completions request: `n` for each prompt, within the prompt's limit. Equal prompts have
+    the same first answer, whatever `n` is. Raises a 400."""
     n = body.get("n") or 1
     if n * len(prompts) > _MAX_CHOICES:
         raise bad_request(f"n: at most {_MAX_CHOICES} choices in one request", "n")
@@ -38,7 +38,7 @@ def plan(body: dict[str, Any], prompts: Sequence[EnginePrompt], limits: Sequence
 
 
 def _unstopped(body: dict[str, Any], seeds: Sequence[tuple[bytes, TokenLimit]]) -> list[GeneratedAnswer]:
-    """A tool call where the request forces one, else what it constrains, else text."""
+    """A tool call if the request forces one, else a constrained text, else free text."""
     choice = body.get("tool_choice")
     if choice not in _NO_TOOL_FORCED:
         function = _forced_function(body)
@@ -51,14 +51,14 @@ def _unstopped(body: dict[str, Any], seeds: Sequence[tuple[bytes, TokenLimit]]) 
 
 
 def _text_answer(seed: bytes, limit: TokenLimit) -> GeneratedAnswer:
-    """As many words as were asked for; or as many as the model likes, which is 16."""
+    """As many words as the request asks for, or 16."""
     if limit.asked or limit.max_tokens < DEFAULT_TOKENS:
         return text_answer(seed, limit.max_tokens)
     return text_answer(seed, DEFAULT_TOKENS, "stop")
 
 
 def check_tools(body: dict[str, Any]) -> None:
-    """Raise a 400 where a chat body's `tools` and `tool_choice` do not go together."""
+    """Raises a 400 if a chat body's `tools` and `tool_choice` do not fit together."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     if tools == []:
         hint = "Either provide at least one tool or omit the field entirely."
@@ -91,7 +91,7 @@ def _check_named(choice: object, tools: Sequence[dict[str, Any]]) -> None:
 
 
 def _forced_function(body: dict[str, Any]) -> dict[str, Any]:
-    """The named one, or the first."""
+    """The named function, or the first one."""
     choice = body["tool_choice"]
     name = None if choice == "required" else fields.mapping(fields.as_mapping(choice, "tool_choice"), "function")
     for tool in fields.sequence(body, "tools"):

@@ -1,4 +1,4 @@
-"""Requests that compute a prompt and generate nothing: embeddings, scores, ranks; and the tokenizer."""
+"""Requests that compute a prompt and generate nothing (embeddings, scores, ranks), and the tokenizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def embeddings(call: Call) -> web.StreamResponse:
 
 
 async def score(call: Call) -> web.StreamResponse:
-    """Scores each of `text_2` against `text_1` (or each pair of two lists as long as each other)."""
+    """Scores each of `text_2` against `text_1`, or pair by pair for two lists of equal length."""
     model, lora = call.replica.resolve_model(fields.text(call.body, "model"))
     queries = _texts(call.body, "text_1", "queries")
     documents = _texts(call.body, "text_2", "documents")
@@ -104,7 +104,7 @@ def _inputs(given: object) -> list[object]:
 
 
 def _texts(body: dict[str, Any], *names: str) -> list[str]:
-    """The texts under the first of `names` that is there: one, a list, or a list of {"text": …}."""
+    """The texts under the first of `names` in the body: one text, a list, or a list of {"text": …}."""
     name = next((name for name in names if name in body), names[0])
     given = body.get(name)
     items = [given] if isinstance(given, str) else fields.sequence(body, name)
@@ -117,7 +117,7 @@ def _texts(body: dict[str, Any], *names: str) -> list[str]:
 
 
 def _vector(seed: bytes, dimensions: int) -> array[float]:
-    """Values in [-1, 1), drawn from the digest."""
+    """Numbers in [-1, 1), drawn from the digest."""
     return array("f", [byte / 128 - 1 for byte in blake3(seed).digest(length=dimensions)])
 
 

@@ -1,8 +1,8 @@
 """Prompts as an engine sees them: tokens, image placeholders, and the hashes of their blocks.
 
-A token is four bytes of rendered text. Where a text must end on a token (before an image, at the end of a
-message) it is padded with 0xFF, which no UTF-8 text contains. So a longer conversation's tokens start with
-those of the shorter one, and an answer made of four-byte words has the same tokens when it is sent back.
+A token is four bytes of rendered text. A text that must end with a whole token (before an image, at the end of a
+message) is padded with 0xFF, which no UTF-8 text contains. So a longer conversation's tokens start with those of the
+shorter one, and an answer of four-byte words has the same tokens when a client sends it back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ImagePlaceholders:
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """What the engine computes. `seed` is the digest of all its content, whatever names images go by."""
+    """A prompt for an engine. `seed` is the digest of its content, independent of the names of images."""
 
     tokens: bytes
     images: tuple[ImagePlaceholders, ...]
@@ -47,7 +47,7 @@ class EnginePrompt:
 
     @property
     def text(self) -> str:
-        """Its text; image placeholders and what is not text leave no trace."""
+        """Its text, without image placeholders and bytes that are not text."""
         return self.tokens.replace(_IMAGE_TOKEN, b"").replace(_PAD, b"").decode(errors="ignore")
 
 
@@ -61,11 +61,11 @@ class PromptBuilder:
         self._contents: list[str] = []
 
     def text(self, text: str) -> None:
-        """Append text; it shares a token with the text before it unless `end_token` came between."""
+        """Append text. It shares a token with the text before it, unless `end_token` is called between."""
         self._append(text.encode())
 
     def end_token(self) -> None:
-        """Let what follows begin on a token of its own."""
+        """Let the next piece begin with a new token."""
         if missing := -self._num_bytes % TOKEN_BYTES:
             self._append(_PAD * missing)
 
@@ -97,12 +97,12 @@ class PromptBuilder:
 
 
 def token_of(piece: str) -> bytes:
-    """The token behind a generated piece; what does not fit one token is cut."""
+    """The token of a generated piece. A longer piece is cut."""
     return piece.encode()[:TOKEN_BYTES].ljust(TOKEN_BYTES, _PAD)
 
 
 def text_of(token: bytes) -> str:
-    """The text of one token: none for an image's; what is half a character is replaced."""
+    """The text of one token; empty for an image's. Half a character is replaced."""
     return "" if token == _IMAGE_TOKEN else token.rstrip(_PAD).decode(errors="replace")
 
 
@@ -119,17 +119,19 @@ def token_ids(tokens: bytes) -> list[int]:
 
 
 def token_text(ids: list[int]) -> str:
-    """The text behind token ids; image placeholders and what is not text leave no trace."""
+    """The text of token ids, without image placeholders and bytes that are not text."""
     builder = PromptBuilder()
     builder.token_ids(ids)
     return builder.build().text
 
 
 def extra_keys(prompt: EnginePrompt, block_size: int) -> dict[int, tuple[object, ...]]:
-    """What enters a block's hash beside its tokens, by block index, as vLLM has it: the LoRA name, then
-    (image identity, the image's offset from the block's start) for each image in the block, then the salt in
-    block 0. Blocks after the prompt's last image that hold nothing but text have only the LoRA name and are
-    left out where there is none."""
+    """The extra keys of block hashes, by block index, as in vLLM.
+
+    They are the LoRA name, then (image identity, the image's offset from the block's start) for each image in the
+    block, then the salt in block 0. Blocks without image and salt are left out; they have only the LoRA name, if there
+    is one.
+    """
     lora = (prompt.lora,) if prompt.lora else ()
     keys: dict[int, tuple[object, ...]] = {}
     for span in prompt.images:
@@ -155,7 +157,7 @@ class BlockHasher:
         self._parent = _ROOT
 
     def extra_keys(self, first: int, last: int) -> list[tuple[object, ...] | None]:
-        """What entered the hash of each block from `first` up to `last` beside its tokens; None for nothing."""
+        """The extra keys of each block from `first` up to `last`; None if a block has none."""
         if not self._extra:
             return [self._lora] * (last - first)
         return [self._extra.get(block, self._lora) for block in range(first, last)]

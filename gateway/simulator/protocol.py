@@ -1,4 +1,4 @@
-"""The fields of requests for answers and their types, as vLLM 0.32 has them; unknown fields pass."""
+"""The fields of inference requests and their types, as in vLLM 0.32. Unknown fields are allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Xargs = dict[str, str | int | float | list[str | int | float]]
 
 
 def _number(name: str) -> BeforeValidator:
-    """What vLLM compares before it has read it."""
+    """A field that vLLM compares before it reads it."""
 
     def check(value: object) -> object:
         if value is not None and not isinstance(value, int | float):
@@ -70,7 +70,7 @@ class _Tool(TypedDict):
 
 
 class _Request(TypedDict, total=False):
-    """What every API has."""
+    """The fields of every API."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     stream: bool | None
@@ -83,7 +83,7 @@ class _Request(TypedDict, total=False):
 
 
 class _Sampled(_Request, total=False):
-    """What chat, completions and Responses have in common besides."""
+    """The other common fields of chat, completions and Responses."""
 
     model: str | None
     min_p: float | None
@@ -103,7 +103,7 @@ class _Sampled(_Request, total=False):
 
 
 class _OpenAi(_Sampled, total=False):
-    """Chat and completions."""
+    """The common fields of chat and completions."""
 
     max_tokens: int | None
     min_tokens: int

@@ -1,8 +1,8 @@
 """One engine's event publisher: vLLM's two ZeroMQ sockets, with vLLM's framing.
 
-Live batches leave a PUB socket as `(topic, seq, payload)`, `seq` being 8 bytes, big-endian, from 0 on in each process.
-A ROUTER socket answers `(b"", start_seq)` with `(b"", topic, seq, payload)` for each batch from there on that the ring
-still has, and ends with `(b"", b"", -1, b"")`. As in vLLM both drop silently what a peer is too slow to take.
+A PUB socket sends live batches as `(topic, seq, payload)`. `seq` has 8 bytes, big-endian, and starts from 0 in each
+process. A ROUTER socket answers `(b"", start_seq)` with `(b"", topic, seq, payload)` for each later batch that the ring
+still has, then `(b"", b"", -1, b"")`. As in vLLM, both silently drop messages for a peer that is too slow.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SEQ_BYTES = 8
 _END = (-1).to_bytes(_SEQ_BYTES, "big", signed=True)
 _HWM = 100_000
 _REPLAY_BURST = 32
-"""Batches of a replay that are sent before the engine gets a turn."""
+"""Batches of a replay that are sent before the engine may run."""
 _REPLAY_REQUEST_FRAMES = 3
 
 _Frames = tuple[bytes, bytes, bytes]
 
 
 class EventPublisher:
-    """The publisher of one data-parallel rank. With fixed ports, a rank's are the settings' plus its number."""
+    """The publisher of one data-parallel rank. A fixed port is the configured one plus the rank."""
 
     def __init__(self, settings: SimSettings, rank: int, faults: Faults) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class EventPublisher:
         return f"<EventPublisher rank={self._rank} next_seq={self._next_seq} ring={len(self._ring)}>"
 
     def bind(self) -> None:
-        """Take the ports; on a running loop. Raises OSError where one is taken."""
+        """Bind the ports, on a running loop. Raises OSError if one is taken."""
         self._context = zmq.Context()
         try:
             self._live = self._context.socket(zmq.PUB)
@@ -65,7 +65,7 @@ class EventPublisher:
             raise
 
     def close(self) -> None:
-        """Give the ports back; what is not yet sent is lost."""
+        """Close the ports. Unsent batches are lost."""
         for each in (self._live, self._replay):
             if each is not None:
                 each.close(linger=0)
@@ -74,7 +74,7 @@ class EventPublisher:
         self._live = self._replay = self._context = None
 
     def config(self) -> dict[str, Any]:
-        """What GET /kv_event_sources says of this rank, with the endpoints as they were bound."""
+        """This rank's entry in the answer of GET /kv_event_sources, with its bound endpoints."""
         assert self._live is not None
         return {
             "enable_kv_cache_events": True,
@@ -88,11 +88,11 @@ class EventPublisher:
         }
 
     def publish(self, events: Events) -> None:
-        """Number a batch, keep it for replays and send it; or what a fault makes of that."""
+        """Number a batch, keep it for replays and send it, unless a fault changes that."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         frames = (self._topic, seq.to_bytes(_SEQ_BYTES, "big"), payload(events, self._rank))
         delayed, self._delayed = self._delayed, None
-        # The successor of a delayed batch goes out as it is, or the two would never change places.
+        # No fault applies to the successor of a delayed batch, so that the two do change places.
         fault = self._faults.take_event_fault() if delayed is None else None
         if fault != "lose_events":
             self._remember(seq, frames[-1])
@@ -106,7 +106,7 @@ class EventPublisher:
             self._send(delayed)
 
     async def serve_replays(self) -> None:
-        """Answer replay requests for ever, one after another; returns at once where there is no ring."""
+        """Answer replay requests one after another, for ever. Returns at once if there is no ring."""
         while (replay := self._replay) is not None:
             frames = await replay.recv_multipart()
             if len(frames) == _REPLAY_REQUEST_FRAMES:
@@ -114,7 +114,7 @@ class EventPublisher:
                 await self._send_replay(replay, client, int.from_bytes(start, "big"))
 
     async def _send_replay(self, replay: zmq.asyncio.Socket, client: bytes, start: int) -> None:
-        # The ring moves on while the engine takes its turns, so nothing of it is held across them.
+        # The ring changes while the engine runs, so nothing of it is kept across these pauses.
         seq = start
         while self._ring and seq < self._next_seq:
             seq = max(seq, next(iter(self._ring)))
@@ -148,12 +148,12 @@ class EventPublisher:
 
 
 def _endpoint(bound: zmq.Socket[Any]) -> str:
-    """Where a socket listens; a wildcard is spelled as in vLLM's configuration."""
+    """The endpoint of a socket. Wildcards are written as in vLLM's configuration."""
     address, _, port = bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")
     host = address.removeprefix("tcp://").strip("[]")
     return f"tcp://*:{port}" if ipaddress.ip_address(host).is_unspecified else f"{address}:{port}"
 
 
 def _numeric(host: str) -> str:
-    """The first address of a host: ZeroMQ binds no names."""
+    """The first address of a host. ZeroMQ cannot bind names."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

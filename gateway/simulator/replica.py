@@ -1,4 +1,4 @@
-"""Everything one simulated replica owns: its engines, what it remembers, and what it is told to break."""
+"""Everything that one simulated replica owns: its engines, recent requests, stored responses and faults."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from gateway.simulator.answers import GeneratedAnswer
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 from gateway.simulator.faults import Faults
-from gateway.simulator.generation import EventTag, Generation
+from gateway.simulator.generation import Generation
 from gateway.simulator.images import ImageReader
 from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
+from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
 from gateway.tasks import Tasks
 
@@ -27,7 +28,7 @@ _STORED_RESPONSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """What /sim/state tells of a request that reached the engine."""
+    """A request that reached the engine, as /sim/state shows it."""
 
     request_id: str
     path: str
@@ -55,7 +56,7 @@ class RecentRequest:
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A /v1/responses object, and the conversation that it ends."""
+    """A /v1/responses object, and the conversation up to it."""
 
     response: dict[str, Any]
     messages: list[Any]
@@ -90,7 +91,7 @@ class SimReplica:
         self.num_lora_calls = 0
 
     def start(self) -> None:
-        """Raises OSError where a port for KV events is taken."""
+        """Raises OSError if a port for KV events is taken."""
         try:
             for publisher in self.publishers:
                 publisher.bind()
@@ -109,7 +110,7 @@ class SimReplica:
         self._unbind()
 
     def resolve_model(self, name: str | None) -> tuple[str, str | None]:
-        """The name to answer under and the LoRA adapter behind it; no name means the base model."""
+        """The name in the answer, and its LoRA adapter. No name means the base model."""
         if not name:
             return self.settings.served_names[0], None
         if name in self.settings.served_names:
@@ -126,13 +127,16 @@ class SimReplica:
         each_token: bool,
         tag: EventTag,
     ) -> Generation:
-        """Not started yet. Raises a 400 where a prompt is empty or too long; its answers are within `token_limit`."""
+        """A generation that is not started. Raises a 400 if a prompt is empty or too long.
+
+        The caller has limited its answers by `token_limit`.
+        """
         for prompt in prompts:
             self._check_length(prompt, room=0)
         return Generation(self._engine_for(headers), prompts, answers, each_token, tag)
 
     def token_limit(self, prompt: EnginePrompt, max_tokens: int | None, name: str) -> TokenLimit:
-        """How many tokens an answer to a prompt may have, where the request's field `name` says `max_tokens`."""
+        """How many tokens an answer to a prompt may have, if the request's field `name` is `max_tokens`."""
         limit = token_limit(max_tokens, name, prompt.num_tokens, self.settings.max_model_len)
         self._check_length(prompt, room=1)
         return limit
@@ -143,7 +147,7 @@ class SimReplica:
             self.responses.popitem(last=False)
 
     def clear_caches(self, cpu_tier: bool = False) -> bool:
-        """False where an engine had blocks in use; the others are cleared all the same."""
+        """Returns False if an engine has blocks in use. The other engines are cleared all the same."""
         cleared = [engine.clear_cache() for engine in self.engines]
         if cpu_tier:
             for engine in self.engines:
@@ -153,7 +157,7 @@ class SimReplica:
         return all(cleared)
 
     def state(self) -> dict[str, Any]:
-        """The answer of GET /sim/state; sums over all engines."""
+        """The answer of GET /sim/state, summed over all engines."""
         stats = [engine.stats for engine in self.engines]
         return {
             "id": self.settings.id,
@@ -189,7 +193,7 @@ class SimReplica:
             publisher.close()
 
     def _check_length(self, prompt: EnginePrompt, room: int) -> None:
-        """Raise a 400 unless a prompt leaves so many tokens of the model's length."""
+        """Raises a 400 unless the prompt leaves this many tokens of the model's length."""
         if prompt.num_tokens == 0:
             raise bad_request("The decoder prompt cannot be empty")
         limit = self.settings.max_model_len
@@ -202,7 +206,7 @@ class SimReplica:
             raise bad_value(message, "input_tokens", limit + 1)
 
     def _engine_for(self, headers: Mapping[str, str]) -> SimEngine:
-        """The rank that the header names (one that is no number is ignored, as in vLLM), else the idlest."""
+        """The rank in the header, else the least loaded one. As in vLLM, a header that is no number is ignored."""
         rank = headers.get("X-data-parallel-rank", "")
         if rank.isascii() and rank.isdigit():
             if int(rank) >= len(self.engines):

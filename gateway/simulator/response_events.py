@@ -16,7 +16,7 @@ _NO_TEXT = GeneratedAnswer((), "stop")
 def output_item(
     response_id: str, answer: GeneratedAnswer, status: str, logprobs: Logprobs | None = None
 ) -> dict[str, Any]:
-    """A response's one output item: a message or a function call, empty while it is in progress."""
+    """The only output item of a response: a message or a function call, empty while in progress."""
     text = answer.text if status == "completed" else ""
     if answer.tool is not None:
         return {
@@ -42,7 +42,7 @@ def _text_part(answer: GeneratedAnswer, logprobs: Logprobs | None) -> dict[str, 
 
 
 class ResponseEvents:
-    """A stream's dialect. `response` is the object in progress, completed by whoever makes the tail."""
+    """The format of a stream. `response` is the object in progress; the tail completes it."""
 
     def __init__(self, response: dict[str, Any], answer: GeneratedAnswer, logprobs: Logprobs | None) -> None:
         self.response = response

@@ -1,5 +1,5 @@
-"""/v1/responses: plain, streamed, in the background, continued from a stored one. Behaves like a vLLM that was
-started with VLLM_ENABLE_RESPONSES_API_STORE=1."""
+"""/v1/responses: plain, streamed, in the background, or continued from a stored response. Behaves like a vLLM with
+VLLM_ENABLE_RESPONSES_API_STORE=1."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _as_message(answer: GeneratedAnswer) -> dict[str, Any]:
 
 
 def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """What a request wants of its answer, as a chat request says it."""
+    """A request's options for its answer, as those of a chat request."""
     chat = {name: body[name] for name in _AS_IN_CHAT if name in body}
     chat["tools"] = [_chat_tool(tool) for tool in fields.sequence(body, "tools")]
     chat["tool_choice"] = _chat_tool_choice(body.get("tool_choice"))
@@ -183,7 +183,7 @@ def _response_object(call: Call, model: str, status: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Finishing:
-    """What completes a response object, and the stored one with it."""
+    """Completes a response object, and the stored response."""
 
     replica: SimReplica
     response: dict[str, Any]
@@ -208,7 +208,7 @@ class _Finishing:
 
 
 async def _finish_later(finishing: _Finishing, generation: Generation) -> None:
-    """Run a background response, until it is done or cancelled."""
+    """Runs a background response until it is done or cancelled."""
     finishing.response["status"] = "in_progress"
     await generation.completion()
     if finishing.response["status"] == "in_progress":
@@ -216,7 +216,7 @@ async def _finish_later(finishing: _Finishing, generation: Generation) -> None:
 
 
 class _FinishingEvents(ResponseEvents):
-    """The event stream of a response; its last event carries the finished object."""
+    """The event stream of a response. Its last event has the finished object."""
 
     def __init__(self, finishing: _Finishing) -> None:
         super().__init__(finishing.response, finishing.answer, finishing.logprobs)

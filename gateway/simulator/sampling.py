@@ -1,4 +1,4 @@
-"""The ranges that vLLM's sampling parameters must lie in, and how many tokens an answer may have."""
+"""The ranges of vLLM's sampling parameters, and the limit of an answer's tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_SALT_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
-    """How many tokens an answer may have: `max_tokens`, which is never more than the model's length leaves.
+    """How many tokens an answer may have. `max_tokens` never exceeds what the model's length leaves.
 
-    `asked` tells whether the request named a number.
+    `asked`: whether the request gave a number.
     """
 
     max_tokens: int
@@ -28,7 +28,7 @@ class TokenLimit:
 
 
 def token_limit(max_tokens: int | None, name: str, prompt_tokens: int, max_model_len: int) -> TokenLimit:
-    """The limit of an answer to a prompt, of which the request's field `name` has a part; raises a 400."""
+    """The limit of an answer to a prompt, which is part of the request's field `name`. Raises a 400."""
     if max_tokens is not None and max_tokens < 1:
         raise bad_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     if max_tokens is not None and max_tokens > max_model_len:
@@ -41,7 +41,7 @@ def token_limit(max_tokens: int | None, name: str, prompt_tokens: int, max_model
 
 
 def check_sampling(body: dict[str, Any]) -> None:
-    """Raise a 400 for the first field of a body whose value is out of its range."""
+    """Raises a 400 for the first field of a body whose value is out of range."""
     for name, value in body.items():
         check = _CHECKS.get(name)
         if check is not None and value is not None:

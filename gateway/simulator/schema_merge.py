@@ -1,4 +1,4 @@
-"""Two JSON schemas as one that accepts what both accept, keyword by keyword; for json_schema.py."""
+"""Merges two JSON schemas, keyword by keyword, into one that accepts what both accept; for json_schema.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.simulator.json_scalars import NoValue
 
 
 def merged(one: dict[str, Any], other: object) -> dict[str, Any]:
-    """Raises NoValue where no value could satisfy both."""
+    """Raises NoValue if no value can satisfy both."""
     if other is True:
         return one
     if not isinstance(other, dict):
@@ -74,4 +74,4 @@ _JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "maxProperties": min,
     "uniqueItems": max,
 }
-"""Of the other keywords, such as `title`, the first schema's stays."""
+"""Other keywords, such as `title`, are those of the first schema."""

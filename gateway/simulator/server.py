@@ -1,4 +1,4 @@
-"""The replica's HTTP server: `build_app` for tests in a process of their own making, `run` for a whole process."""
+"""The replica's HTTP server: `build_app` for tests, `run` for a whole process."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _CONTROL = (
 
 
 def build_app(settings: SimSettings) -> web.Application:
-    """One replica as an application. Serve it with `serving`, or with an AppRunner that has
-    handler_cancellation=True: without it, a client that goes away does not abort its request."""
+    """One replica as an application. Serve it with `serving`, or with an AppRunner that has handler_cancellation=True.
+    Without that, a client that goes away does not abort its request."""
     replica = SimReplica(settings)
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app[_REPLICA] = replica
@@ -80,7 +80,7 @@ def build_app(settings: SimSettings) -> web.Application:
 
 @asynccontextmanager
 async def serving(settings: SimSettings) -> AsyncIterator[int]:
-    """Serve one replica on the running loop; gives its port. On leaving, running requests get 3 s to finish."""
+    """Serve one replica on the running loop, and yield its port. At the end, running requests get 3 s to finish."""
     runner = web.AppRunner(
         build_app(settings),
         handler_cancellation=True,
@@ -97,7 +97,7 @@ async def serving(settings: SimSettings) -> AsyncIterator[int]:
 
 
 def run(settings: SimSettings, ready: Callable[[int], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is called with the port once connections are accepted."""
+    """Serve until SIGTERM or SIGINT. Calls `ready` with the port as soon as it accepts connections."""
     uvloop.run(_serve_until_told(settings, ready))
 
 

@@ -1,4 +1,4 @@
-"""What one simulated replica is; built once by its caller and never changed."""
+"""The settings of one simulated replica, which never change."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class SimLmcacheSettings:
-    """LMCache's server (0.5.6) beside a replica. Its rates are those that others published:
+    """LMCache's server (0.5.6) beside a replica. Its rates were published by others:
 
     - between GPU and CPU memory, 12.7 and 22.1 GiB/s: LMCache's log in KVGate's offload experiment (its report, 3)
-    - from Redis, 0.278 GB/s: redis-py, of which LMCache's redis:// is made ("Throughput-optimizing Redis for L2 KV
-      Cache Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0
+    - from Redis, 0.278 GB/s: redis-py, which LMCache's redis:// uses ("Throughput-optimizing Redis for L2 KV Cache
+      Reuse", redis.io); LMCache's documentation has 1.5 for its native client and Redis 6.0
     - to Redis, 1.53 GB/s: memtier_benchmark with values of 4 MB (README of LMCache/lmcache_redis)
     """
 
     cpu_gb: float = 0.0
-    """CPU memory for chunks, in 10^9 bytes; 0: it keeps none there."""
+    """CPU memory for chunks, in 10^9 bytes; 0 means none."""
     redis_url: str | None = None
-    """The Redis that chunks go to."""
+    """The Redis that chunks are stored in."""
     chunk_tokens: int = 256
     key_prefix: str = "kvchunk"
     ttl_s: int = 86_400
     value_bytes: int = 64
-    """What is really written for a chunk: how large its KV is, is only reckoned with."""
+    """The bytes that are really written for a chunk. The size of its KV only affects the simulated times."""
     kv_bytes_per_token: int = 57_344
-    """2 x 28 layers x 4 KV heads x 128 x 2 bytes: of Qwen2-7B, and of LLaVA-OneVision-7B on top of it."""
+    """2 x 28 layers x 4 KV heads x 128 x 2 bytes: Qwen2-7B, which LLaVA-OneVision-7B builds on."""
 
     load_bytes_per_s: float = 22.1 * _GIB
     store_bytes_per_s: float = 12.7 * _GIB
     redis_read_bytes_per_s: float = 0.278e9
     redis_write_bytes_per_s: float = 1.53e9
     redis_chunk_s: float = 0.0002
-    """What each chunk of a fetch takes besides: of a round trip on one host, measured here; nobody published it."""
+    """The additional time of each fetched chunk: a round trip on one host, measured, as nobody has published it."""
 
     def __post_init__(self) -> None:
         if not (self.cpu_gb > 0 or self.redis_url):
@@ -60,7 +60,7 @@ class SimSettings:
     id: str = "r0"
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free port; `ready` is told which."""
+    """0 takes a free port; `ready` is called with it."""
 
     model: str = "kvgate/sim-vlm"
     root: str | None = None
@@ -83,22 +83,22 @@ class SimSettings:
     """Every simulated time is divided by it; 0 means no delays at all."""
 
     vllm_version: str = "0.32.0"
-    """The version it says it is; decides what KV events look like (gateway/simulator/events.py)."""
+    """The version that it says it is, which determines the shape of KV events (gateway/simulator/events.py)."""
     events: bool = True
     """Publish KV events."""
     events_port: int = 0
-    """Of the first rank's publisher, the others' follow; 0 takes a free one for each."""
+    """The port of the first rank's publisher; other ranks follow. 0 takes a free port for each."""
     replay_port: int = 0
-    """Likewise, of the replay sockets."""
+    """The same for the replay sockets."""
     replay_steps: int = 10_000
     """Batches kept for replays (vLLM's buffer_steps); 0 means no replay socket."""
     cpu_blocks: int = 0
     """Blocks of each engine's CPU tier (vLLM's own); 0 means no offloading."""
     lmcache: SimLmcacheSettings | None = None
-    """Instead of that, LMCache."""
+    """LMCache, instead of a CPU tier."""
 
     keep_alive_s: float = 5.0
-    """Idle connections are closed after it, as by vLLM's uvicorn."""
+    """Idle connections are closed after this time, as by vLLM's uvicorn."""
     prompt_tokens_details: bool = True
     """Report `usage.prompt_tokens_details.cached_tokens` where not 0
     (vLLM's --enable-prompt-tokens-details)."""

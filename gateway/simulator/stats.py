@@ -1,4 +1,4 @@
-"""What an engine counts of its work, for its /metrics."""
+"""An engine's counters, for its /metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EngineStats:
     blocks_evicted: int = 0
 
     def prefilled(self, seconds: float, computed_tokens: int) -> None:
-        """A request has finished whose prefill took so long, from when it was scheduled, for what was not cached."""
+        """A request has finished. Its prefill of the uncached tokens took this long since it was scheduled."""
         self.prefills += 1
         self.prefill_s += seconds
         self.prefill_computed_tokens += computed_tokens

@@ -1,4 +1,4 @@
-"""Where an answer stops: at a stop string or a stop token, as vLLM's detokenizer does it."""
+"""Ends an answer at a stop string or a stop token, like vLLM's detokenizer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gateway.simulator.prompt import token_ids, token_of
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """What ends an answer of more than `min_tokens` tokens."""
+    """The stop strings and tokens of an answer, which apply after `min_tokens` tokens."""
 
     strings: Sequence[str]
     tokens: Collection[int]
     in_output: bool = False
-    """Whether what ended it is left in the text."""
+    """Whether the stop string or token stays in the text."""
     min_tokens: int = 0
 
 
 def stops(body: dict[str, Any]) -> Stops | None:
-    """Those of a chat or completions body; None where it has none."""
+    """The stops of a chat or completions body; None if it has none."""
     given, tokens = body.get("stop") or (), body.get("stop_token_ids") or ()
     if not given and not tokens:
         return None
@@ -34,8 +34,8 @@ def stops(body: dict[str, Any]) -> Stops | None:
 def stopped(answer: GeneratedAnswer, stops: Stops) -> GeneratedAnswer:
     """`answer` up to where it stops.
 
-    The token that completes a stop string is generated and counted. Text that may become part of a stop string is
-    shown only once it is known not to: a stream runs behind by the longest one's length, less one.
+    The token that completes a stop string is generated and counted. A stream holds text back while it may be part of a
+    stop string: as many characters as the longest stop string has, less one.
     """
     behind = 0 if stops.in_output else max((len(each) for each in stops.strings), default=1) - 1
     text, shown_chars = "", 0
@@ -58,7 +58,7 @@ def stopped(answer: GeneratedAnswer, stops: Stops) -> GeneratedAnswer:
 
 
 def _found(text: str, window: int, stops: Stops) -> tuple[int, str] | None:
-    """Where the text ends (and by which string) if one of the stop strings reaches beyond `window`."""
+    """Where the text ends, and by which string, if one of the stop strings reaches beyond `window`."""
     for stop in stops.strings:
         start = text.find(stop, max(0, window - len(stop) + 1))
         if start >= 0:

@@ -1,4 +1,4 @@
-"""What a request constrains its answer to: `response_format`, and vLLM's own `structured_outputs`."""
+"""The constraints of an answer: `response_format`, and vLLM's own `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gateway.simulator.json_schema import json_text
 from gateway.simulator.pattern import NoText, text_for
 
 Constraint = Callable[[bytes], str]
-"""Gives the text of an answer; the same for the same seed. Raises a 400 where there is none."""
+"""Makes the text of an answer, the same one for the same seed. Raises a 400 if there is none."""
 
 _ANY_OBJECT = {"type": "object", "additionalProperties": {"type": "string"}}
 _DECODER = json.JSONDecoder()
 _MOST_BRACES = 64
-"""Of a text, after which no schema is looked for any more."""
+"""The part of a text that is searched for a schema."""
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _HOW_MANY = "You must use one kind of structured outputs constraint"
 _HOW_MANY_AT_MOST = "You can only use one kind of structured outputs constraint"
 
 
 def constraint(body: dict[str, Any]) -> Constraint | None:
-    """What a chat or completions body asks for, or None; raises a 400."""
+    """The constraint of a chat or completions body, or None. Raises a 400."""
     response_format, outputs = body.get("response_format"), body.get("structured_outputs")
     kind = "text" if response_format is None else response_format["type"]
     if kind == "text" and outputs is None:
@@ -51,7 +51,7 @@ def constraint(body: dict[str, Any]) -> Constraint | None:
 
 
 def schema_constraint(schema: object) -> Constraint:
-    """To JSON that a schema accepts."""
+    """The constraint to JSON that a schema accepts."""
 
     def text(seed: bytes) -> str:
         try:
@@ -85,7 +85,7 @@ def _constraint(kind: str, given: Any) -> Constraint:
 
 
 def _json_object(given: object, messages: Sequence[dict[str, Any]]) -> Constraint:
-    """To an object; to one that a message asks for, where one quotes its schema. Clients do, and a model reads it."""
+    """The constraint to an object. If a message contains a schema, as some clients do, the object fits it."""
     if given is not True:
         message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable"
         raise bad_request(f"{message} structured outputs")

@@ -1,4 +1,4 @@
-"""How fast LMCache loads chunks, in the histograms of its /metrics, which its OpenTelemetry writes for Prometheus."""
+"""The speed of LMCache's loads, as a histogram of its /metrics in the form that its OpenTelemetry exports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GB = 1e9
 
 
 class Throughput(Collector):
-    """GB/s of each transfer. Until the first there is no such metric."""
+    """GB/s of each transfer. The metric does not exist before the first one."""
 
     def __init__(self, name: str, labels: Mapping[str, str]) -> None:
         """`name` as in `lmcache_mp_<name>_throughput_GB_per_second`."""
@@ -29,7 +29,7 @@ class Throughput(Collector):
         self._sum = 0.0
 
     def record(self, num_bytes: int, seconds: float) -> None:
-        """A transfer is over. One that took no time tells of no speed."""
+        """A transfer is over. One that took no time has no speed."""
         if num_bytes > 0 and seconds > 0:
             gb_per_s = num_bytes / seconds / _GB
             self._counts[bisect_left(_BOUNDS, gb_per_s)] += 1

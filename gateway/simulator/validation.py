@@ -1,5 +1,5 @@
-"""Bodies held against the types of protocol.py: in pydantic's lax mode, as by vLLM (`"4"` is a number, `"yes"` is
-true), and refused in the words of vLLM's handler of pydantic's errors."""
+"""Checks bodies against the types of protocol.py. As in vLLM, this is pydantic's lax mode (`"4"` is a number, `"yes"`
+is true), and errors have the text of vLLM's handler of pydantic's errors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gateway.simulator.errors import UNREADABLE, RequestRefused
 _MAX_REPORTED = 10
 _MAX_INPUT_CHARS = 200
 _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none"})
-"""What pydantic names the branches of a union in the path of an error; vLLM leaves them out."""
+"""pydantic's names of the branches of a union in an error's path. vLLM leaves them out."""
 
 Parse = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def parser(request_type: Any) -> Parse:
-    """What checks a body against a type above: gives it back with each field as its type, or raises a 400."""
+    """Checks a body against a type. Returns it with converted fields, or raises a 400."""
     adapter = TypeAdapter(request_type)
 
     def parse(body: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {**body, **adapter.validate_python(body)}  # in the order that the body has
+            return {**body, **adapter.validate_python(body)}  # in the order of the body
         except ValidationError as error:
             raise _refusal(error.errors(include_url=False)) from error
 
@@ -38,12 +38,12 @@ def unread(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def unreadable(kind: str, loc: tuple[int | str, ...], message: str, value: object) -> RequestRefused:
-    """The 400 for a body that is not even an object, in the same words."""
+    """The 400 for a body that is no object, with the same text."""
     return _refusal([ErrorDetails(type=kind, loc=loc, msg=message, input=value)])
 
 
 def _refusal(errors: Sequence[ErrorDetails]) -> RequestRefused:
-    """The 400 for a body that does not fit, in the words of vLLM's handler of pydantic's errors."""
+    """The 400 for a body of a wrong type, with the text of vLLM's handler of pydantic's errors."""
     param = _path(errors[0]["loc"])
     lines = [str({**error, "loc": _path(error["loc"]), "input": _shown(error["input"])}) for error in errors]
     word = "error" if len(errors) == 1 else "errors"
@@ -59,7 +59,7 @@ def _path(loc: Sequence[int | str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """What an error quotes of a value; of a list or an object only how long it is."""
+    """A value as an error quotes it. Of a list or an object, only the length is quoted."""
     if isinstance(value, list | dict):
         return f"<{type(value).__name__} of {len(value)} items>"
     text = str(value)

@@ -5,4 +5,4 @@ from __future__ import annotations
 from itertools import product
 
 WORDS = ["".join(letters) for letters in product("bdfgklmnprstvzhj", "aeio", "dlnr")]
-"""256 words of three letters: with a space or a full stop, one token each."""
+"""256 words of three letters. With a space or a full stop, each is one token."""

@@ -1,4 +1,13 @@
-"""The only module that speaks to replicas."""
+"""The only package that speaks to replicas.
+
+client      sends requests: those of clients, and those for control
+origin      the connections to one replica's address
+connection  one HTTP/1.1 connection
+answer      a replica's answer as it arrives
+sockets     socket options that detect a host that is gone
+excerpts    reads large JSON in part
+errors      UpstreamError
+"""
 
 from gateway.upstream.answer import Answer
 from gateway.upstream.client import Upstream

@@ -13,15 +13,15 @@ from gateway.http.pieces import joined
 from gateway.upstream.errors import UpstreamError
 
 Sink = Callable[[bytes], bool]
-"""Takes a piece of a body; False where no more can be taken for now."""
+"""Takes a piece of a body. Returns False if it can take no more for now."""
 HasRoom = Callable[[int], bool]
-"""Whether so many bytes may be held."""
+"""Whether there is room for this number of bytes."""
 
 _READ_AHEAD_BYTES = 2**18
 
 
 class AnswerSource(Protocol):
-    """The connection that an answer comes on."""
+    """The connection of an answer."""
 
     def pause(self) -> None: ...
 
@@ -31,10 +31,10 @@ class AnswerSource(Protocol):
 
 
 class Answer:
-    """One answer. Its connection puts in what comes, whoever asked takes it out: gathered, or into a sink.
+    """One answer. Its connection puts bytes in; the caller takes them out, gathered or through a sink.
 
-    Into a sink, bytes go in the call in which the socket gave them, without a task that wakes up in between: of a
-    stream of tokens nearly all of the cost is per piece.
+    A sink gets bytes in the same call in which the socket delivers them. No task has to wake up in between: nearly the
+    whole cost of a stream of tokens is per piece.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Answer:
         self, source: AnswerSource, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, idle_s: float
     ) -> None:
         self.due_s = math.inf
-        """When it has been silent for `idle_s` (monotonic time). Moved by every piece: that costs less than a timer."""
+        """When `idle_s` of silence are over (monotonic time). Each piece moves it, which is cheaper than a timer."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """Names in lower case."""
@@ -80,19 +80,21 @@ class Answer:
 
     @property
     def content_length(self) -> int | None:
-        """The body's length where its head tells it."""
+        """The body's length; None if the head does not have it."""
         return next((int(value) for name, value in self.headers if name == b"content-length"), None)
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- taken out by the caller ---------------------------------------------------------------------------------
 
     async def head(self) -> None:
-        """Until status and headers are here. Raises UpstreamError."""
+        """Wait for the status and headers. Raises UpstreamError."""
         while not self.has_head:
             await self._news()
 
     async def gathered(self, limit_bytes: int, has_room: HasRoom) -> bool:
-        """Gather the body: until it is complete (True), or until more than `limit_bytes` of it are held, or there is
-        no room for them (False). Raises UpstreamError when the replica breaks off."""
+        """Gather the body until it is complete (True), or until it exceeds `limit_bytes` or the room (False).
+
+        Raises UpstreamError if the replica breaks off.
+        """
         while not self.is_complete:
             size = len(self._held)
             if size > limit_bytes or not has_room(size):
@@ -102,19 +104,21 @@ class Answer:
         return True
 
     def look(self) -> bytes:
-        """What has been gathered and not been taken."""
+        """The gathered bytes, which stay here."""
         return bytes(self._held)
 
     def take(self) -> bytes:
-        """The same; it is not held here any more."""
+        """The gathered bytes, which leave the answer."""
         held, self._held = bytes(self._held), b""
         self._resume()
         return held
 
     async def relay(self, sink: Sink, drained: Callable[[], Awaitable[None]]) -> bytes:
-        """Give each piece to `sink` as it comes; where it takes no more, wait for `drained()`. Returns the last piece,
-        if it came together with the end: then both can go on in one. Raises UpstreamError, also where the replica is
-        silent for `idle_s` while it is read from."""
+        """Give each piece to `sink` as it comes, and wait for `drained()` when the sink takes no more.
+
+        Returns the last piece if it came together with the end, so that the caller can send both at once. Raises
+        UpstreamError, also if the replica is silent for `idle_s` while it is being read.
+        """
         self._sink = sink
         self._heard()
         self._deadlines.add(self)
@@ -133,14 +137,14 @@ class Answer:
             self._sink = None
 
     def close(self) -> None:
-        """Let go of it. One that is not complete takes its connection with it: vLLM then aborts the request."""
+        """Give up the answer. If it is not complete, its connection is aborted; vLLM then aborts the request."""
         if not self.is_complete:
             self._source.abort()
 
     def _resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            self._heard()  # nothing could be, meanwhile
+            self._heard()  # the socket was not read meanwhile
             if not self.is_complete:
                 self._source.resume()
 
@@ -155,10 +159,10 @@ class Answer:
         if self._error is not None:
             raise self._error
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- put in by the connection --------------------------------------------------------------------------------
 
     def put(self, piece: bytes, *, is_last: bool) -> None:
-        """What one read of the socket brought; `is_last`: the end comes with it."""
+        """The bytes of one read of the socket. `is_last`: the end of the body came with them."""
         if self._sink is not None and not is_last:
             self._heard()
             self._give(piece)
@@ -178,7 +182,7 @@ class Answer:
             self.wake()
 
     def expire(self) -> None:
-        """Nothing was heard for `idle_s`. While its reader has it paused, that is not the replica's fault."""
+        """Nothing came for `idle_s`. While the reader has paused the answer, that is not the replica's fault."""
         if not self._is_paused:
             self.fail(UpstreamError("idle", f"silent for {self._idle_s:g} s"))
 
@@ -186,7 +190,7 @@ class Answer:
         self.due_s = time.monotonic() + self._idle_s
 
     def wake(self) -> None:
-        """Somebody may wait for the head, a piece or the end."""
+        """Wake the task that waits for the head, a piece or the end."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

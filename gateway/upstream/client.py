@@ -1,7 +1,7 @@
-"""Requests to replicas: those of clients, which have to be cheap, and those for control, which aiohttp sends.
+"""Requests to replicas: those of clients, which must be cheap, and those for control, which aiohttp sends.
 
-A request is sent once per call: whether to try elsewhere is the caller's decision, and until the first byte of an
-answer's body has been read there is always that choice.
+Each call sends a request once. The caller decides whether to try another replica, which is possible until it has read
+the first byte of an answer's body.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gateway.upstream.origin import Origin
 
 Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20
-"""Of an answer to a request for control: what reads it then takes less than 50 ms, whatever it is."""
+"""Of an answer to a control request. Reading that much takes less than 50 ms, whatever its content."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Upstream:
-    """Pooled connections to all replicas. Make it inside a running loop; `close` it at the end."""
+    """Pooled connections to all replicas. Create it inside a running loop, and `close` it at the end."""
 
     def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
         self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
         self._kept: frozenset[str] | None = None
-        """The replicas whose connections are kept for the next request; None: all."""
+        """The replicas whose connections are kept for the next request; None means all."""
         self._connect_s = timeouts.connect_s
         self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._idle_s = timeouts.idle_s
@@ -51,13 +51,13 @@ class Upstream:
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # nobody is asked to compress
+            auto_decompress=False,  # no request asks for compression
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
     async def send(self, method: str, url: str, target: str, headers: Headers, body: Sequence[Buffer] = ()) -> Answer:
-        """Send one request to the replica at `url` and wait for its answer's head; `target`, path and query, goes out
-        as it stands, and so do the pieces of the body. Raises UpstreamError."""
+        """Send one request to the replica at `url`, and wait for its answer's head. `target` (path and query) and the
+        pieces of the body are sent unchanged. Raises UpstreamError."""
         origin = self._origins.get(url) or self._new_origin(url)
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
@@ -80,23 +80,23 @@ class Upstream:
         origin = Origin(url, self._connect_s, self._keep_alive_s)
         if self._kept is None or url in self._kept:
             self._origins[url] = origin
-        else:  # placed there just before it went
+        else:  # the request was placed just before the replica went
             origin.retire()
         return origin
 
     def keep_only(self, urls: Iterable[str]) -> None:
-        """From now on only connections to these replicas are kept. Requests to others go on to their end."""
+        """From now on, keep connections to these replicas only. Running requests to others finish."""
         self._kept = frozenset(urls)
         for url in self._origins.keys() - self._kept:
             self._origins.pop(url).retire()
 
     async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
-        """GET for control purposes: status and body, within `timeout_s`. Raises UpstreamError."""
+        """GET for control: the status and body, within `timeout_s`. Raises UpstreamError."""
         status, body, _ = await self.fetch_dated(url, timeout_s, with_key)
         return status, body
 
     async def fetch_dated(self, url: str, timeout_s: float, with_key: bool) -> tuple[int, bytes, str]:
-        """As `fetch`, and the answer's Date header; empty where it has none."""
+        """Like `fetch`, with the answer's Date header; empty if it has none."""
         headers = {"accept": "*/*", **(self._key if with_key else {})}
         try:
             async with (
@@ -108,12 +108,12 @@ class Upstream:
             raise _translated(error) from error
 
     async def fetch_json(self, url: str, timeout_s: float) -> Any:
-        """GET a JSON document; anything but a 200 with JSON is an UpstreamError."""
+        """GET a JSON document. Raises UpstreamError for anything but a 200 with JSON."""
         status, body = await self.fetch(url, timeout_s)
         return _parsed(f"GET {url}", status, body)
 
     async def post_json(self, url: str, document: Any, timeout_s: float) -> Any:
-        """POST a JSON document for control purposes; anything but a 200 with JSON is an UpstreamError."""
+        """POST a JSON document for control. Raises UpstreamError for anything but a 200 with JSON."""
         headers = {"content-type": "application/json", **self._key}
         try:
             async with (
@@ -162,7 +162,7 @@ def _translated(error: Exception) -> UpstreamError:
     detail = str(error) or type(error).__name__
     match error:
         case aiohttp.ClientConnectorError() if not isinstance(error, aiohttp.ClientSSLError):
-            # aiohttp's own words name TLS where there is none, and the call instead of what came of it.
+            # aiohttp's message mentions TLS without reason, and names the failed call instead of its error.
             cause, number = error.os_error, error.os_error.errno or 0
             why = os.strerror(number) if number > 0 else cause.strerror or str(cause)
             return UpstreamError("refused", f"cannot connect to {error.host}:{error.port} ({why.lower()})")

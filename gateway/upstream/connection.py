@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a replica, one request at a time: httptools parses, the answer gets what it finds."""
+"""One HTTP/1.1 connection to a replica, with one request at a time. httptools parses the answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TELL_LENGTH = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Connection(asyncio.Protocol):
-    """A connection; `send` again once the answer before is complete, which `on_idle` is told."""
+    """A connection. It calls `on_idle` when an answer is complete; then `send` may be called again."""
 
     def __init__(self, on_idle: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self.is_open = False
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
 
     def send(self, head: bytes, body: Sequence[Buffer], is_head: bool, deadlines: Deadlines, idle_s: float) -> Answer:
-        """Send a request; its answer is still to come."""
+        """Send a request. The returned answer is still empty."""
         self._answer = answer = Answer(self, self._loop, deadlines, idle_s)
         self._is_head = is_head
         self._has_length = self._keeps_alive = self._is_over = self._has_surplus = False
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write(piece)
         return answer
 
-    # -- what an answer asks for ---------------------------------------------------------------------------------
+    # -- called by the answer ------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         if self.is_open:
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # nobody asked: whatever it is, it must not answer the next request
+        if answer is None:  # no request is running: these bytes must not answer the next one
             self.abort()
             return
         had_head = answer.has_head
@@ -98,11 +98,11 @@ class Connection(asyncio.Protocol):
             self._finish(answer)
 
     def _finish(self, answer: Answer) -> None:
-        if self._answer is None:  # let go of while it took its last piece
+        if self._answer is None:  # the caller gave it up while it took its last piece
             return
         self._answer = None
         if self._keeps_alive and self.is_open and not self._has_surplus:
-            self._transport.resume_reading()  # however slow its reader is: idle, it must be seen to close
+            self._transport.resume_reading()  # an idle connection is read, so that its end is noticed
             self.idle_since_s = time.monotonic()
             self._on_idle(self)
         else:
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         answer, self._answer = self._answer, None
         if answer is not None:
-            if answer.has_head and not self._has_length and exc is None:  # the end of the connection ends such a body
+            if answer.has_head and not self._has_length and exc is None:  # such a body ends with the connection
                 answer.end()
             else:
                 answer.fail(UpstreamError("reset", str(exc) if exc else "the replica closed the connection"))
@@ -132,14 +132,14 @@ class Connection(asyncio.Protocol):
     # -- httptools -----------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._has_surplus = self._is_over  # behind the answer: for nobody
+        self._has_surplus = self._is_over  # bytes after the answer belong to no request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._answer is None or self._answer.has_head:  # trailers
             return
         name = name.lower()
         if name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise UpstreamError("protocol", "a transfer-encoding other than chunked: where its body ends is not known")
+            raise UpstreamError("protocol", "a transfer-encoding other than chunked: the end of its body is unknown")
         if name in _TELL_LENGTH:
             self._has_length = True
         self._answer.headers.append((name, value))

@@ -1,4 +1,4 @@
-"""What can go wrong between a gateway and a replica."""
+"""The error between a gateway and a replica."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ import re
 from typing import Any
 
 WINDOW_BYTES = 16 * 1024
-"""How much of the beginning, or of the end, is looked at."""
+"""The part at the beginning or the end that is searched."""
 _MAX_DECODED = 4
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
 
 
 def last_usage(data: bytes) -> dict[str, Any] | None:
-    """The object under the last key `usage` near the end of `data`, which is a JSON document or carries one. Content
-    cannot pass for it: within a string, a quotation mark has a backslash."""
+    """The object under the last key `usage` near the end of `data`, which is a JSON document or contains one. Text
+    content cannot imitate that key: inside a string, quotation marks have a backslash."""
     window = data[-WINDOW_BYTES:]
     for found in reversed(list(_USAGE.finditer(window))[-_MAX_DECODED:]):
         try:

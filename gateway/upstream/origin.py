@@ -1,7 +1,7 @@
 """Connections to replicas, kept for the next request.
 
-They are reused for less time than vLLM keeps them open (5 s), so that a request is not sent into one that is being
-closed. The one used last is used next: those that the load does not need any more grow old together.
+A connection is reused for less time than vLLM keeps it open (5 s), so that no request is sent on a connection that is
+being closed. The connection used last is used next, so that connections beyond the current load become old and close.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Origin:
         self.host_header = parts.netloc.rpartition("@")[2]
 
     async def acquire(self) -> Connection:
-        """An open connection that nobody uses. Raises UpstreamError."""
+        """An open connection without a running request. Raises UpstreamError."""
         oldest_s = time.monotonic() - self._keep_alive_s
         while self._idle and not (self._idle[0].is_open and self._idle[0].idle_since_s >= oldest_s):
             self._idle.popleft().abort()
@@ -63,7 +63,7 @@ class Origin:
             self._idle.append(connection)
 
     def retire(self) -> None:
-        """Keep no connection any more: idle ones are closed now, others when their answer is complete."""
+        """Keep no connection: idle ones are closed now, others when their answer is complete."""
         self._is_retired = True
         while self._idle:
             self._idle.pop().abort()

@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from bench.cluster import Cluster
+from gateway.settings.policies import POLICIES
 from tests.api.stage import Stage, cached_tokens_of, chat_body, error_of, text, user
 from tests.polling import wait_until
-
-POLICIES = ["prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash"]
 
 
 def test_a_prefix_is_found_again_by_the_other_gateway(stage: Stage) -> None:

@@ -11,9 +11,8 @@ import redis.asyncio as redis
 
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import PolicyKnobs
+from gateway.settings.policies import POLICIES
 from tests.coordinator.stage import KEYS, chain, drained, dump, now_ms, own, register, replica, request
-
-POLICIES = ("prefix_kv_aware", "round_robin", "random", "least_loaded", "power_of_two", "consistent_hash")
 
 
 async def explain(pool: Pool, asked: PlaceRequest) -> dict[str, Any]:

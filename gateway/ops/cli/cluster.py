@@ -11,25 +11,31 @@ from typing import Annotated
 import typer
 
 from gateway.ops.cli.errors import CommandError
+from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _DEFAULT_STATE_DIR = Path(".kvgate")
 _DEFAULT_SIMULATED = 2
 
 StateDir = Annotated[
-    Path, typer.Option("--state-dir", metavar="DIR", help="Where the cluster keeps its files and logs.")
+    Path, typer.Option("--state-dir", metavar="DIR", help="The folder with the cluster's files and logs.")
 ]
 Gateways = Annotated[int, typer.Option(min=1, max=64, help="Gateways to start.")]
 Replicas = Annotated[
     int | None,
     typer.Option(min=1, max=256, help="Simulated replicas to start.", show_default=str(_DEFAULT_SIMULATED)),
 ]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The address that all gateways share.")]
-RedisUrl = Annotated[str | None, typer.Option(metavar="URL", help="Use this Redis.", show_default="an embedded one")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The port that all gateways share.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="The Redis that gateways share; rediss:// for TLS.", show_default="an embedded one"
+    ),
+]
 RedisNamespace = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Keeps it apart from other clusters on that Redis.",
+        help="The gateways' redis.namespace, where several clusters share the Redis.",
         show_default="that of --config, or none",
     ),
 ]
@@ -40,26 +46,26 @@ Policy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="prefix_kv_aware, round_robin, random, least_loaded, power_of_two or consistent_hash.",
-        show_default="prefix_kv_aware",
+        help=f"How a replica is chosen: {', '.join(f'{name} ({meaning})' for name, meaning in POLICIES.items())}.",
+        show_default=f"that of --config, or {DEFAULT_POLICY}",
     ),
 ]
-Speed = Annotated[float, typer.Option(min=0, help="Divides the simulated replicas' times; 0 means no delays at all.")]
+Speed = Annotated[float, typer.Option(min=0, help="Divides every simulated time; 0 means no delays at all.")]
 Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A gateway's YAML to build on; ids, addresses, the Redis URL and the replicas are set here.",
+        help="A gateway's YAML to build on: all but its id, addresses, Redis URL and replicas is used.",
     ),
 ]
-Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests; never with --detach.")]
+Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")]
 FrontedReplicas = Annotated[
     list[str] | None,
     typer.Option(
         metavar="id=…,url=…",
-        help="Front this server instead of simulated ones; repeatable. Where vLLM (before 0.32) does not tell where "
-        "it publishes KV events, add events=tcp://host:port and replay=tcp://host:port; with an LMCache server beside "
-        "it, lmcache=http://host:port.",
+        help="Use this server instead of simulated replicas; repeatable. vLLM before 0.32 does not say where it "
+        "publishes KV events: add events=tcp://host:port and replay=tcp://host:port. If an LMCache server runs beside "
+        "it, add lmcache=http://host:port.",
     ),
 ]
 
@@ -80,10 +86,11 @@ def up(
 ) -> None:
     """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
 
-    Each replica that publishes KV events gets an agent, which tells the map what
-    it holds. Once all can serve, a request of text and one with an image are sent
-    and it shows where they went and why. It runs until Ctrl-C; then everything is
-    stopped within 5 seconds. What dies in between is reported, not restarted.
+    Each replica that publishes KV events gets an agent, which reports to the map
+    what the replica holds. Once all can serve, kvgate sends a text request and an
+    image request, and shows where they went and why. It runs until Ctrl-C; then it
+    stops everything within 5 seconds. A process that dies earlier is reported, and
+    not restarted.
 
     \b
     Examples:
@@ -117,10 +124,10 @@ def up(
 
 
 def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
-    """Stop the cluster of a state directory; with none there, do nothing.
+    """Stop the cluster of a state directory. If none runs there, do nothing.
 
     Only processes that the cluster started are signalled. They have 5 seconds in
-    all to finish; what still runs then is killed, and named.
+    all to finish; those that still run then are killed, and named.
 
     \b
     Examples:

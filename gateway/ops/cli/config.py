@@ -19,7 +19,7 @@ _SHORT_CHARS = 16
 
 
 def load(path: Path) -> GatewaySettings:
-    """The settings in `path`, with what this process' environment overrides; a CommandError lists every problem."""
+    """The settings in `path`, overridden by this process' environment. A CommandError lists every problem."""
     import os
 
     from gateway.settings.config_file import SettingsError
@@ -35,20 +35,21 @@ def load(path: Path) -> GatewaySettings:
 
 
 def refused(path: Path, error: SettingsError) -> CommandError:
-    """What to print of a file that cannot be used: a line per problem."""
+    """The error for a file that cannot be used: a line for each problem."""
     return CommandError(f"{path}: {error.listed()}")
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Like `1 replica` or `2 replicas`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A gateway's YAML configuration.")],
 ) -> None:
-    """Say what is wrong with a configuration, field by field.
+    """Check a configuration, field by field.
 
-    Every problem is listed on a line of its own; the exit code is 1 if there is one.
+    Each problem has a line of its own. The exit code is 1 if there is one.
 
     \b
     Examples:
@@ -60,7 +61,7 @@ def check_config(
     if not settings.replicas and not followed:
         typer.echo(f"{file}: OK, but no replicas and no discovery: every request will be answered 503")
         return
-    replicas = _count(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
+    replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
 
 
@@ -81,8 +82,8 @@ def hash_key() -> None:
     if any(character.isspace() for character in key):
         raise CommandError("a key holds no white space; pipe in one key alone")
     if len(key) < _SHORT_CHARS:
-        typer.echo(f"kvgate: a key of {_count(len(key), 'character')} can be guessed; better: {_RANDOM_KEY}", err=True)
-    # Quoted: YAML would read some digests, those of digits with one 'e', as numbers.
+        typer.echo(f"kvgate: a key of {counted(len(key), 'character')} can be guessed; better: {_RANDOM_KEY}", err=True)
+    # Quoted, because YAML reads a digest of digits with one 'e' as a number.
     typer.echo(f'sha256: "{hashlib.sha256(key.encode()).hexdigest()}"')
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.ops.cli.errors import CommandError
-from gateway.ops.cli.urls import base_url
+from gateway.ops.cli.errors import CommandError, base_url
 
 if TYPE_CHECKING:
     from gateway.ops.doctor.examine import Diagnosis
@@ -122,7 +121,7 @@ def _targets(
     from gateway.ops.cli.config import load
     from gateway.ops.doctor.gather import Targets
     from gateway.ops.local.errors import ClusterError
-    from gateway.ops.local.state import read_cluster
+    from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings
     from gateway.settings.gateway_settings import ReplicaSettings
 

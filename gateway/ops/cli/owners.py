@@ -1,4 +1,4 @@
-"""The command `kvgate owners`: what the cluster knows about a prompt."""
+"""The command `kvgate owners`: which replicas hold a prompt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.ops.cli.errors import CommandError
-from gateway.ops.cli.urls import base_url
+from gateway.ops.cli.errors import CommandError, base_url
 
 _TIMEOUT_S = 10.0
 
@@ -24,15 +23,17 @@ def owners(
     model: Annotated[str | None, typer.Option(help="The model, for --text and --file.")] = None,
     gateway: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The gateway to ask.", show_default="the state directory's cluster"),
+        typer.Option(metavar="URL", help="A gateway's own address.", show_default="the state directory's cluster"),
     ] = None,
-    state_dir: Annotated[Path, typer.Option(metavar="DIR", help="Whose cluster to ask.")] = Path(".kvgate"),
+    state_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder with the cluster's files and logs.")
+    ] = Path(".kvgate"),
     api_key: Annotated[
-        str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where the gateway asks for one.")
+        str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")] = False,
 ) -> None:
-    """Print a prompt's chain of prefix keys, who owns each, and where a request would go now.
+    """Print a prompt's prefix keys, the owners of each, and where a request would go now.
 
     Nothing is placed and nothing changes: the gateway only explains.
 
@@ -71,7 +72,7 @@ def _request_body(body: str | None, text: str | None, file: Path | None, model: 
 
 
 def _gateway_of(state_dir: Path) -> str:
-    from gateway.ops.local.state import read_cluster
+    from gateway.ops.local.state_dir import read_cluster
 
     return read_cluster(state_dir).url
 
@@ -90,7 +91,7 @@ def _explain(gateway: str, body: bytes, api_key: str | None) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandError(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
     except ValueError:
-        raise CommandError(f"{url} answered {response.status_code}, and not as a gateway does") from None
+        raise CommandError(f"{url} answered {response.status_code}, but not like a gateway") from None
     if response.status_code != 200:
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
         raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(explanation)}{fix}")

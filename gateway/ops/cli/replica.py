@@ -1,4 +1,4 @@
-"""The command that says how a replica is started: replica-command."""
+"""The command `kvgate replica-command`: how to start one replica."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def replica_command(
 ) -> None:
     """Print the commands that start one replica: LMCache's server, the agent, vLLM.
 
-    Each is to be run in a shell, container or unit of its own, in the order
-    given. What must be the same on all replicas for them to share KV, and for the
-    map to be true, is filled in: hashing, chunk size, TTLs, timeouts, KV events.
-    Nothing is started, and nothing but the model's config.json is read.
+    Run each in a shell, container or unit of its own, in the given order. The
+    commands contain all that must be the same on all replicas, so that they share
+    KV and the map is true: hashing, chunk size, TTLs, timeouts, KV events. This
+    starts nothing, and reads no file but the model's config.json.
 
-    No password is printed. Where the Redis has one, the commands take it, when
-    they run, from the variable that holds its URL: KVGATE_REDIS_URL, or
-    KVGATE_LMCACHE_URL for chunks that go to another one than KVGate's keys.
+    No password is printed. If the Redis has one, the commands read it, when they
+    run, from the variable that holds its URL: KVGATE_REDIS_URL, or
+    KVGATE_LMCACHE_URL if chunks go to another Redis than KVGate's keys.
     KVGATE_REPLICA_ID overrides the file's id, so that one file serves a fleet.
 
     \b

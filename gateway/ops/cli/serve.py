@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from gateway.ops.cli.config import load
 from gateway.ops.cli.errors import CommandError
@@ -18,7 +19,7 @@ _LMCACHE = SimLmcacheSettings(cpu_gb=1.0)
 
 def _lmcache(text: str) -> SimLmcacheSettings:
     """`redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64`."""
-    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in fields(SimLmcacheSettings)} | {
+    kinds = {field.name: type(getattr(_LMCACHE, field.name)) for field in dataclasses.fields(SimLmcacheSettings)} | {
         "redis_url": str
     }
     told = dict(part.partition("=")[::2] for part in text.split(","))
@@ -30,38 +31,7 @@ def _lmcache(text: str) -> SimLmcacheSettings:
         raise CommandError(f"--lmcache {text}: {error}") from None
 
 
-ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The gateway's YAML configuration.")]
-ReplicaId = Annotated[str, typer.Option("--id", help="Its name in logs and metrics.")]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
-Model = Annotated[str, typer.Option(help="The model it says it is.")]
-ServedNames = Annotated[
-    list[str] | None,
-    typer.Option(help="A name it serves the model under; repeatable.", show_default=_SIM.served_names[0]),
-]
-Adapters = Annotated[list[str] | None, typer.Option(help="A LoRA adapter it serves; repeatable.")]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in one cache block.")]
-Blocks = Annotated[int, typer.Option(min=1, help="Blocks in its cache.")]
-Sequences = Annotated[int, typer.Option(min=1, help="Requests it runs at once.")]
-BatchedTokens = Annotated[int, typer.Option(min=1, help="Tokens of one step.")]
-DataParallel = Annotated[int, typer.Option(min=1, help="Engines in it, one per rank.")]
-PrefillRate = Annotated[float, typer.Option(help="Tokens it prefills in a second.")]
-DecodeTime = Annotated[float, typer.Option(help="Seconds of one decode step.")]
-VllmVersion = Annotated[str, typer.Option(help="The vLLM version it says it is; decides the shape of KV events.")]
-Events = Annotated[bool, typer.Option(help="Publish KV events over ZeroMQ.")]
-EventsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for KV events, plus the rank; 0: a free one.")]
-ReplayPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for replays, plus the rank; 0: a free one.")]
-ReplaySteps = Annotated[int, typer.Option(min=0, help="Event batches kept for replays; 0 means no replays.")]
-CpuBlocks = Annotated[int, typer.Option(min=0, help="Blocks of its CPU offload tier; 0 means it has none.")]
-Lmcache = Annotated[
-    SimLmcacheSettings | None,
-    typer.Option(
-        parser=_lmcache,
-        metavar="FIELD=VALUE,…",
-        help="LMCache beside it: cpu_gb, redis_url, or both, and chunk_tokens, key_prefix, ttl_s, value_bytes …",
-    ),
-]
-Speed = Annotated[float, typer.Option(help="Divides every simulated time; 0 means no delays at all.")]
+ConfigFile = Annotated[Path, Option("--config", metavar="FILE", help="The gateway's YAML configuration.")]
 
 
 def gateway(config: ConfigFile) -> None:
@@ -86,37 +56,64 @@ def gateway(config: ConfigFile) -> None:
         raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None
 
 
+# The options of replica-sim that need more than a line.
+ServedNames = Annotated[
+    list[str] | None,
+    Option(
+        "--served-name",
+        help="A name under which it serves the model; repeatable.",
+        show_default=_SIM.served_names[0],
+    ),
+]
+VllmVersion = Annotated[str, Option(help="The vLLM version that it says it is; decides the shape of KV events.")]
+EventsPort = Annotated[
+    int, Option(min=0, max=65535, help="Port for the KV events of rank 0, followed by the others'; 0: free ones.")
+]
+ReplayPort = Annotated[
+    int, Option(min=0, max=65535, help="Port for the replays of rank 0, followed by the others'; 0: free ones.")
+]
+ReplaySteps = Annotated[int, Option(min=0, help="Event batches that it keeps for replays; 0 means no replays.")]
+Lmcache = Annotated[
+    SimLmcacheSettings | None,
+    Option(
+        parser=_lmcache,
+        metavar="FIELD=VALUE,…",
+        help="LMCache beside it: cpu_gb, redis_url, or both, and chunk_tokens, key_prefix, ttl_s, value_bytes …",
+    ),
+]
+
+
 def replica_sim(
-    replica_id: ReplicaId = _SIM.id,
-    host: Host = _SIM.host,
-    port: Port = 8000,
-    model: Model = _SIM.model,
-    served_name: ServedNames = None,
-    adapter: Adapters = None,
-    block_size: BlockSize = _SIM.block_size,
-    num_gpu_blocks: Blocks = _SIM.num_gpu_blocks,
-    max_num_seqs: Sequences = _SIM.max_num_seqs,
-    max_num_batched_tokens: BatchedTokens = _SIM.max_num_batched_tokens,
-    data_parallel: DataParallel = _SIM.data_parallel,
-    prefill_tokens_per_s: PrefillRate = _SIM.prefill_tokens_per_s,
-    decode_s_per_token: DecodeTime = _SIM.decode_s_per_token,
-    speed: Speed = _SIM.speed,
+    id: Annotated[str, Option(help="Its name in logs and metrics.")] = _SIM.id,  # noqa: A002 - a field's name
+    host: Annotated[str, Option(help="Address to listen on.")] = _SIM.host,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    model: Annotated[str, Option(help="The model that it says it runs.")] = _SIM.model,
+    served_names: ServedNames = None,
+    adapters: Annotated[list[str] | None, Option("--adapter", help="A LoRA adapter to serve; repeatable.")] = None,
+    block_size: Annotated[int, Option(min=1, help="Tokens in one cache block.")] = _SIM.block_size,
+    num_gpu_blocks: Annotated[int, Option(min=1, help="Blocks in its cache.")] = _SIM.num_gpu_blocks,
+    max_num_seqs: Annotated[int, Option(min=1, help="Requests that it runs at once.")] = _SIM.max_num_seqs,
+    max_num_batched_tokens: Annotated[int, Option(min=1, help="Tokens of one step.")] = _SIM.max_num_batched_tokens,
+    data_parallel: Annotated[int, Option(min=1, help="Engines in it, one per rank.")] = _SIM.data_parallel,
+    prefill_tokens_per_s: Annotated[float, Option(help="Tokens prefilled in a second.")] = _SIM.prefill_tokens_per_s,
+    decode_s_per_token: Annotated[float, Option(help="Seconds of one decode step.")] = _SIM.decode_s_per_token,
+    speed: Annotated[float, Option(help="Divides every simulated time; 0 means no delays at all.")] = _SIM.speed,
     vllm_version: VllmVersion = _SIM.vllm_version,
-    events: Events = _SIM.events,
+    events: Annotated[bool, Option(help="Publish KV events over ZeroMQ.")] = _SIM.events,
     events_port: EventsPort = _SIM.events_port,
     replay_port: ReplayPort = _SIM.replay_port,
     replay_steps: ReplaySteps = _SIM.replay_steps,
-    cpu_blocks: CpuBlocks = _SIM.cpu_blocks,
+    cpu_blocks: Annotated[int, Option(min=0, help="Blocks of its CPU offload tier; 0 means none.")] = _SIM.cpu_blocks,
     lmcache: Lmcache = None,
 ) -> None:
     """Run one simulated replica: an HTTP server that behaves like vLLM, without a GPU.
 
     It keeps a real block-hashed prefix cache and takes the time that prefill and
     decode would take. The defaults are rough figures for a 7-8B vision-language
-    model on an A40-like card. GET /kv_event_sources tells where its KV events are.
-    With --lmcache (gateway/simulator/settings.py has all fields) the chunks of its
-    prompts are in Redis under the names that a real LMCache would give them, and
-    an agent is told of it: kvgate agent --lmcache http://127.0.0.1:8004/lmcache.
+    model on an A40-like card. GET /kv_event_sources returns the addresses of its
+    KV events. With --lmcache, it writes its prompts' chunks to Redis under the
+    names that a real LMCache gives them (gateway/simulator/settings.py has all
+    fields); its agent needs: --lmcache http://127.0.0.1:8004/lmcache.
 
     \b
     Examples:
@@ -126,30 +123,13 @@ def replica_sim(
       kvgate replica-sim --port 8004 \\
           --lmcache redis_url=redis://127.0.0.1:6379/0,chunk_tokens=64
     """
+    fields = {  # each parameter is named after the field that it fills
+        **locals(),
+        "served_names": tuple(served_names or _SIM.served_names),
+        "adapters": tuple(adapters or ()),
+    }
     try:
-        settings = SimSettings(
-            id=replica_id,
-            host=host,
-            port=port,
-            model=model,
-            served_names=tuple(served_name or _SIM.served_names),
-            adapters=tuple(adapter or ()),
-            block_size=block_size,
-            num_gpu_blocks=num_gpu_blocks,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            data_parallel=data_parallel,
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            decode_s_per_token=decode_s_per_token,
-            speed=speed,
-            vllm_version=vllm_version,
-            events=events,
-            events_port=events_port,
-            replay_port=replay_port,
-            replay_steps=replay_steps,
-            cpu_blocks=cpu_blocks,
-            lmcache=lmcache,
-        )
+        settings = SimSettings(**fields)
     except ValueError as error:
         raise CommandError(str(error)) from None
     _serve_replica(settings)

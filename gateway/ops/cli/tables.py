@@ -1,4 +1,4 @@
-"""What `kvgate status`, `kvgate owners` and `kvgate doctor` print."""
+"""Prints the results of `kvgate status`, `kvgate owners` and `kvgate doctor`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.ops.cli.config import counted
 from gateway.ops.doctor.examine import Diagnosis
 from gateway.ops.local.status import MemberStatus
 
-# Wide enough for any row: a terminal wraps what it must, a program that reads the output needs whole lines.
+# Wide enough for any row. A terminal wraps long lines itself; a program that reads the output needs whole lines.
 _WIDTH = 1000
-# What explain tells of each replica, and how the table heads it.
+# The fields of each replica in the answer of explain, and their headings.
 _COST_TERMS = (
     ("replica", "replica"),
     ("cost", "cost"),
@@ -52,7 +53,7 @@ def print_owners(explanation: dict[str, Any]) -> None:
     """Print the answer of /v1/route/explain: the chain, shallow to deep, with each key's owners, and the choice."""
     console = Console(highlight=False, width=_WIDTH)
     console.print(f"pool {explanation['pool']}, model {explanation['model']}", markup=False)
-    if "reason" in explanation:  # without the store there are no owners to show
+    if "reason" in explanation:  # there is no store, so no owners are known
         console.print(f"store: {explanation['store']} ({explanation['reason']})", markup=False)
     table = Table("key", "tokens", "text bytes", "images", "owners", box=None, pad_edge=False)
     for key in explanation["chain"]:
@@ -84,7 +85,7 @@ def _owner(owner: dict[str, Any]) -> str:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print what was found, by what it concerns, then what could not be checked, then the sum."""
+    """Print the findings by subject, then what could not be checked, then the numbers of both."""
     console = Console(highlight=False, soft_wrap=True)
     for subject in dict.fromkeys(finding.subject for finding in diagnosis.findings):
         console.print(f"[bold]{escape(subject)}[/]")
@@ -98,10 +99,6 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         console.print(f"  {unchecked.subject}: {unchecked.what} ({unchecked.why})", markup=False)
     errors = sum(finding.severity == "error" for finding in diagnosis.findings)
     warnings = len(diagnosis.findings) - errors
-    found = f"{_count(errors, 'error')}, {_count(warnings, 'warning')}" if diagnosis.findings else "nothing found"
+    found = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if diagnosis.findings else "nothing found"
     made = f"{diagnosis.checks} checks of {diagnosis.looked_at}" if diagnosis.looked_at else "nothing answers"
     console.print(f"{found}: {made}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What `kvgate up` shows while a cluster starts, runs and stops."""
+"""`kvgate up` itself: shows a cluster while it starts, runs and stops."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rich.markup import escape
 
 from coordinator.keys import prefix
 from gateway.ops.local.cluster import LocalCluster
-from gateway.ops.local.demo import DemoRequest, KeyWantedError, exchanges, first_model
+from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
 from gateway.ops.local.embedded_redis import without_password
 from gateway.ops.local.plan import Plan
-from gateway.ops.local.state import Cluster
+from gateway.ops.local.state_dir import Cluster
 
-# Of many blocks: of one block alone nothing could be matched, as an engine always computes a prompt's last one again.
+# A prompt of many blocks: an engine always computes a prompt's last block again, so one block could never match.
 _PROMPT = "$(seq -s ' ' 500)"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
-    """Start the plan's cluster and stay until a signal asks to stop; with `detach`, only until it can serve."""
+    """Start the plan's cluster and stay until a signal asks to stop. With `detach`, return when it can serve."""
     console = Console(highlight=False, soft_wrap=True)
     cluster = LocalCluster(plan, env, say=lambda text: console.print(text, markup=False))
     _cancel_on_signals()
@@ -60,7 +60,7 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
 
 
 def _cancel_on_signals() -> None:
-    """Let the first signal cancel this task, and ignore later ones: stopping must not be interrupted half-way."""
+    """Let the first signal cancel this task. Later signals are ignored, so that they cannot interrupt the stopping."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -101,26 +101,26 @@ async def _show_demo(console: Console, layout: Cluster, model: str | None, key: 
         console.print("\n[yellow]no replica lists a model, so no request was sent[/]")
         return
     console.print("\n[bold]Two requests, each sent to two gateways[/]")
-    async for exchange in exchanges(layout, model):
-        console.print(_line_of(exchange))
+    async for request in send_requests(layout, model):
+        console.print(_line_of(request))
 
 
 def _shown(program: str) -> str:
-    """How to type a program's name here: its path from this folder, unless it is below another."""
+    """How to type a program's name here: relative to this folder if it lies below it."""
     path = Path(program)
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _line_of(exchange: DemoRequest) -> str:
-    head = f"  {exchange.what:5} via {exchange.gateway}"
-    if exchange.problem is not None:
-        return f"{head} [yellow]failed[/]: {escape(exchange.problem)}"
-    where = f"{exchange.replica}, {exchange.matched_tokens} tokens matched, {exchange.decision}"
-    return f"{head} → [cyan]{escape(where)}[/]\n        {escape(exchange.answer)}"
+def _line_of(request: DemoRequest) -> str:
+    head = f"  {request.what:5} via {request.gateway}"
+    if request.problem is not None:
+        return f"{head} [yellow]failed[/]: {escape(request.problem)}"
+    where = f"{request.replica}, {request.matched_tokens} tokens matched, {request.decision}"
+    return f"{head} → [cyan]{escape(where)}[/]\n        {escape(request.answer)}"
 
 
 def _in_double_quotes(text: str) -> str:
-    """For a shell, which is to put what _PROMPT prints in its place."""
+    """Quotes text for a shell, which replaces _PROMPT by its output."""
     escaped = (re.sub(r'([\\"$`])', r"\\\1", part) for part in text.split(_PROMPT))
     return f'"{_PROMPT.join(escaped)}"'
 
@@ -131,7 +131,7 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     python, kvgate = _shown(sys.executable), _shown(sys.argv[0])
     sdk = f'openai.OpenAI(base_url="{layout.url}/v1", api_key="{key or "none"}")'
     curl_body = json.dumps({"model": model, "messages": [{"role": "user", "content": _PROMPT}]})
-    # Of several servers, redis-cli would have to be told which.
+    # With several servers, redis-cli would need one of their addresses.
     pattern = f"{prefix(layout.redis_namespace)}:*"
     is_one = "+" not in layout.redis_url.partition("://")[0]
     redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_one else ""

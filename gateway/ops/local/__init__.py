@@ -1,17 +1,18 @@
-"""A whole cluster on one machine: what `kvgate up`, `down` and `status` do.
+"""A whole cluster on one machine: `kvgate up`, `down` and `status`.
 
-    cluster    starts Redis, replicas and gateways in that order, and knows when they can serve
-    plan       what was asked for, and the configuration each gateway gets
-    processes  child processes: start, watch, stop
-    bound      makes a process die with the one that started it
-    redis      finds a redis-server to embed, and asks a running one whether it will do
-    probes     asks gateways and replicas whether they can serve
-    waiting    what is said until all of it can serve
-    ports      free ports, and the locks that keep two clusters apart
-    state      cluster.json for programs to read, processes.json for `down`
-    status     what of a cluster answers
-    demo       the first two requests
+    cluster         starts Redis, replicas, agents and gateways in that order, and waits until they can serve
+    plan            the options of `up`, and the configuration of each gateway
+    processes       child processes: start, watch, stop
+    bound_process   makes a process die with the one that started it
+    embedded_redis  finds a redis-server to embed, and checks that a running Redis can be used
+    probes          asks gateways and replicas whether they can serve
+    waiting         messages while the cluster starts, and when it does not
+    ports           free ports, and the locks that keep two clusters apart
+    state_dir       cluster.json for programs, processes.json for `down`, the gateways' configurations
+    status          which members of a cluster answer; stopping a detached one
+    demo            the first requests of a new cluster
+    errors          ClusterError
 
-For laptops and tests; Linux only (processes are told apart by /proc). Nothing here restarts what dies: that is an
-orchestrator's job, and tests kill processes to see what the others do.
+For laptops and tests, and for Linux only (a process is identified by its start time in /proc). Nothing here restarts a
+process that dies: an orchestrator does that, and tests kill processes to see how the others react.
 """

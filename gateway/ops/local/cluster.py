@@ -1,7 +1,7 @@
-"""Starts a cluster and knows when it can serve.
+"""Starts a cluster and waits until it can serve.
 
-Redis first, then the replicas, then an agent for each that publishes KV events, then the gateways: each kind is ready
-before the next one starts, so the first look of every gateway finds what it needs.
+The order is: Redis, the replicas, an agent for each replica that publishes KV events, the gateways. Each kind is ready
+before the next one starts, so that every gateway finds a whole cluster at its first health check.
 """
 
 from __future__ import annotations
@@ -15,29 +15,37 @@ from pathlib import Path
 
 import httpx
 
-from gateway.ops.local import state
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.plan import HOST, Fronted, Plan, agent_secrets, base_config, gateway_config, namespace_of
+from gateway.ops.local.plan import HOST, FrontedReplica, Plan, agent_secrets, base_config, gateway_config, namespace_of
 from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
 from gateway.ops.local.probes import ProbeAnswer, ask_gateway, ask_replica, client, has_events, refusal
 from gateway.ops.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
-from gateway.ops.local.state import Cluster, ClusterProcess
+from gateway.ops.local.state_dir import (
+    Cluster,
+    ClusterProcess,
+    agent_id,
+    forget_cluster,
+    remove_old_files,
+    write_cluster,
+    write_private,
+    write_processes,
+)
 from gateway.ops.local.waiting import WaitReport, nobody_there, why_not_ready
 
-_READY_TIMEOUT_S = 50.0  # leaves `up --detach` the time to stop everything within its 60 s
+_READY_TIMEOUT_S = 50.0  # `up --detach` may take 60 s, and stopping everything takes some of them
 _POLL_S = 0.1
 _EVENTS_PATIENCE_S = 10.0
 _REFUSED_PATIENCE_S = 5.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
-# A gateway's id and store stand in its file; these would override them in all gateways alike.
+# Each gateway's file has its id and its store. These variables would override them, with one value for all gateways.
 _KEPT_FROM_CHILDREN = ("KVGATE_ID", "KVGATE_REDIS_URL", "KVGATE_REDIS_NAMESPACE")
 
 Probe = Callable[[], Awaitable[ProbeAnswer]]
 
 
 class LocalCluster:
-    """One cluster of child processes. Whoever calls `start` calls `stop` too, unless it is to stay (--detach)."""
+    """One cluster of child processes. The caller of `start` also calls `stop`, unless the cluster stays (--detach)."""
 
     def __init__(self, plan: Plan, env: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._plan = plan
@@ -56,7 +64,7 @@ class LocalCluster:
         self._claim()
         redis_port, *ports = free_ports(1 + plan.gateways + plan.simulated, excluded=plan.port)
         gateway_ports, replica_ports = ports[: plan.gateways], ports[plan.gateways :]
-        simulated = [Fronted(f"r{n}", f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
+        simulated = [FrontedReplica(f"r{n}", f"http://{HOST}:{port}") for n, port in enumerate(replica_ports)]
         replicas = list(plan.fronted) or simulated
         redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
         self._write_configs(gateway_ports, redis_url, replicas)
@@ -77,11 +85,11 @@ class LocalCluster:
             replicas=[ClusterProcess(replica.id, replica.url, pids.get(replica.id)) for replica in replicas],
             redis_namespace=self._namespace,
         )
-        state.write_cluster(plan.state_dir, cluster)
+        write_cluster(plan.state_dir, cluster)
         return cluster
 
     async def exits(self) -> AsyncIterator[tuple[Process, int]]:
-        """The processes that exit from now on, with their exit codes; never ends."""
+        """Yields each process that exits from now on, with its exit code; never ends."""
         while True:
             for exited in self._children.newly_exited():
                 yield exited
@@ -90,8 +98,8 @@ class LocalCluster:
     async def stop(self) -> Stopped:
         """Stop every process within 5 s and forget the cluster."""
         stopped = await stop(self._children.processes)
-        if self._locks:  # else the state directory is another cluster's
-            state.clear(self._plan.state_dir)
+        if self._locks:  # without them, the state directory belongs to another cluster
+            forget_cluster(self._plan.state_dir)
         return stopped
 
     def _claim(self) -> None:
@@ -105,18 +113,18 @@ class LocalCluster:
         require_free(HOST, self._plan.port)
         self._locks = locks
         self._children.inherit([lock.fd for lock in locks])
-        state.clear(state_dir)  # what a killed `up` left
+        remove_old_files(state_dir)
 
-    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[Fronted]) -> None:
+    def _write_configs(self, ports: list[int], redis_url: str, replicas: list[FrontedReplica]) -> None:
         for n, port in enumerate(ports):
             text = gateway_config(self._plan, self._base, f"gw{n}", port, redis_url, replicas, self._env)
-            state.write_private(self._config_of(n), text)
+            write_private(self._config_of(n), text)
 
     def _config_of(self, n: int) -> Path:
         return self._plan.state_dir / f"gw{n}.yaml"
 
     async def _find_fronted(self) -> None:
-        """Nothing is started in front of servers of which none is there. While one is, the others may come later."""
+        """Waits for one fronted server to accept connections; others may come later. ClusterError if none does."""
         urls = [replica.url for replica in self._plan.fronted]
         began = time.monotonic()
         while urls:
@@ -139,9 +147,9 @@ class LocalCluster:
         await self._until_ready({"redis": partial(_ask_redis, url)})
 
     async def _start_replicas(
-        self, http: httpx.AsyncClient, replicas: list[Fronted], ports: list[int]
+        self, http: httpx.AsyncClient, replicas: list[FrontedReplica], ports: list[int]
     ) -> dict[str, int]:
-        """The pids of the replicas started; servers that are fronted are there already."""
+        """Starts the simulated replicas, and returns their pids by id."""
         speed = str(self._plan.speed)
         pids = {}
         for replica, port in zip(replicas, ports, strict=False):
@@ -150,9 +158,11 @@ class LocalCluster:
         await self._until_ready({replica.id: partial(ask_replica, http, replica.url) for replica in replicas})
         return pids
 
-    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[Fronted], redis_url: str) -> None:
-        """An agent for each replica that publishes KV events; gateways are ready when they hear all of them. A replica
-        that does not answer yet gets one as well, but is not waited for."""
+    async def _start_agents(self, http: httpx.AsyncClient, replicas: list[FrontedReplica], redis_url: str) -> None:
+        """Starts an agent for each replica that publishes KV events; a gateway is ready when it hears all of them.
+
+        A replica that does not answer yet gets an agent too, but no gateway waits for it.
+        """
         found = await asyncio.gather(*(self._publishes_events(http, replica) for replica in replicas))
         applies = self._base.get("coordinator", {}).get("apply_events", True)
         if not applies and any(found):
@@ -174,12 +184,12 @@ class LocalCluster:
                 command += ["--lmcache", replica.lmcache]
             if self._namespace:
                 command += ["--redis-namespace", self._namespace]
-            self._start("agent", state.agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
+            self._start("agent", agent_id(replica.id), command, agent_secrets(self._base, redis_url, self._env))
             if publishes and applies:
                 self._exact.add(replica.id)
 
-    async def _publishes_events(self, http: httpx.AsyncClient, replica: Fronted) -> bool | None:
-        """Whether the replica publishes KV events; None where it does not answer for a while."""
+    async def _publishes_events(self, http: httpx.AsyncClient, replica: FrontedReplica) -> bool | None:
+        """Whether the replica publishes KV events; None if it does not answer in time."""
         if replica.events:
             return True
         deadline = time.monotonic() + _EVENTS_PATIENCE_S
@@ -195,7 +205,7 @@ class LocalCluster:
             name = f"gw{n}"
             command = (*_KVGATE, "gateway", "--config", str(self._config_of(n)))
             gateways.append(ClusterProcess(name, f"http://{HOST}:{port}", self._start("gateway", name, command).pid))
-        if self._plan.detach:  # this process will be gone: name those that stay
+        if self._plan.detach:  # this process exits: name those that stay
             for lock in self._locks:
                 lock.describe_holder((gateway.pid for gateway in gateways), self._plan.state_dir)
         probes: dict[str, Probe] = {
@@ -210,11 +220,11 @@ class LocalCluster:
     ) -> Process:
         process = self._children.start(kind, name, command, self._plan.state_dir / "logs" / f"{name}.log", secrets)
         parent = [] if self._plan.detach else [this_process()]
-        state.write_processes(self._plan.state_dir, [*parent, *self._children.processes])
+        write_processes(self._plan.state_dir, [*parent, *self._children.processes])
         return process
 
     async def _until_ready(self, probes: dict[str, Probe]) -> None:
-        """Ask until all can serve, saying now and then what is waited for; an exit is final: nothing here restarts."""
+        """Probes until all can serve, and reports now and then. Raises ClusterError if a process exits."""
         waiting = WaitReport([process.id for process in self._children.processes if process.id in probes], self._say)
         began = time.monotonic()
         while True:
@@ -244,8 +254,10 @@ async def _ask_redis(url: str) -> ProbeAnswer:
 
 
 async def _ask_whole_gateway(http: httpx.AsyncClient, url: str, exact: set[str]) -> ProbeAnswer:
-    """A gateway serves without its store and without agents too, but here all of it is known to run: it is worth a
-    moment's wait."""
+    """Like `ask_gateway`, but not ready before it reaches its store and hears all agents: here these are known to run.
+
+    (A gateway by itself serves without them, too.)
+    """
     answer = await ask_gateway(http, url)
     if answer.problem is None and str(answer.store).lower() == "fallback":
         return ProbeAnswer("has not reached Redis yet", answer.store)

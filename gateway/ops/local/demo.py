@@ -1,6 +1,6 @@
 """The first two requests of a new cluster: one of text, one with an image, each sent to two gateways.
 
-What the second gateway matches, the first one wrote: nothing but the store connects them.
+The second gateway matches what the first one wrote to the store; nothing else connects the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from gateway.ops.local.state import Cluster
+from gateway.ops.local.state_dir import Cluster
 
 _TIMEOUT_S = 60.0
 _MAX_TOKENS = 24
@@ -27,7 +27,7 @@ _CONTEXT = (
 
 @dataclass(frozen=True)
 class DemoRequest:
-    """One request of the demo and what came of it; `problem` stands instead of an answer."""
+    """One request of the demo and its answer, or the `problem` that it met."""
 
     what: str
     gateway: str
@@ -38,7 +38,7 @@ class DemoRequest:
     problem: str | None = None
 
 
-async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[DemoRequest]:
+async def send_requests(cluster: Cluster, model: str) -> AsyncIterator[DemoRequest]:
     """Send each request through the first gateway and again through the last one."""
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
         context = {"role": "system", "content": _CONTEXT * 4}
@@ -46,10 +46,10 @@ async def exchanges(cluster: Cluster, model: str) -> AsyncIterator[DemoRequest]:
         for what, messages in prompts.items():
             body = {"model": model, "max_tokens": _MAX_TOKENS, "messages": messages}
             for gateway in (cluster.gateways[0], cluster.gateways[-1]):
-                yield await _exchange(http, what, gateway.id, gateway.url, body)
+                yield await _send(http, what, gateway.id, gateway.url, body)
 
 
-async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, body: dict[str, Any]) -> DemoRequest:
+async def _send(http: httpx.AsyncClient, what: str, gateway: str, url: str, body: dict[str, Any]) -> DemoRequest:
     try:
         response = await http.post(f"{url}/v1/chat/completions", json=body)
         if response.status_code != 200:
@@ -62,11 +62,11 @@ async def _exchange(http: httpx.AsyncClient, what: str, gateway: str, url: str, 
 
 
 class KeyWantedError(Exception):
-    """The gateways are configured with API keys, and the demo has none."""
+    """The gateways ask for API keys, and the demo has none."""
 
 
 async def first_model(url: str) -> str | None:
-    """The first model that the gateways at `url` serve; None where the replicas list none."""
+    """The first model that the gateways at `url` list; None if they list none."""
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
             answer = await http.get(f"{url}/v1/models")

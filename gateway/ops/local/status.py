@@ -1,4 +1,4 @@
-"""What of a cluster answers, and how one that was left running is stopped."""
+"""Which members of a cluster answer, and how a detached cluster is stopped."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import httpx
 from gateway.ops.local.embedded_redis import problem_with, without_password
 from gateway.ops.local.probes import ProbeAnswer, ask_any_server, ask_gateway, ask_replica, client
 from gateway.ops.local.processes import Process, Stopped, stop
-from gateway.ops.local.state import Cluster, ClusterProcess, agent_id, clear, read_cluster, read_processes
+from gateway.ops.local.state_dir import Cluster, ClusterProcess, agent_id, forget_cluster, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One line of `kvgate status`; `detail` says what is wrong, what a gateway says of its store, and of Redis what the
-    gateway that watches it warns of. An agent serves nothing itself: its `url` is its replica's."""
+    """One line of `kvgate status`."""
 
     kind: Literal["gateway", "agent", "replica", "redis"]
     id: str
     url: str
+    """An agent serves nothing itself: its `url` is its replica's."""
     pid: int | None
     state: State
     detail: str
+    """What is wrong; else a gateway's store, or the warnings about Redis of the gateway that watches it."""
 
 
 async def cluster_status(state_dir: Path) -> list[MemberStatus]:
-    """Every member of the cluster, asked at this moment; raises ClusterError where none is up."""
+    """Asks every member of the cluster. Raises ClusterError if no cluster is up."""
     cluster = read_cluster(state_dir)
     processes = read_processes(state_dir)
     redis = next((process for process in processes if process.kind == "redis"), None)
@@ -90,10 +91,10 @@ def _state(process: Process | None, problem: str | None) -> State:
 
 
 async def stop_cluster(state_dir: Path) -> Stopped:
-    """Stop what runs of the cluster in `state_dir` and forget it.
+    """Stop the running processes of the cluster in `state_dir`, and forget the cluster.
 
-    Only processes that still are the ones started there are signalled; with nothing left to stop, nothing happens.
+    Only processes that this cluster started are signalled. If none runs, nothing happens.
     """
     stopped = await stop(read_processes(state_dir))
-    clear(state_dir)
+    forget_cluster(state_dir)
     return stopped

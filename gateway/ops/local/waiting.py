@@ -1,18 +1,18 @@
-"""What is said while a cluster starts, and when it does not."""
+"""Messages while a cluster starts, and when it does not."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.ops.local.plan import Fronted
+from gateway.ops.local.plan import FrontedReplica
 
 _SAY_AFTER_S = 3.0
-_REASONS_AFTER_S = 15.0  # before, there is none but that processes take their time to start
+_REASONS_AFTER_S = 15.0  # before, processes just need time to start
 
 
 class WaitReport:
-    """Says now and then what is waited for."""
+    """Reports from time to time which members are not ready."""
 
     def __init__(self, started: Sequence[str], say: Callable[[str], None]) -> None:
         self._starting = f"starting {', '.join(started)} …"
@@ -21,7 +21,7 @@ class WaitReport:
         self._say_at_s = _SAY_AFTER_S
 
     def tell(self, problems: Mapping[str, str], waited_s: float) -> None:
-        """`problems` says of each that is not ready, why."""
+        """`problems` holds the reason for each member that is not ready."""
         if waited_s < self._say_at_s:
             return
         text = self._starting if waited_s < _REASONS_AFTER_S else f"waiting for {_by_reason(problems)}"
@@ -31,7 +31,7 @@ class WaitReport:
 
 
 def nobody_there(refusals: Mapping[str, str], waited_s: float) -> str:
-    """What to do where every server, by its URL, refuses connections."""
+    """What to do if every server refuses connections; `refusals` holds the reason for each URL."""
     told = ", ".join(f"{url} ({cause})" for url, cause in refusals.items())
     checks = " and ".join(f"curl {url}/health" for url in refusals)
     return (
@@ -40,8 +40,8 @@ def nobody_there(refusals: Mapping[str, str], waited_s: float) -> str:
     )
 
 
-def why_not_ready(problems: Mapping[str, str], fronted: Sequence[Fronted]) -> tuple[str, bool]:
-    """Each reason once, and whether it is that servers which were to be there already are not."""
+def why_not_ready(problems: Mapping[str, str], fronted: Sequence[FrontedReplica]) -> tuple[str, bool]:
+    """Each reason once, and whether servers are missing that this cluster does not start."""
     told = _by_reason(problems)
     away = [replica for replica in fronted if f"replica {replica.id}: " in told]
     checks = " and ".join(f"curl {replica.url}/health" for replica in away)

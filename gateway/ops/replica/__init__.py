@@ -1,10 +1,11 @@
-"""The commands of one replica: vLLM, the LMCache server beside it, the agent.
+"""`kvgate replica-command`: the commands of one replica, which are vLLM, the LMCache server beside it, and the agent.
 
     settings    the file (configs/replica-*.yaml) as one frozen object
-    model_size  what a token's KV takes on one GPU, from a model's config.json
-    sharing     chunks and timeouts, so that a store shared with KVGate stays quick and a stopped one is no standstill
-    commands    settings to commands: environment and arguments, for a program or a shell
-    vllm, lmcache, agent    the arguments of each
+    model_size  the size of one token's KV on one GPU, from a model's config.json
+    sharing     chunk sizes and timeouts for a Redis that LMCache shares with KVGate
+    commands    from settings to commands, with environment and arguments, for a program or a shell
+    vllm        the arguments of `vllm serve`
+    lmcache     the arguments of `lmcache server`, or the environment of LMCache inside vLLM
 
-Everything here is pure but for reading a model's config.json. Nothing is started.
+It starts nothing, and reads no file but the settings and a model's config.json.
 """

@@ -1,4 +1,4 @@
-"""A replica's settings to the commands that are this replica, in the order in which they start."""
+"""From a replica's settings to its commands, in the order in which they start."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from gateway.settings.config_file import SettingsError
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: `env` is added to its environment, in which `needs` have to be already."""
+    """A process to start. `env` is added to its environment, which must contain the variables of `needs`."""
 
     name: str
     about: str
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     needs: dict[str, str] = field(default_factory=dict)
-    """Variables that hold a secret, each with what it is: they are named and never printed."""
+    """Variables that hold a secret, with a description. Their values are never printed."""
 
 
 def commands(replica: ReplicaFile) -> list[Command]:
-    """What to start, in this order: an agent that is there before the engine misses none of its events.
+    """The commands in order. The agent starts before the engine, so that it misses no event.
 
-    Raises SettingsError for what only shows when sizes are computed.
+    Raises SettingsError for problems that appear only when sizes are computed.
     """
     tier = replica.lmcache
     found = []
@@ -49,7 +49,7 @@ def commands(replica: ReplicaFile) -> list[Command]:
 
 
 def _sizes(replica: ReplicaFile) -> tuple[int, Pace | None]:
-    """The tokens of a chunk, and how Redis is asked where chunks go there."""
+    """The tokens of a chunk, and the pace of requests to Redis if chunks are stored there."""
     tier, engine = replica.lmcache, replica.vllm
     assert tier is not None
     if tier.chunk_tokens is not None and tier.chunk_tokens % engine.block_size:
@@ -109,7 +109,7 @@ def _vllm(replica: ReplicaFile, chunk: int, redis_pace: Pace | None) -> Command:
 
 
 def _agent(replica: ReplicaFile) -> Command:
-    """The agent takes the address of Redis from its environment, where other users of the host do not see it."""
+    """The agent reads the URL of Redis from its environment, where other users of the host cannot see it."""
     argv = [
         *(replica.programs.kvgate, "agent"),
         *("--replica", replica.id, "--url", f"http://{vllm.local_host(replica)}:{replica.vllm.port}"),
@@ -128,7 +128,7 @@ def _agent(replica: ReplicaFile) -> Command:
 
 
 def as_json(found: list[Command]) -> list[dict[str, Any]]:
-    """For programs: each command's name, env, argv, and the names of the variables that it needs besides."""
+    """For programs: each command's name, about, argv, env, and the names of the variables that it needs."""
     return [{**asdict(command), "needs": sorted(command.needs)} for command in found]
 
 
@@ -144,12 +144,12 @@ def _paragraph(command: Command) -> Iterator[str]:
         yield f': "${{{variable}:?{message}}}"; export {variable}'
     for name, value in command.env.items():
         yield f"export {name}={shlex.quote(value)}"
-    # A signal to the shell that runs this is then one to the process.
+    # `exec`, so that a signal to the shell reaches the process.
     yield "exec " + " \\\n  ".join(_lines(command.argv))
 
 
 def _lines(argv: list[str]) -> list[str]:
-    """The arguments quoted, each option with its values on a line of its own."""
+    """The quoted arguments. Each option is on a line of its own, with its values."""
     lines: list[list[str]] = [[]]
     for argument in argv:
         if argument.startswith("--"):

@@ -1,7 +1,7 @@
 """The arguments of `lmcache server`, and the environment that configures LMCache inside vLLM.
 
-Redis is reached by LMCache's `valkey` adapter only: it sets a TTL on every chunk, takes an evicted one for a miss and
-survives errors. `redis://` sets none, and `resp` hangs on an evicted chunk and may hand out another one's bytes.
+Only LMCache's `valkey` adapter is used for Redis: it sets a TTL on every chunk, treats an evicted chunk as a miss and
+survives errors. `redis://` sets no TTL, and `resp` hangs on an evicted chunk and may return the bytes of another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.ops.replica.settings import ReplicaFile
 from gateway.ops.replica.sharing import Pace
 
 HERE = "127.0.0.1"
-# LMCache deletes a fifth of what is in the folder when this part of it is full, before the disk is.
+# When the folder is this full, LMCache deletes a fifth of its content.
 _DISK_WATERMARK = 0.8
 _LAUNCHER = (
     "import os, sys; from urllib.parse import unquote, urlsplit; import glide_sync; "
@@ -26,11 +26,11 @@ _LAUNCHER = (
 )
 """Runs `lmcache server` with the credentials of a URL in its environment.
 
-The adapter takes a password among its arguments, which every user of a host can read, and the server's /config shows it
-to whoever asks. And what it takes it gives to its client in the wrong order (LMCache 0.5.6, valkey-glide 2.6), so that
-it logs in with the password for a name. So the client is given the right ones here, and LMCache never sees them."""
+The adapter takes a password among its arguments, which every user of a host can read, and which the server's /config
+shows. It also passes user name and password to its client in the wrong order (LMCache 0.5.6, valkey-glide 2.6). So this
+gives the credentials to the client directly, and LMCache never sees them."""
 _SOMEBODY = "default"
-"""What the adapter has to be told for it to log in at all."""
+"""A user name. Without one, the adapter does not log in at all."""
 
 
 def server_arguments(replica: ReplicaFile, chunk: int, pace: Pace | None) -> list[str]:
@@ -64,7 +64,7 @@ def server_arguments(replica: ReplicaFile, chunk: int, pace: Pace | None) -> lis
 
 
 def logged_in_from(variable: str, arguments: list[str], python: str) -> list[str]:
-    """The same server, logged in to Redis with the credentials of the URL in `variable`."""
+    """The same server, which logs in to Redis with the credentials of the URL in `variable`."""
     return [python, "-c", _LAUNCHER, variable, *arguments]
 
 
@@ -95,7 +95,7 @@ def _disk(folder: str, size_gb: float) -> dict[str, Any]:
 
 
 def in_process_environment(replica: ReplicaFile, chunk: int, pace: Pace | None) -> dict[str, str]:
-    """LMCache's settings as variables: every one of its fields has one."""
+    """LMCache's settings as environment variables."""
     tier, address = replica.lmcache, replica.chunk_redis
     assert tier is not None
     env = {
@@ -104,8 +104,8 @@ def in_process_environment(replica: ReplicaFile, chunk: int, pace: Pace | None) 
         "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{tier.cpu_gb:.10g}",
         "LMCACHE_PRE_CACHING_HASH_ALGORITHM": "sha256_cbor",
         "LMCACHE_SAVE_UNFULL_CHUNK": "false",
-        # With it, a chunk that is evicted in the middle of a prefix shifts those behind it (redis:// only, but nothing
-        # here gains by it).
+        # With async loading, a chunk that is evicted in the middle of a prefix shifts the chunks after it. That happens
+        # with redis:// only, but async loading brings no advantage here.
         "LMCACHE_ENABLE_ASYNC_LOADING": "false",
     }
     if pace is None or tier.redis is None:

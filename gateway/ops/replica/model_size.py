@@ -1,8 +1,8 @@
-"""What one token's KV takes on one GPU, in bytes: from a model's config.json.
+"""The size of one token's KV on one GPU, in bytes, from a model's config.json.
 
-Every layer keeps a key and a value for each KV head. Heads are shared out among tensor-parallel GPUs, and repeated
-where there are fewer than GPUs. Multi-head latent attention (DeepSeek) keeps one compressed vector instead, whole on
-every GPU. What keeps state that is no KV per token (Mamba, linear attention) is not guessed at.
+Every layer keeps a key and a value for each KV head. Tensor-parallel GPUs divide the heads among them; if there are
+fewer heads than GPUs, heads are repeated. Multi-head latent attention (DeepSeek) keeps one compressed vector instead,
+in full on every GPU. For models with a state that is no KV per token (Mamba, linear attention), the size is unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOW = (
 
 
 class UnknownSize(Exception):
-    """A config.json does not tell it; the text says what is in the way."""
+    """The size cannot be derived from config.json; the text says why."""
 
 
 def kv_bytes_per_token(model: Path, dtype: str, kv_cache_dtype: str, tensor_parallel_size: int) -> int:
@@ -68,4 +68,4 @@ def _number_bytes(config: dict[str, Any], text: dict[str, Any], dtype: str) -> i
     named = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     if named not in _DTYPE_BYTES:
         raise UnknownSize("its config.json names no dtype of 2 or 4 bytes")
-    return 2  # vLLM's "auto" takes float32 models down to 16 bits
+    return 2  # vLLM's "auto" converts float32 models to 16 bits

@@ -1,8 +1,6 @@
-"""What a replica's file may say, as one frozen object. `configs/replica-*.yaml` show every field.
+"""The settings in a replica's file, as one frozen object. `configs/replica-*.yaml` show every field.
 
-Four values may come from the environment instead, so that one file serves a fleet and no secret is in it:
-KVGATE_REPLICA_ID (id), KVGATE_REDIS_URL (redis.url), KVGATE_REDIS_NAMESPACE (redis.namespace) and KVGATE_LMCACHE_URL
-(lmcache.redis.url).
+The environment can override four of them (see OVERRIDES), so that one file serves a fleet and contains no secret.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Program = Annotated[str, Field(min_length=1)]
 Host = Annotated[str, Field(pattern=r"^[^/:\s]+$")]
 
 _ALL_INTERFACES = "0.0.0.0"
-# What `kvgate replica-command` writes itself; given a second time, the last one would win without a word.
+# `kvgate replica-command` writes these options itself. Of an option given twice, the last one would silently win.
 _OWN_VLLM_OPTIONS = {
     "block-size",
     "dtype",
@@ -70,7 +68,7 @@ _OWN_LMCACHE_OPTIONS = {
 def _refuse_own(arguments: list[str], own: set[str]) -> list[str]:
     for argument in arguments:
         option = argument.partition("=")[0]
-        if option.startswith("-") and (words := option.split())[1:]:  # what follows may be secret
+        if option.startswith("-") and (words := option.split())[1:]:  # the rest may be secret
             raise ValueError(f"{words[0]} and its value are one item with a space; make them two: [{words[0]}, VALUE]")
         name = option.removeprefix("--").replace("_", "-")
         if argument.startswith("--") and name == "api-key":
@@ -241,13 +239,13 @@ class ReplicaFile(Section):
 
     @property
     def chunk_redis(self) -> ChunkRedisAddress:
-        """Where chunks go; meaningful where lmcache.redis is given."""
+        """The Redis that chunks are stored in, if lmcache.redis is given."""
         own = None if self.lmcache is None or self.lmcache.redis is None else self.lmcache.redis.url
         return ChunkRedisAddress(urlsplit(own or self.redis.url), "KVGATE_LMCACHE_URL" if own else "KVGATE_REDIS_URL")
 
 
 class ChunkRedisAddress:
-    """The address of the Redis that chunks go to, taken apart as LMCache wants it."""
+    """The address of the Redis for chunks, in the parts that LMCache needs."""
 
     def __init__(self, parts: SplitResult, variable: str) -> None:
         self.address = f"{parts.hostname}:{parts.port or 6379}"
@@ -256,7 +254,7 @@ class ChunkRedisAddress:
         self.username = unquote(parts.username or "")
         self.password = unquote(parts.password or "")
         self.variable = variable
-        """The variable of the environment that holds the URL when the commands run, where it has a password."""
+        """The environment variable that must hold the URL when the commands run, if it has a password."""
 
 
 def _checked_chunk_url(url: str) -> str:
@@ -278,15 +276,15 @@ def _checked_chunk_url(url: str) -> str:
 
 
 def load_replica(path: Path, env: Mapping[str, str]) -> ReplicaFile:
-    """Read `path`, apply the overrides in `env` and check the whole. Raises SettingsError with every problem found."""
+    """Reads `path`, applies the overrides in `env` and checks everything. Raises SettingsError with all problems."""
     data, problems = read_file(path)
     return build_replica(data, env, problems)
 
 
 def build_replica(data: dict[Any, Any], env: Mapping[str, str], known_problems: list[str] | None = None) -> ReplicaFile:
-    """The settings that `data` (a parsed YAML mapping) and `env` make; see `load_replica`."""
+    """Like `load_replica`, from a parsed YAML mapping."""
     overrides = dict(OVERRIDES)
     lmcache = data.get("lmcache")
     if not (isinstance(lmcache, dict) and isinstance(lmcache.get("redis"), dict)):
-        del overrides["KVGATE_LMCACHE_URL"]  # an address alone does not make chunks go there
+        del overrides["KVGATE_LMCACHE_URL"]  # the URL alone does not turn on storing chunks in Redis
     return build(ReplicaFile, data, env, overrides, known_problems)

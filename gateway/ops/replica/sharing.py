@@ -1,13 +1,13 @@
-"""How a replica and the Redis that it shares with KVGate get on: the size of a chunk, and how long to wait for one.
+"""Chunk sizes and timeouts for a Redis that a replica's LMCache shares with KVGate.
 
-**Chunks.** Redis serves one command at a time, so a placement waits behind whatever chunk is being read. Between 1 and
-4 MiB a chunk is large enough to be worth its round trip and small enough to wait behind.
+**Chunk size.** Redis serves one command at a time, so a placement waits while a chunk is read. A chunk of 1 to 4 MiB is
+large enough to be worth its round trip, and small enough to wait for.
 
-**Waiting.** LMCache's adapter asks for each chunk of a prompt by itself, with `num_workers` threads, and has no circuit
-breaker: of a Redis that accepts and never answers, every one of ceil(chunks / num_workers) rounds takes the whole
-request timeout, before the request is computed. Threads may first have to work off as many rounds of stores from the
-request before it. So the timeout is such that twice the rounds of the longest prompt fit in `max_stall_s`. That is for
-requests one after the other; the waits of several at once add up, the less the more workers there are.
+**Timeout.** LMCache's adapter requests each chunk of a prompt separately, with `num_workers` threads, and has no
+circuit breaker. If Redis accepts connections and never answers, each of ceil(chunks / num_workers) rounds takes the
+whole request timeout before the request is computed. The threads may first have to finish as many rounds of stores of
+the request before. So the timeout is chosen such that twice the rounds of the longest prompt fit in `max_stall_s`. This
+holds for requests one after the other. The waits of concurrent requests add up, and more workers make them shorter.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ MIB = 2**20
 SMALLEST_CHUNK_BYTES = 1 * MIB
 LARGEST_CHUNK_BYTES = 4 * MIB
 USUAL_CHUNK_TOKENS = 256
-"""LMCache's own default; a chunk is the grain in which prompts share, so it is no larger than it has to be."""
+"""LMCache's own default. Prompts share whole chunks only, so a chunk is no larger than necessary."""
 
 _WORKERS = (8, 16, 32, 64, 128)
-# A chunk of 4 MiB that has to wait behind those of 31 others takes some 65 ms (measured at 2 GB/s).
+# A chunk of 4 MiB that waits for 31 others takes about 65 ms (measured at 2 GB/s).
 _COMFORTABLE_TIMEOUT_S = 0.1
 _SHORTEST_TIMEOUT_S = 0.05
 _LONGEST_TIMEOUT_S = 0.3
 
 
 class DoesNotFit(Exception):
-    """No value satisfies what is asked; the text says what could be changed."""
+    """No value satisfies all limits; the text says what to change."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How LMCache's adapter asks Redis."""
+    """How many requests LMCache's adapter sends to Redis at once, and how long it waits for each."""
 
     num_workers: int
     request_timeout_s: float
 
 
 def chunk_tokens(kv_bytes_per_token: int, block_size: int) -> int:
-    """The tokens of a chunk: whole blocks, 1 to 4 MiB, and not many more than is usual. Raises DoesNotFit."""
+    """The tokens of a chunk: whole blocks of 1 to 4 MiB together, close to the usual number. Raises DoesNotFit."""
     block_bytes = kv_bytes_per_token * block_size
     most_blocks = LARGEST_CHUNK_BYTES // block_bytes
     if not most_blocks:
@@ -55,12 +55,12 @@ def chunk_tokens(kv_bytes_per_token: int, block_size: int) -> int:
 
 
 def usual_chunk_tokens(block_size: int) -> int:
-    """The tokens of a chunk where nobody waits behind it: whole blocks, about as many tokens as is usual."""
+    """The tokens of a chunk outside of Redis: whole blocks, close to the usual number."""
     return max(1, USUAL_CHUNK_TOKENS // block_size) * block_size
 
 
 def problem_of_chunk(tokens: int, kv_bytes_per_token: int, block_size: int) -> str | None:
-    """What is wrong with a chunk of so many tokens in Redis; None: nothing."""
+    """What is wrong with a chunk of this many tokens in Redis; None if nothing is."""
     size = tokens * kv_bytes_per_token
     if SMALLEST_CHUNK_BYTES <= size <= LARGEST_CHUNK_BYTES:
         return None
@@ -71,14 +71,14 @@ def problem_of_chunk(tokens: int, kv_bytes_per_token: int, block_size: int) -> s
 
 
 def chunks_of(max_model_len: int, tokens: int, tensor_parallel_size: int) -> int:
-    """The chunks of the longest prompt; each GPU has its own."""
+    """The number of chunks of the longest prompt. Each GPU has its own chunks."""
     return max(1, max_model_len // tokens) * tensor_parallel_size
 
 
 def pace(chunks: int, max_stall_s: float, num_workers: int | None = None) -> Pace:
-    """Such that a Redis that does not answer holds a prompt of so many chunks up for `max_stall_s` at most.
+    """The pace at which a Redis that does not answer delays a prompt of this many chunks by `max_stall_s` at most.
 
-    Without `num_workers`, as few as leave a comfortable timeout. Raises DoesNotFit.
+    Without `num_workers`, it has the fewest workers that allow a comfortable timeout. Raises DoesNotFit.
     """
     candidates = (num_workers,) if num_workers else _WORKERS
     found = [Pace(workers, _timeout_s(chunks, max_stall_s, workers)) for workers in candidates]
@@ -96,6 +96,6 @@ def pace(chunks: int, max_stall_s: float, num_workers: int | None = None) -> Pac
 
 
 def _timeout_s(chunks: int, max_stall_s: float, workers: int) -> float:
-    """In whole milliseconds, as the adapter takes it."""
+    """The request timeout, rounded to milliseconds for the adapter."""
     fitting_s = max_stall_s / (2 * math.ceil(chunks / workers))
     return min(_LONGEST_TIMEOUT_S, math.floor(fitting_s * 1000) / 1000)

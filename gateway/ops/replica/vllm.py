@@ -11,7 +11,7 @@ from gateway.ops.replica.settings import ReplicaFile
 
 _ALL = "0.0.0.0"
 _HERE = "127.0.0.1"
-# KV that was found and is gone when it is fetched is computed; vLLM's default fails the request.
+# If KV was found and is gone when it is fetched, vLLM computes it. By default, vLLM would fail the request.
 _RECOMPUTE = {"kv_load_failure_policy": "recompute"}
 
 
@@ -33,7 +33,7 @@ def arguments(replica: ReplicaFile) -> list[str]:
     flags = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
     if replica.cpu_offload is not None:
         options |= {"kv-offloading-size": f"{replica.cpu_offload.size_gb:.10g}", "kv-offloading-backend": "native"}
-        # Events of the CPU tier under the blocks' own hashes: the map then knows what is there.
+        # Events of the CPU tier then have the blocks' own hashes, so that the map knows its content.
         extra = {"self_describing_kv_events": True}
         options["kv-transfer-config"] = _json({**_RECOMPUTE, "kv_connector_extra_config": extra})
     if tier is not None:
@@ -42,15 +42,15 @@ def arguments(replica: ReplicaFile) -> list[str]:
 
 
 def _hash_algorithm(replica: ReplicaFile) -> str:
-    # In process, LMCache seeds vLLM's own hashing with its algorithm: the two must be the same one.
+    # In process, LMCache sets up vLLM's own hashing, so both must use the same algorithm.
     in_process = replica.lmcache is not None and replica.lmcache.mode == "in_process"
     return "sha256_cbor" if in_process else "sha256"
 
 
 def _events(replica: ReplicaFile) -> dict[str, Any]:
     host = replica.events.host
-    # vLLM binds what it publishes on only if "*" or "::" is in the endpoint, and else connects it to nobody. An IPv4
-    # address written in IPv6's way has the colons, and binds that address alone.
+    # vLLM binds its publishing socket only if the endpoint contains "*" or "::"; otherwise it connects it, to nothing.
+    # An IPv4 address in IPv6 notation has the colons, and binds that address only.
     publishing = "*" if host == _ALL else f"[::ffff:{host}]"
     return {
         "enable_kv_cache_events": True,
@@ -80,12 +80,12 @@ def _transfer(replica: ReplicaFile) -> dict[str, Any]:
 
 
 def local_host(replica: ReplicaFile) -> str:
-    """Where the engine is reached on its own host."""
+    """The engine's address on its own host."""
     return _HERE if replica.vllm.host == _ALL else replica.vllm.host
 
 
 def local_event_host(replica: ReplicaFile) -> str:
-    """Where its events are reached there."""
+    """The address of its events on its own host."""
     return _HERE if replica.events.host == _ALL else replica.events.host
 
 

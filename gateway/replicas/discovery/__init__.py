@@ -1,10 +1,9 @@
-"""Where replicas are, besides those that are listed.
+"""Finds replicas that are not listed in the configuration.
 
-    settings    what can be followed: DNS names, a Kubernetes service
-    source      what following means, and what an address makes a replica called
-    dns         addresses, or SRV records, of names
-    kubernetes  EndpointSlices of the API server
+    source      the interface of a source, and the id of a replica that was found
+    dns         addresses or SRV records of DNS names
+    kubernetes  EndpointSlices of the Kubernetes API
     discovery   the listed replicas and those found, each engine once
 
-Only this gateway's own: what it finds is what it sends requests to (see docs/adr/0008-discovery.md).
+Each gateway sends requests only to the replicas that it finds itself (docs/adr/0008-discovery.md).
 """

@@ -1,4 +1,4 @@
-"""The replicas that get requests from this gateway: those listed, and those found."""
+"""The replicas that this gateway sends requests to: those listed, and those found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = structlog.get_logger("kvgate.discovery")
 
 
 class Discovery:
-    """Follows every source, and says who is there whenever that changes. `run()` as a task."""
+    """Follows every source, and calls `use` with all replicas whenever they change. `run()` as a task."""
 
     def __init__(
         self,
@@ -33,16 +33,16 @@ class Discovery:
         self._asked = {source.name: asyncio.Event() for source in sources}
 
     def problems(self) -> dict[str, str]:
-        """Of each source what keeps it from telling; empty while it does. What it told last goes on to hold."""
+        """The problem of each source; empty while it answers. Its last answer stays valid during a problem."""
         return dict(self._problems)
 
     async def first_answers(self) -> None:
-        """Wait until every source was asked once, whatever came of it."""
+        """Wait until every source has answered or failed once."""
         for asked in self._asked.values():
             await asked.wait()
 
     async def run(self) -> None:
-        """Follow them until cancelled."""
+        """Follow all sources until cancelled."""
         await asyncio.gather(*(self._follow(source) for source in self._sources))
 
     async def _follow(self, source: Source) -> None:
@@ -53,7 +53,7 @@ class Discovery:
                         self._answered(source.name, found)
             except SourceDown as error:
                 self._failed(source.name, str(error))
-            except Exception as error:  # a mistake here must end neither this nor the others
+            except Exception as error:  # a bug in one source must not stop the following of any
                 self._failed(source.name, f"failed: {error!r}")
             await asyncio.sleep(source.retry_s)
 
@@ -85,8 +85,8 @@ class Discovery:
         self._asked[source].set()
 
     def _together(self) -> list[ReplicaSettings]:
-        """Each engine and each id once. What is listed goes by the id that it is listed with, and of two sources that
-        find one engine the first names it."""
+        """Each engine and each id once. A listed replica keeps its listed id. If two sources find the same engine, the
+        first source names it."""
         together = list(self._listed)
         ids, urls = {replica.id for replica in together}, {replica.url for replica in together}
         for source in self._sources:
@@ -99,7 +99,7 @@ class Discovery:
 
 
 def sources_of(settings: DiscoverySettings) -> list[Source]:
-    """What is to be followed. Each kind brings a client of its own, which only those import who follow it."""
+    """The configured sources. The client library of a kind is imported only if that kind is configured."""
     sources: list[Source] = []
     if settings.kubernetes is not None:
         from gateway.replicas.discovery.kubernetes import EndpointSlices

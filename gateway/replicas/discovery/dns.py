@@ -1,11 +1,10 @@
-"""Replicas by a name's addresses, or by its SRV records.
+"""Finds replicas by a DNS name's addresses or SRV records.
 
-Asked anew every `interval_s`; nothing is cached here. What the answers mean:
+Asks again every `interval_s`, and caches nothing. The meaning of the answers:
 
-    addresses                the replicas there are
-    the name has no address  there are none: an authority says so
-    anything else            not known: no such name (which Kubernetes also answers where no pod is ready), SERVFAIL,
-                             no answer in time
+    addresses                all replicas
+    the name has no address  there are no replicas, by authority
+    anything else            unknown: no such name (Kubernetes answers this if no pod is ready), SERVFAIL, no answer
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LOOK_S = 5.0
 
 
 class DnsName:
-    """One name that is asked for."""
+    """One name to look up."""
 
     def __init__(self, name: str, settings: DnsSettings) -> None:
         self.name = f"dns {name}"
@@ -47,7 +46,7 @@ class DnsName:
             await asyncio.sleep(self._settings.interval_s)
 
     def _resolver(self) -> Resolver:
-        """Made for each look: what the host's resolv.conf says may change."""
+        """Created for each lookup, because the host's resolv.conf may change."""
         server = self._settings.server
         resolver = Resolver(configure=server is None)
         resolver.lifetime = _LOOK_S
@@ -66,7 +65,7 @@ class DnsName:
 
 
 async def _addresses(resolver: Resolver, name: str | Name) -> list[str]:
-    """Those of IPv4, or where it has none those of IPv6: a replica that has both is one replica."""
+    """The IPv4 addresses, or else the IPv6 addresses: a replica that has both is one replica."""
     for kind in ("A", "AAAA"):
         answer = await resolver.resolve(name, kind, search=True, raise_on_no_answer=False)
         if answer.rrset is not None:
@@ -75,7 +74,7 @@ async def _addresses(resolver: Resolver, name: str | Name) -> list[str]:
 
 
 async def _addresses_of_target(resolver: Resolver, target: Name) -> list[str]:
-    """None of a target that does not exist: it has gone since, or was never there, and must not hide the others."""
+    """The addresses of an SRV record's target. A missing target has none; it must not hide the others."""
     try:
         return await _addresses(resolver, target)
     except NXDOMAIN:
@@ -83,7 +82,7 @@ async def _addresses_of_target(resolver: Resolver, target: Name) -> list[str]:
 
 
 def _heed_cancellation() -> None:
-    """A cancellation that comes together with an answer is lost in dnspython (asyncio.wait_for, Python < 3.12)."""
+    """Raise a cancellation that came together with an answer: dnspython loses it (wait_for, Python < 3.12)."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -1,7 +1,7 @@
-"""Replicas by a Service's EndpointSlices: listed, then watched, then listed again.
+"""Finds replicas by a Service's EndpointSlices: lists them, watches them, and lists them again.
 
-A watch lasts _WATCH_S. It is then not resumed: listing anew costs one small answer, needs no bookkeeping of versions,
-and mends whatever a watch has missed. So a connection that died without a word goes unnoticed for no longer, either.
+A watch lasts _WATCH_S and is not resumed. A new list is one small answer, needs no record of versions, and corrects
+whatever a watch has missed. It also limits how long a dead connection goes unnoticed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gateway.settings.gateway_settings import ReplicaSettings
 _WATCH_S = 30
 _ANSWER_S = 5.0
 _GONE = 410
-"""What was listed is too old to be watched from."""
+"""The listed version is too old to watch from."""
 _LONGEST_REASON_CHARS = 300
 
 
 class _Object(msgspec.Struct, rename="camel"):
-    """Names as the API spells them; a list that is empty may be null there."""
+    """Fields have the API's names. An empty list may be null there."""
 
 
 class _Metadata(_Object):
@@ -51,7 +51,7 @@ class _Endpoint(_Object):
 
     @property
     def takes_requests(self) -> bool:
-        """Ready unless said otherwise; and not on its way out, which some Services publish as ready, too."""
+        """Whether it is ready, which is the default, and not terminating: some Services publish such pods as ready."""
         return self.conditions.ready is not False and not self.conditions.terminating
 
 
@@ -73,7 +73,7 @@ class _SliceList(_Object):
 
 
 class _Status(_Object):
-    """How the API says that something is wrong."""
+    """The API's object for an error."""
 
     code: int = 0
     message: str = ""
@@ -85,7 +85,7 @@ class _Event(_Object):
 
 
 class EndpointSlices:
-    """The EndpointSlices of one Service, or of all that carry some labels."""
+    """The EndpointSlices of one Service, or those with given labels."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.name = f"kubernetes {settings.service or settings.selector}"
@@ -94,7 +94,7 @@ class EndpointSlices:
 
     @property
     def retry_s(self) -> float:
-        """Not all gateways at once."""
+        """Random, so that not all gateways ask at once."""
         return random.uniform(0.5, 1.5)
 
     async def follow(self) -> AsyncGenerator[list[ReplicaSettings], None]:
@@ -111,11 +111,11 @@ class EndpointSlices:
         except httpx.HTTPError as error:
             raise SourceDown(str(error) or type(error).__name__) from error
         except (msgspec.MsgspecError, ValueError) as error:
-            raise SourceDown(f"the API server said what is no EndpointSlice: {error}") from error
+            raise SourceDown(f"the API server's answer is no EndpointSlice: {error}") from error
 
     def _client(self) -> httpx.AsyncClient:
-        """With the credentials as they are now: a token is good for an hour."""
-        namespace = self._settings.namespace or self._said("namespace")
+        """A client with the current credentials: a token is valid for an hour."""
+        namespace = self._settings.namespace or self._account_file("namespace")
         trusted: ssl.SSLContext | bool = True
         if self._settings.api_url.startswith("https:"):
             try:
@@ -124,20 +124,20 @@ class EndpointSlices:
                 raise SourceDown(f"{self._account / 'ca.crt'} cannot be used: {error.strerror or error}") from None
         return httpx.AsyncClient(
             base_url=f"{self._settings.api_url}/apis/discovery.k8s.io/v1/namespaces/{namespace}/",
-            headers={"authorization": f"Bearer {self._said('token')}"},
+            headers={"authorization": f"Bearer {self._account_file('token')}"},
             params={"labelSelector": self._settings.labels},
             timeout=_ANSWER_S,
             trust_env=False,
             verify=trusted,
         )
 
-    def _said(self, file: str) -> str:
+    def _account_file(self, file: str) -> str:
         try:
             return (self._account / file).read_text().strip()
         except OSError as error:
             raise SourceDown(
                 f"{self._account / file} cannot be read ({error.strerror}): run as a pod with a service account, "
-                "or say in discovery.kubernetes.service_account where its files are"
+                "or set discovery.kubernetes.service_account to the folder of its files"
             ) from None
 
     async def _list(self, http: httpx.AsyncClient) -> _SliceList:
@@ -146,7 +146,7 @@ class EndpointSlices:
         return msgspec.json.decode(answer.content, type=_SliceList)
 
     async def _watch(self, http: httpx.AsyncClient, version: str) -> AsyncIterator[tuple[str, _Slice]]:
-        """What changes after `version`, until the API server has told for long enough."""
+        """The changes after `version`, until the API server ends the watch."""
         asked = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
         timeout = httpx.Timeout(_ANSWER_S, read=_WATCH_S + _ANSWER_S)
         async with http.stream("GET", "endpointslices", params=asked, timeout=timeout) as answer:
@@ -165,7 +165,7 @@ class EndpointSlices:
                     yield event.type, msgspec.json.decode(event.object, type=_Slice)
 
     def _replicas(self, slices: dict[str, _Slice]) -> list[ReplicaSettings]:
-        """Each pod once: one with addresses of both kinds is in two slices, and IPv4 sorts first."""
+        """Each pod once. A pod with IPv4 and IPv6 addresses is in two slices, of which IPv4 sorts first."""
         found: dict[str, ReplicaSettings] = {}
         for each in sorted(slices.values(), key=lambda one: (one.address_type, one.metadata.name)):
             port = self._port(each.ports or [])
@@ -179,7 +179,7 @@ class EndpointSlices:
         return list(found.values())
 
     def _port(self, ports: list[_Port]) -> int | None:
-        """The one that is named, or else the only one; None while the Service has no such port."""
+        """The port with the configured name, or else the only port; None while the Service has no such port."""
         if self._settings.port is not None:
             ports = [port for port in ports if port.name == self._settings.port]
         if len(ports) > 1:

@@ -1,4 +1,4 @@
-"""What following replicas means, and what an address makes a replica called."""
+"""The interface of a source of replicas, and the id of a replica at an address."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gateway.settings.gateway_settings import ReplicaSettings
 
 
 class SourceDown(Exception):
-    """It cannot be told which replicas there are. Not that there are none."""
+    """The replicas are unknown. (That does not mean that there are none.)"""
 
 
 class Source(Protocol):
-    """Somewhere that tells which replicas there are."""
+    """Something that knows the replicas."""
 
     @property
     def name(self) -> str:
-        """What it is called in logs, in /ready and in metrics."""
+        """Its name in logs, in /ready and in metrics."""
         ...
 
     @property
     def retry_s(self) -> float:
-        """How long to wait before it is followed again."""
+        """The wait before it is followed again."""
         ...
 
     def follow(self) -> AsyncGenerator[list[ReplicaSettings], None]:
-        """All replicas there are, at once and whenever that may have changed. It may end, and is then followed anew.
+        """Yields all replicas, at once and whenever they may have changed. It may end, and is then followed again.
         Raises SourceDown."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from coordinator.scripts import PolicyKnobs
 from gateway.settings.base import Section
 from gateway.settings.config_file import SettingsError
-from gateway.settings.discovery_settings import DiscoverySettings, DnsSettings, KubernetesSettings
+from gateway.settings.discovery_settings import DnsSettings, KubernetesSettings
 from gateway.settings.gateway_settings import GatewaySettings, build_settings, load_settings
+from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 ROOT = Path(__file__).resolve().parents[3]
 BAD_FILES = sorted((ROOT / "tests" / "configs").glob("bad_*.yaml"))
@@ -59,9 +62,21 @@ def test_the_annotated_file_shows_every_field_with_its_default() -> None:
     path = ROOT / "configs" / "gateway.yaml"
     assert load_settings(path, {}) == GatewaySettings()
     keys = {line.strip().lstrip("# -").partition(":")[0] for line in path.read_text().splitlines()}
-    modules = {GatewaySettings.__module__, DiscoverySettings.__module__}
-    models = [each for each in Section.__subclasses__() if each.__module__ in modules]
+    models = [each for each in Section.__subclasses__() if each.__module__.startswith("gateway.settings.")]
     assert {field for model in models for field in model.model_fields} <= keys
+
+
+def test_the_annotated_file_says_what_each_policy_means() -> None:
+    text = (ROOT / "configs" / "gateway.yaml").read_text()
+    listed = "".join(f"  #   {name}: {meaning}\n" for name, meaning in POLICIES.items())
+    assert f"  # How a replica is chosen:\n{listed}  name: {DEFAULT_POLICY}\n" in text
+
+
+def test_the_store_knows_exactly_these_policies() -> None:
+    script = (ROOT / "coordinator" / "lua" / "place.lua").read_text()
+    # The last one is the branch for all other names.
+    assert {*re.findall(r"if policy == '(\w+)' then", script), "consistent_hash"} == POLICIES.keys()
+    assert PolicyKnobs().name == DEFAULT_POLICY
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:

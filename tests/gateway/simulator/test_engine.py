@@ -11,8 +11,9 @@ from coordinator.agent.kv_events import Batch, Stored, decode
 from gateway.simulator.answers import text_answer
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.events import payload
-from gateway.simulator.generation import EventTag, Generation, TokenSequence
+from gateway.simulator.generation import Generation
 from gateway.simulator.prompt import PromptBuilder
+from gateway.simulator.sequence import EventTag, TokenSequence
 from gateway.simulator.settings import SimSettings
 
 
@@ -23,16 +24,22 @@ def an_engine(published: list[Batch] | None = None, **settings: Any) -> SimEngin
     return SimEngine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
 
 
-def submit(
+def generate(
     engine: SimEngine, tokens: int, name: str = "a", max_tokens: int = 2, full_report: bool = False
-) -> TokenSequence:
+) -> Generation:
     builder = PromptBuilder()
     builder.text(name * tokens * 4)
     prompt = builder.build()
     tag = EventTag("session", full_report)
     generation = Generation(engine, [prompt], [text_answer(prompt.seed, max_tokens)], tag=tag)
     generation.start()
-    return generation.sequences[0]
+    return generation
+
+
+def submit(
+    engine: SimEngine, tokens: int, name: str = "a", max_tokens: int = 2, full_report: bool = False
+) -> TokenSequence:
+    return generate(engine, tokens, name, max_tokens, full_report).sequences[0]
 
 
 def step(engine: SimEngine) -> int:
@@ -132,7 +139,7 @@ async def test_an_abort_frees_everything_at_once_even_in_the_middle_of_a_step() 
 
 async def test_closing_a_generation_wakes_whoever_waits_for_it() -> None:
     engine = an_engine()
-    generation = submit(engine, 40).generation
+    generation = generate(engine, 40)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         tasks.create_task(generation.progress())
         await asyncio.sleep(0)

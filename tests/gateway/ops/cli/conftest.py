@@ -20,7 +20,7 @@ import pytest
 
 from gateway.ops.cli import main
 from gateway.ops.local.ports import free_ports
-from gateway.ops.local.state import read_processes
+from gateway.ops.local.state_dir import read_processes
 
 COMMAND = [sys.executable, "-P", "-m", "gateway.ops.cli"]
 

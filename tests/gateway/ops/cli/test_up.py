@@ -20,11 +20,12 @@ import pytest
 from bench.cluster import SimReplica
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
-from gateway.ops.local.state import read_processes
+from gateway.ops.local.state_dir import read_processes
 from tests.gateway.ops.cli.conftest import Kvgate
 from tests.redis_server import RedisServer, running_redis
 
 MEMBERS = ["redis", "r0", "r1", "agent-r0", "agent-r1", "gw0", "gw1"]
+OF_A_LARGER_CLUSTER = ["gw2.yaml", "logs/gw2.log", "logs/r2.log", "logs/agent-r2.log"]
 
 
 def ask(url: str, content: str = "Hello") -> httpx.Response:
@@ -34,7 +35,13 @@ def ask(url: str, content: str = "Hello") -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def cluster(shared_kvgate: Kvgate) -> dict[str, Any]:
-    """A detached cluster of 2 gateways and 2 replicas, left as it is by the tests that use it."""
+    """A detached cluster of 2 gateways and 2 replicas, left as it is by the tests that use it.
+
+    It starts in the state directory of a larger cluster that has stopped, beside a file of the user's.
+    """
+    (shared_kvgate.state_dir / "logs").mkdir(parents=True)
+    for name in (*OF_A_LARGER_CLUSTER, "gw.yaml"):
+        (shared_kvgate.state_dir / name).touch()
     result = shared_kvgate.up("--detach")
     assert result.returncode == 0, result.stderr
     return shared_kvgate.cluster()
@@ -80,6 +87,11 @@ def test_files_that_may_hold_a_password_are_their_owners_alone(shared_kvgate: Kv
 def test_every_process_has_a_log_of_its_own(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
     logs = {path.name for path in (shared_kvgate.state_dir / "logs").iterdir()}
     assert logs == {f"{name}.log" for name in MEMBERS}
+
+
+def test_only_what_a_larger_cluster_left_is_removed(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    assert [name for name in OF_A_LARGER_CLUSTER if (shared_kvgate.state_dir / name).exists()] == []
+    assert sorted(path.name for path in shared_kvgate.state_dir.glob("*.yaml")) == ["gw.yaml", "gw0.yaml", "gw1.yaml"]
 
 
 def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:

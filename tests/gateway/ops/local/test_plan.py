@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.plan import Fronted, Plan, agent_secrets, base_config, gateway_config, parse_fronted
+from gateway.ops.local.plan import FrontedReplica, Plan, agent_secrets, base_config, gateway_config, parse_fronted
 from gateway.settings.gateway_settings import build_settings
 
-REPLICAS = [Fronted("r0", "http://127.0.0.1:8000")]
+REPLICAS = [FrontedReplica("r0", "http://127.0.0.1:8000")]
 
 
 def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ignore[no-untyped-def]
@@ -20,18 +20,18 @@ def settings_of(plan: Plan, base: dict[str, object] | None = None):  # type: ign
 
 
 def test_a_replica_is_an_id_and_a_url() -> None:
-    assert parse_fronted("url=http://h:1,id=r0") == Fronted("r0", "http://h:1")
+    assert parse_fronted("url=http://h:1,id=r0") == FrontedReplica("r0", "http://h:1")
 
 
 def test_a_replica_may_say_where_its_events_are() -> None:
     text = "id=r0,url=http://h:1/,events=tcp://h:5557,replay=tcp://h:5558"
-    assert parse_fronted(text) == Fronted("r0", "http://h:1", "tcp://h:5557", "tcp://h:5558")
+    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", "tcp://h:5557", "tcp://h:5558")
     assert parse_fronted("id=r0,url=http://h:1,events=tcp://h:5557").replay == ""
 
 
 def test_a_fronted_server_may_have_an_lmcache_server_beside_it() -> None:
     text = "id=r0,url=http://h:1,lmcache=http://h:8080/"
-    assert parse_fronted(text) == Fronted("r0", "http://h:1", lmcache="http://h:8080")
+    assert parse_fronted(text) == FrontedReplica("r0", "http://h:1", lmcache="http://h:8080")
 
 
 @pytest.mark.parametrize(

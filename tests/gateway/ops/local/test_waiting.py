@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ops.local.plan import Fronted
+from gateway.ops.local.plan import FrontedReplica
 from gateway.ops.local.waiting import WaitReport, why_not_ready
 
 SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answer on http://127.0.0.1:8080"}
@@ -41,7 +41,7 @@ def test_a_reason_that_several_have_is_given_once() -> None:
 
 
 def test_servers_that_should_have_been_there_are_named_with_how_to_look() -> None:
-    fronted = [Fronted("r0", "http://h:1"), Fronted("r1", "http://h:2")]
+    fronted = [FrontedReplica("r0", "http://h:1"), FrontedReplica("r1", "http://h:2")]
     text, is_their_fault = why_not_ready({"gw0": "replica r1: refused"}, fronted)
     assert text == "gw0: replica r1: refused; start your servers first, and check: curl http://h:2/health"
     assert is_their_fault

@@ -1,19 +1,20 @@
-"""What the local cluster leaves in its state directory while it runs.
+"""The files of a local cluster in its state directory.
 
-    cluster.json    where everything is, for programs: written once all of it can serve, removed when it stops
+    cluster.json    the addresses of all members, for programs: written when all can serve, removed when they stop
     processes.json  every process with its start time and log, for `kvgate down` and `status`
     <id>.yaml       each gateway's configuration
     logs/<id>.log   each process' output
     redis/          the embedded Redis' working directory
-    lock            held while any of the processes lives
+    lock            held while any of the processes runs
 
-URLs and configurations may hold a password, so the files are readable by their owner alone.
+URLs and configurations may hold a password, so only the owner may read the files.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from gateway.ops.local.processes import Process
 
 @dataclass(frozen=True)
 class ClusterProcess:
-    """A gateway or replica; `pid` is the process that serves, or None for a server that was there before."""
+    """A gateway or replica. `pid` is None for a server that this cluster did not start."""
 
     id: str
     url: str
@@ -33,7 +34,7 @@ class ClusterProcess:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What cluster.json holds. `url` is the address that all gateways share."""
+    """The content of cluster.json. `url` is the address that all gateways share."""
 
     url: str
     redis_url: str
@@ -43,7 +44,7 @@ class Cluster:
 
 
 def agent_id(replica: str) -> str:
-    """The id of the process that follows `replica`."""
+    """The name of the agent process of `replica`."""
     return f"agent-{replica}"
 
 
@@ -52,7 +53,7 @@ def write_cluster(state_dir: Path, cluster: Cluster) -> None:
 
 
 def read_cluster(state_dir: Path) -> Cluster:
-    """Raises ClusterError where no cluster is up."""
+    """Raises ClusterError if no cluster is up."""
     found = _read_json(state_dir / "cluster.json")
     if found is None:
         raise ClusterError(f"no cluster is up in {state_dir}: start one with `kvgate up --state-dir {state_dir}`")
@@ -66,19 +67,27 @@ def write_processes(state_dir: Path, processes: list[Process]) -> None:
 
 
 def read_processes(state_dir: Path) -> list[Process]:
-    """The processes started last in `state_dir`, alive or not; empty where none was."""
+    """The processes of the cluster in `state_dir`, alive or not; empty if there is none."""
     rows = _read_json(state_dir / "processes.json") or []
     return [Process(**{**row, "log": Path(row["log"])}) for row in rows]
 
 
-def clear(state_dir: Path) -> None:
-    """Forget the cluster; its logs stay."""
+def forget_cluster(state_dir: Path) -> None:
+    """Say that no cluster is up. The logs and the gateways' configurations stay until the next cluster starts."""
     for name in ("cluster.json", "processes.json"):
         (state_dir / name).unlink(missing_ok=True)
 
 
+def remove_old_files(state_dir: Path) -> None:
+    """Remove what the last cluster left, which may have had more processes. Other files in the folders stay."""
+    forget_cluster(state_dir)
+    for path in (*state_dir.iterdir(), *(state_dir / "logs").iterdir()):
+        if re.fullmatch(r"gw\d+\.yaml|(gw\d+|r\d+|agent-.+|redis)\.log", path.name):
+            path.unlink()
+
+
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` in one step, so that a reader sees the old text or the new, and only its owner may read."""
+    """Replace `path` in one step: a reader sees the old text or the new one. Only the owner may read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
