@@ -105,8 +105,10 @@ def test_only_the_coordinator_speaks_to_redis(library: str) -> None:
 
 
 def test_only_upstream_speaks_to_replicas() -> None:
-    clients = {name for name in importers("aiohttp", ("gateway", "coordinator")) if "/simulator/" not in name}
-    assert clients == {"gateway/upstream/client.py"}
+    assert {name.split("/")[1] for name in importers("aiohttp", ("gateway", "coordinator"))} == {"simulator"}
+    speakers = {name for library in ("httptools", "httpx") for name in importers(library, ("gateway",))}
+    others = ("gateway/http/", "gateway/ops/", "gateway/replicas/discovery/kubernetes.py")
+    assert {name for name in speakers if not name.startswith(("gateway/upstream/", *others))} == set()
 
 
 def test_the_coordinator_knows_nothing_of_the_gateway_and_speaks_http_in_one_place() -> None:

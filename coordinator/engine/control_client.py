@@ -19,13 +19,11 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from coordinator.engine.light_json import MAX_CONTAINERS, is_light
+from coordinator.engine.light_json import parse_answer
 from coordinator.engine.sockets import SOCKET_OPTIONS
 
 MAX_ANSWER_BYTES = 2 * 2**20
 """Any parser of such an answer takes less than 50 ms."""
-_OK = 200
-_KEY_IS_WANTED = frozenset({401, 403})
 
 
 class ControlError(Exception):
@@ -177,15 +175,10 @@ async def _read(response: httpx.Response, asked: str) -> bytes:
 
 
 def _parsed(asked: str, answer: ControlAnswer) -> Any:
-    if answer.status != _OK:
-        hint = ": it wants an API key, give it as KVGATE_REPLICA_API_KEY" if answer.status in _KEY_IS_WANTED else ""
-        raise ControlError("protocol", f"{asked} answered {answer.status}{hint}")
-    if not is_light(answer.body):
-        raise ControlError("protocol", f"{asked} answered JSON of more than {MAX_CONTAINERS} objects and lists")
     try:
-        return orjson.loads(answer.body)
-    except orjson.JSONDecodeError as error:
-        raise ControlError("protocol", f"{asked} answered something else than JSON") from error
+        return parse_answer(asked, answer.status, answer.body)
+    except ValueError as error:
+        raise ControlError("protocol", str(error)) from error
 
 
 def _cause(error: BaseException) -> str:

@@ -35,11 +35,3 @@ def notice_gone_host(sock: socket.socket) -> None:
     with suppress(OSError):  # the connection is lost already
         for level, option, value in SOCKET_OPTIONS:
             sock.setsockopt(level, option, value)
-
-
-def new_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    """A TCP socket for one of getaddrinfo's addresses."""
-    family, kind, protocol, _, _ = address
-    sock = socket.socket(family, kind, protocol)
-    notice_gone_host(sock)
-    return sock

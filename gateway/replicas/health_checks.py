@@ -136,9 +136,9 @@ class HealthChecks:
         was_alive, member.checked_s = member.alive, time.monotonic()
         try:
             is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
-            status, _ = await self._upstream.fetch(member.url + "/health", self._health.timeout_s, with_key=is_ours)
-            if status >= 500:
-                raise UpstreamError("unhealthy", f"/health answered {status}")
+            health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
+            if health.status >= 500:
+                raise UpstreamError("unhealthy", f"/health answered {health.status}")
             if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_ROUNDS == 0):
                 await self._discover(member)
         except UpstreamError as error:
@@ -165,7 +165,7 @@ class HealthChecks:
 
     async def _discover(self, member: Member) -> None:
         timeout_s = self._health.timeout_s
-        cards = parse_models(await self._upstream.fetch_json(member.url + "/v1/models", timeout_s))
+        cards = parse_models(await self._upstream.get_json(member.url, "/v1/models", timeout_s))
         base = base_card(cards)
         if base is None:
             raise UpstreamError("protocol", "/v1/models lists no model")
@@ -265,5 +265,5 @@ class HealthChecks:
 
 async def engine_facts(upstream: Upstream, member: Member, timeout_s: float) -> EngineFacts:
     """Reads a replica's /metrics. Raises UpstreamError."""
-    _, metrics = await upstream.fetch(member.url + "/metrics", timeout_s)
-    return parse_metrics(metrics.decode("utf-8", "replace"), member.dp_rank)
+    metrics = await upstream.get(member.url, "/metrics", timeout_s)
+    return parse_metrics(metrics.body.decode("utf-8", "replace"), member.dp_rank)

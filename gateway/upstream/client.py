@@ -1,21 +1,16 @@
-"""Requests to replicas: those of clients, which must be cheap, and those for control, which aiohttp sends.
+"""Sends requests to replicas: those of clients, and the gateway's own (health checks, models, metrics).
 
-Each call sends a request once. The caller decides whether to try another replica, which is possible until it has read
+A client's request is sent once. The caller decides whether to try another replica, which is possible until it has read
 the first byte of an answer's body.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import aiohttp
-import orjson
-
-from coordinator.engine.light_json import MAX_CONTAINERS, is_light
-from coordinator.engine.sockets import new_socket
+from coordinator.engine.light_json import parse_answer
 from gateway.deadlines import Deadlines
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
@@ -27,13 +22,21 @@ Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20
 """Of an answer to a control request. Reading that much takes less than 50 ms, whatever its content."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_CONTROL_HEADERS = {"accept": "*/*"}
+
+
+class ControlAnswer(NamedTuple):
+    """A complete answer. `date` is its Date header; empty if it has none."""
+
+    status: int
+    body: bytes
+    date: str
 
 
 class Upstream:
     """Pooled connections to all replicas. Create it inside a running loop, and `close` it at the end."""
 
     def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
-        self._key = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
         self._kept: frozenset[str] | None = None
@@ -42,26 +45,24 @@ class Upstream:
         self._keep_alive_s = timeouts.upstream_keep_alive_s
         self._idle_s = timeouts.idle_s
         self._deadlines = Deadlines()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                keepalive_timeout=timeouts.upstream_keep_alive_s,
-                ttl_dns_cache=30,
-                socket_factory=new_socket,
-            ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # no request asks for compression
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
 
-    async def send(self, method: str, url: str, target: str, headers: Headers, body: Sequence[Buffer] = ()) -> Answer:
+    async def send(
+        self,
+        method: str,
+        url: str,
+        target: str,
+        headers: Headers,
+        body: Sequence[Buffer] = (),
+        *,
+        with_key: bool = True,
+    ) -> Answer:
         """Send one request to the replica at `url`, and wait for its answer's head. `target` (path and query) and the
         pieces of the body are sent unchanged. Raises UpstreamError."""
         origin = self._origins.get(url) or self._new_origin(url)
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
-        lines.append(self._key_line)
+        if with_key:
+            lines.append(self._key_line)
         body_bytes = sum(map(len, body))
         if body_bytes or method in _WITH_BODY:
             lines.append(f"content-length: {body_bytes}\r\n")
@@ -90,87 +91,41 @@ class Upstream:
         for url in self._origins.keys() - self._kept:
             self._origins.pop(url).retire()
 
-    async def fetch(self, url: str, timeout_s: float, with_key: bool = True) -> tuple[int, bytes]:
-        """GET for control: the status and body, within `timeout_s`. Raises UpstreamError."""
-        status, body, _ = await self.fetch_dated(url, timeout_s, with_key)
-        return status, body
+    async def get(self, url: str, path: str, timeout_s: float, with_key: bool = True) -> ControlAnswer:
+        """GET a path of the replica at `url` for control, within `timeout_s`. Raises UpstreamError.
 
-    async def fetch_dated(self, url: str, timeout_s: float, with_key: bool) -> tuple[int, bytes, str]:
-        """Like `fetch`, with the answer's Date header; empty if it has none."""
-        headers = {"accept": "*/*", **(self._key if with_key else {})}
+        It is sent again if the connection ends before the answer is complete: a replica may close an idle connection
+        while a request is on its way.
+        """
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.get(url, allow_redirects=False, headers=headers) as response,
-            ):
-                return response.status, await _read(response), response.headers.get("date", "")
-        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
-            raise _translated(error) from error
+            async with asyncio.timeout(timeout_s):
+                try:
+                    return await self._get(url, path, with_key)
+                except UpstreamError as error:
+                    if error.reason != "reset":
+                        raise
+                    return await self._get(url, path, with_key)
+        except TimeoutError:
+            raise UpstreamError("timeout", f"{url}{path} did not answer within {timeout_s:g} s") from None
 
-    async def fetch_json(self, url: str, timeout_s: float) -> Any:
+    async def _get(self, url: str, path: str, with_key: bool) -> ControlAnswer:
+        answer = await self.send("GET", url, path, _CONTROL_HEADERS, with_key=with_key)
+        try:
+            if not await answer.gathered(MAX_CONTROL_BYTES, lambda _size_bytes: True):
+                raise UpstreamError("protocol", f"GET {url}{path} answered more than {MAX_CONTROL_BYTES} bytes")
+            date = next((value.decode("latin-1") for name, value in answer.headers if name == b"date"), "")
+            return ControlAnswer(answer.status, answer.take(), date)
+        finally:
+            answer.close()
+
+    async def get_json(self, url: str, path: str, timeout_s: float) -> Any:
         """GET a JSON document. Raises UpstreamError for anything but a 200 with JSON."""
-        status, body = await self.fetch(url, timeout_s)
-        return _parsed(f"GET {url}", status, body)
-
-    async def post_json(self, url: str, document: Any, timeout_s: float) -> Any:
-        """POST a JSON document for control. Raises UpstreamError for anything but a 200 with JSON."""
-        headers = {"content-type": "application/json", **self._key}
+        answer = await self.get(url, path, timeout_s)
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.post(
-                    url, data=orjson.dumps(document), allow_redirects=False, headers=headers
-                ) as response,
-            ):
-                return _parsed(f"POST {url}", response.status, await _read(response))
-        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
-            raise _translated(error) from error
+            return parse_answer(f"GET {url}{path}", answer.status, answer.body)
+        except ValueError as error:
+            raise UpstreamError("protocol", str(error)) from error
 
     async def close(self) -> None:
         for origin in self._origins.values():
             origin.close()
-        await self._session.close()
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > MAX_CONTROL_BYTES:
-            response.close()
-            asked = f"{response.method} {response.url}"
-            raise UpstreamError("protocol", f"{asked} answered more than {MAX_CONTROL_BYTES} bytes")
-    return bytes(body)
-
-
-def _parsed(asked: str, status: int, body: bytes) -> Any:
-    if status != 200:
-        raise UpstreamError("protocol", f"{asked} answered {status}{_hint(status)}")
-    if not is_light(body):
-        raise UpstreamError("protocol", f"{asked} answered JSON of more than {MAX_CONTAINERS} objects and lists")
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise UpstreamError("protocol", f"{asked} answered something else than JSON") from error
-
-
-def _hint(status: int) -> str:
-    return ": it wants an API key, give it as KVGATE_REPLICA_API_KEY" if status in (401, 403) else ""
-
-
-def _translated(error: Exception) -> UpstreamError:
-    detail = str(error) or type(error).__name__
-    match error:
-        case aiohttp.ClientConnectorError() if not isinstance(error, aiohttp.ClientSSLError):
-            # aiohttp's message mentions TLS without reason, and names the failed call instead of its error.
-            cause, number = error.os_error, error.os_error.errno or 0
-            why = os.strerror(number) if number > 0 else cause.strerror or str(cause)
-            return UpstreamError("refused", f"cannot connect to {error.host}:{error.port} ({why.lower()})")
-        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-            return UpstreamError("refused", detail)
-        case TimeoutError():
-            return UpstreamError("timeout", detail)
-        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | aiohttp.ClientPayloadError() | OSError():
-            return UpstreamError("reset", detail)
-        case _:
-            return UpstreamError("protocol", detail)

@@ -7,9 +7,11 @@ being closed. The connection used last is used next, so that connections beyond 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections import deque
+from functools import cache
 from urllib.parse import urlsplit
 
 from gateway.upstream.connection import Connection
@@ -21,7 +23,7 @@ class Origin:
 
     def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
         parts = urlsplit(url)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = _tls() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
@@ -52,7 +54,8 @@ class Origin:
         except TimeoutError:
             raise UpstreamError("refused", f"no connection within {self._connect_s:g} s") from None
         except OSError as error:
-            raise UpstreamError("refused", str(error)) from error
+            why = f"cannot connect to {self._host}:{self._port} ({_cause(error)})"
+            raise UpstreamError("refused", why) from error
         self._open.add(connection)
         return connection
 
@@ -72,3 +75,15 @@ class Origin:
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all replicas: to load the system's certificates takes milliseconds."""
+    return ssl.create_default_context()
+
+
+def _cause(error: OSError) -> str:
+    """The system's own words. Those of asyncio name the failed call, and other addresses of the host."""
+    number = 0 if isinstance(error, ssl.SSLError) else error.errno or 0
+    return (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()

@@ -35,7 +35,7 @@ async def ask_replica(
     """Ask a replica everything at once: one that hangs costs one timeout. Only configured replicas get the key."""
     paths = ("/health", "/version", "/v1/models", "/metrics", "/kv_event_sources")
     health, version, models, metrics, sources = await asyncio.gather(
-        *(_get(upstream, replica.url + path, with_key, timeout_s) for path in paths)
+        *(_get(upstream, replica.url, path, with_key, timeout_s) for path in paths)
     )
     if isinstance(health, Unknown):
         return replace(replica, problem=health.why, answers=False)
@@ -71,10 +71,10 @@ class _Page:
         self.clock_ahead_s = clock_ahead_s
 
 
-async def _get(upstream: Upstream, url: str, with_key: bool, timeout_s: float) -> _Page | Unknown:
+async def _get(upstream: Upstream, url: str, path: str, with_key: bool, timeout_s: float) -> _Page | Unknown:
     asked_s = time.time()
     try:
-        status, body, date = await upstream.fetch_dated(url, timeout_s, with_key)
+        status, body, date = await upstream.get(url, path, timeout_s, with_key)
     except UpstreamError as error:
         return Unknown(f"no answer within {timeout_s:g} s" if error.reason == "timeout" else str(error))
     return _Page(status, body, _ahead_s(date, asked_s, time.time()))

@@ -20,7 +20,7 @@ from tests.gateway.upstream.conftest import RawReplica
 )
 async def test_a_question_that_reaches_nobody_says_why_in_plain_words(upstream: Upstream, url: str, why: str) -> None:
     with pytest.raises(UpstreamError) as failure:
-        await upstream.fetch(url, 5)
+        await upstream.get(url, "/health", 5)
     assert failure.value.reason == "refused"
     assert failure.value.detail.startswith(why)
     assert "ssl" not in failure.value.detail
@@ -41,7 +41,7 @@ async def test_an_answer_without_an_end_is_given_up(raw: RawReplica, upstream: U
 
     raw.serve = endless
     with pytest.raises(UpstreamError, match=r"GET http.*/metrics answered more than 2097152 bytes") as failure:
-        await upstream.fetch(raw.url + "/metrics", 60)
+        await upstream.get(raw.url, "/metrics", 60)
     assert failure.value.reason == "protocol"
     await asyncio.wait_for(gone.wait(), 30)
 
@@ -49,14 +49,40 @@ async def test_an_answer_without_an_end_is_given_up(raw: RawReplica, upstream: U
 async def test_compressed_answers_are_not_blown_up(raw: RawReplica, upstream: Upstream) -> None:
     bomb = gzip.compress(b"{}" * 2**20)
     raw.reply = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb) + bomb
-    assert await upstream.fetch(raw.url, 60) == (200, bomb)
+    assert await upstream.get(raw.url, "/metrics", 60) == (200, bomb, "")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_json_that_would_take_long_to_parse_is_not_parsed(
-    raw: RawReplica, upstream: Upstream, method: str
-) -> None:
+async def test_json_that_would_take_long_to_parse_is_not_parsed(raw: RawReplica, upstream: Upstream) -> None:
     body = b"[" + b"{}," * 2**15 + b"1]"
     raw.reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     with pytest.raises(UpstreamError, match="answered JSON of more than 32768 objects and lists"):
-        await (upstream.fetch_json(raw.url, 60) if method == "GET" else upstream.post_json(raw.url, {}, 60))
+        await upstream.get_json(raw.url, "/v1/models", 60)
+
+
+async def test_an_idle_connection_that_the_replica_closes_meanwhile_is_no_failure(
+    raw: RawReplica, upstream: Upstream
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply)
+        await raw.head(reader)  # the next request: it is not answered
+
+    raw.serve = once
+    assert (await upstream.get(raw.url, "/health", 60)).status == 200
+    assert (await upstream.get(raw.url, "/health", 60)).status == 200
+    assert raw.connections == 2
+
+
+async def test_a_replica_that_does_not_answer_is_late(raw: RawReplica, upstream: Upstream) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    raw.serve = silent
+    with pytest.raises(UpstreamError, match=r"timeout: http.*/health did not answer within 0.1 s"):
+        await upstream.get(raw.url, "/health", 0.1)
+
+
+async def test_the_key_goes_only_to_replicas_that_may_have_it(raw: RawReplica, upstream: Upstream) -> None:
+    await upstream.get(raw.url, "/health", 60)
+    await upstream.get(raw.url, "/health", 60, with_key=False)
+    assert [b"secret" in head for head in raw.heads] == [True, False]
