@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -10,6 +12,11 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.programs import missing
+
+# Each HTTP client, and each process that imports aiohttp, reads the certificate authorities that it trusts: 30 ms for
+# the system's. Tests speak to servers of their own: one authority, whose key nobody has, is enough.
+# Requests that ignore the environment read none: verify=False.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 # No clock decides whether an example passes: a busy machine takes longer for each, and to make them up. Fixtures that
 # all examples share are meant so: clusters.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.imports import for_good
 
 if TYPE_CHECKING:
     from gateway.settings.gateway_settings import GatewaySettings
@@ -82,11 +83,12 @@ def agent(
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
           --lmcache http://127.0.0.1:5580
     """
-    from coordinator.agent.agent import Agent
-    from gateway.logs import configure
-    from gateway.ops.http_engine import HttpEngine
-    from gateway.settings.base import short_id
-    from gateway.upstream import Upstream
+    with for_good():
+        from coordinator.agent.agent import Agent
+        from gateway.logs import configure
+        from gateway.ops.http_engine import HttpEngine
+        from gateway.settings.base import short_id
+        from gateway.upstream import Upstream
 
     replica = short_id(replica)
     settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
@@ -124,9 +126,10 @@ def coordinator(
     Examples:
       kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
     """
-    from coordinator.watch.watch_session import WatchSettings
-    from gateway.logs import configure
-    from gateway.ops.coordinator_process import run
+    with for_good():
+        from coordinator.watch.watch_session import WatchSettings
+        from gateway.logs import configure
+        from gateway.ops.coordinator_process import run
 
     settings = _checked(redis_url, redis_namespace, log_format, store={"chunk_ttl_s": chunk_ttl_s})
     configure(settings.log, coordinator="coordinator")

@@ -10,6 +10,7 @@ import typer
 
 from gateway.ops.cli.config import load
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.imports import for_good
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 
 _SIM = SimSettings()
@@ -77,8 +78,9 @@ def gateway(config: ConfigFile) -> None:
       KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 \\
           kvgate gateway --config gw.yaml
     """
-    settings = load(config)
-    from gateway.server import serve
+    with for_good():
+        settings = load(config)
+        from gateway.server import serve
 
     try:
         serve(settings)
@@ -156,7 +158,8 @@ def replica_sim(
 
 
 def _serve_replica(settings: SimSettings) -> None:
-    from gateway.simulator.server import run
+    with for_good():
+        from gateway.simulator.server import run
 
     host, port = settings.host, settings.port
     try:
