@@ -18,5 +18,5 @@ class GlassReplica(SimReplica):
 
 
 if __name__ == "__main__":
-    server.Replica = GlassReplica  # type: ignore[misc]
+    server.SimReplica = GlassReplica  # type: ignore[misc]
     app(["replica-sim", *sys.argv[1:]])
