@@ -13,6 +13,7 @@ from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.leftovers import watch_this_run
 from tests.programs import missing
 
 # Each HTTP client, and each process that imports aiohttp, reads the certificate authorities that it trusts: 30 ms for
@@ -62,6 +63,10 @@ class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByCluster:
     return ByCluster(config, log)
+
+
+def pytest_configure() -> None:
+    watch_this_run()
 
 
 @pytest.hookimpl(wrapper=True)

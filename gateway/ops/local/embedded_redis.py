@@ -44,6 +44,7 @@ class RedisServer:
             "dir": directory,
             "save": "",
             "appendonly": "no",
+            "set-proc-title": "no",  # a title would hide its options and its environment
         }
         # The record of an owner is a little longer than the 64 bytes up to which Redis keeps a hash compact: 3 bytes in
         # 10 less. (The option's old name, which newer versions know, too.)
