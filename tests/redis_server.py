@@ -51,6 +51,7 @@ def server_command(binary: str, folder: Path, port: int, options: tuple[str, ...
         binary,
         *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
         *("--dir", str(folder), "--logfile", str(folder / "redis.log")),
+        *("--set-proc-title", "no"),  # a title would write over the environment, by which leftovers.py finds it
         *options,
     ]
 

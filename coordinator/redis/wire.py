@@ -20,12 +20,14 @@ from typing import Any, Self, cast
 import hiredis
 from redis.asyncio import Connection
 from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
 
 Reply = Callable[[Any], None]
+_DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
 
 
 def fail(future: asyncio.Future[Any], error: Exception) -> None:
@@ -43,7 +45,7 @@ def _connection(url: str, connect_s: float) -> AbstractConnection:
     try:
         options: dict[str, Any] = dict(parse_url(url))
         kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-        options |= {"protocol": 2, "socket_connect_timeout": connect_s}
+        options |= {"protocol": 2, "socket_connect_timeout": connect_s, "driver_info": _DRIVER}
         return kind(**options)
     except (RedisError, TypeError, ValueError) as error:
         raise StoreDown(

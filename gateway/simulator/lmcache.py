@@ -16,14 +16,17 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from coordinator.lmcache_chunks import START, ChunkNames, ImageSpan, with_images
-from gateway.simulator.chunk_redis import ChunkRedis
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.sequence import ChunkLookup, TokenSequence
 from gateway.simulator.settings import SimLmcacheSettings
 from gateway.simulator.throughput import Throughput
 from gateway.tasks import Tasks
+
+if TYPE_CHECKING:
+    from gateway.simulator.chunk_redis import ChunkRedis
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class SimLmcache:
         self._cpu: OrderedDict[str, None] = OrderedDict()
         """Names, least recently used first."""
         self._cpu_chunks = int(settings.cpu_gb * 1e9 // settings.chunk_kv_bytes)
-        self._redis = ChunkRedis(settings, speed) if settings.redis_url else None
+        self._redis = _redis(settings, speed) if settings.redis_url else None
         self._loads = Throughput("l0_l1_load", {"device": "cuda:0", "engine_id": "0", "model_name": model})
         self._speed = speed
         self._tasks = Tasks()
@@ -144,3 +147,10 @@ class SimLmcache:
         spans = (ImageSpan(span.identity, span.start, span.length) for span in prompt.images)
         _, hashes = self._names.advance(START, with_images(tokens, spans))
         return [name for each in hashes for name in self._names.keys(each, prompt.cache_salt or "")]
+
+
+def _redis(settings: SimLmcacheSettings, speed: float) -> ChunkRedis:
+    """Imported here because most replicas have no chunk Redis, and redis-py takes 50 ms to import."""
+    from gateway.simulator.chunk_redis import ChunkRedis
+
+    return ChunkRedis(settings, speed)

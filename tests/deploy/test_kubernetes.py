@@ -4,13 +4,13 @@ the Kubernetes API and of the Prometheus Operator, and against itself."""
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from itertools import pairwise
 
 import kubernetes_validate
 import pydantic
 import pytest
-from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
 
 from tests.deploy.manifests import (
     OVERLAYS,
@@ -29,17 +29,24 @@ from tests.deploy.manifests import (
 
 # What README.md asks for, and the newest whose schemas there are.
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
-OF_THE_OPERATOR = {"ServiceMonitor": ServiceMonitor, "PrometheusRule": PrometheusRule}
 AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
+@functools.cache
+def of_the_operator() -> dict[str, type[pydantic.BaseModel]]:
+    """Its models take seconds to import: only a process that runs these tests does."""
+    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
+
+    return {"ServiceMonitor": ServiceMonitor, "PrometheusRule": PrometheusRule}
+
+
 def problem(document: Document, version: str) -> str | None:
     """What is wrong with an object, unknown fields included."""
     try:
-        if model := OF_THE_OPERATOR.get(document["kind"]):
+        if model := of_the_operator().get(document["kind"]):
             read = model.model_validate(document)
             # The model drops what it does not know.
             lost = read.model_dump(mode="json", by_alias=True, exclude_unset=True)

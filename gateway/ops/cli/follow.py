@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.imports import long_lived_imports
 
 if TYPE_CHECKING:
     from gateway.settings.gateway_settings import GatewaySettings
@@ -84,11 +85,12 @@ def agent(
       kvgate agent --replica r0 --url http://127.0.0.1:8000 \\
           --lmcache http://127.0.0.1:5580
     """
-    from coordinator.agent.agent import Agent
-    from coordinator.agent.http_engine import HttpEngine
-    from coordinator.engine.control_client import ControlClient
-    from gateway.logs import configure
-    from gateway.settings.base import short_id
+    with long_lived_imports():
+        from coordinator.agent.agent import Agent
+        from coordinator.agent.http_engine import HttpEngine
+        from coordinator.engine.control_client import ControlClient
+        from gateway.logs import configure
+        from gateway.settings.base import short_id
 
     replica = short_id(replica)
     settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
@@ -127,9 +129,10 @@ def coordinator(
     Examples:
       kvgate coordinator --redis-url redis://redis:6379 --metrics-port 9100
     """
-    from coordinator.watch.watch_session import WatchSettings
-    from gateway.logs import configure
-    from gateway.ops.coordinator_process import run
+    with long_lived_imports():
+        from coordinator.watch.watch_session import WatchSettings
+        from gateway.logs import configure
+        from gateway.ops.coordinator_process import run
 
     settings = _checked(redis_url, redis_namespace, log_format, store={"chunk_ttl_s": chunk_ttl_s})
     configure(settings.log, coordinator="coordinator")

@@ -11,6 +11,7 @@ from typer import Option
 
 from gateway.ops.cli.config import load
 from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.imports import long_lived_imports
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
 
 _SIM = SimSettings()
@@ -47,8 +48,9 @@ def gateway(config: ConfigFile) -> None:
       KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 \\
           kvgate gateway --config gw.yaml
     """
-    settings = load(config)
-    from gateway.server import serve
+    with long_lived_imports():
+        settings = load(config)
+        from gateway.server import serve
 
     try:
         serve(settings)
@@ -136,7 +138,8 @@ def replica_sim(
 
 
 def _serve_replica(settings: SimSettings) -> None:
-    from gateway.simulator.server import run
+    with long_lived_imports():
+        from gateway.simulator.server import run
 
     host, port = settings.host, settings.port
     try:

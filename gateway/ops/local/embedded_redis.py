@@ -44,6 +44,7 @@ class RedisServer:
             "dir": directory,
             "save": "",
             "appendonly": "no",
+            "set-proc-title": "no",  # a title would hide its options from ps
         }
         # Redis keeps hashes compact while no value is longer than this, 64 bytes by default. An owner's record is a
         # little longer, and takes 30 % less memory in a compact hash. (Newer versions know this old name, too.)

@@ -30,7 +30,7 @@ OF_A_LARGER_CLUSTER = ["gw2.yaml", "logs/gw2.log", "logs/r2.log", "logs/agent-r2
 
 def ask(url: str, content: str = "Hello") -> httpx.Response:
     body = {"model": "sim", "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, verify=False, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate
         agent.signal(signal.SIGKILL)
         assert "agent-r0 exited with code -9; it is not restarted" in output_until(up, "agent-r0 exited")
         ready = f"{url}/ready"
-        assert await wait_until(lambda: httpx.get(ready, trust_env=False).json()["exact"] == [], 20)
+        assert await wait_until(lambda: httpx.get(ready, trust_env=False, verify=False).json()["exact"] == [], 20)
         assert ask(url).headers["x-kvgate-decision"].endswith("state=degraded")
         status = kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json")
         states = {member["id"]: (member["state"], member["detail"]) for member in json.loads(status.stdout)}
@@ -281,7 +281,7 @@ def test_servers_and_a_redis_that_were_there_before_are_fronted(
     assert cluster["replicas"] == [{"id": "mine", "url": other_server, "pid": None}]
     assert cluster["redis_url"] == redis.url
     assert [process.id for process in read_processes(kvgate.state_dir)] == ["gw0"]
-    assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False).json()["data"][0]["id"] == "other"
+    assert httpx.get(f"{cluster['url']}/v1/models", trust_env=False, verify=False).json()["data"][0]["id"] == "other"
     assert kvgate.run("status", "--state-dir", str(kvgate.state_dir)).returncode == 0
 
 
