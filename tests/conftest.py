@@ -16,8 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.leftovers import watch_this_run
 from tests.programs import missing
 
-# Each HTTP client loads the certificate authorities that it trusts, which takes 30 ms for those of the system. The tests
-# ask their own servers only, so one authority is enough. Its private key was thrown away.
+# Each HTTP client loads the certificate authorities that it trusts, which takes 30 ms for those of the system. The
+# tests ask their own servers only, so one authority is enough. Its private key was thrown away.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 # No clock decides whether an example passes: a busy machine takes longer for each, and to make them up. Fixtures that
@@ -70,7 +70,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collects without garbage collections: they take a quarter of the time, and find nothing among modules and tests."""
+    """Collects without garbage collections: they take a quarter of the time, and find nothing among modules and
+    tests."""
     gc.disable()
     try:
         return (yield)
