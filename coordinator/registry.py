@@ -42,9 +42,16 @@ class ReplicaRecord:
         numbers = f"{self.capacity_tokens} {self.since_ms} {self.floor}"
         return f"{self.incarnation} {self.state} {numbers} {self.url}"
 
-    def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
-        """ARGV of register; since when it stands is Redis' to say."""
-        return (self.replica, self.incarnation, self.state, self.capacity_tokens, self.url, int(only_if_absent))
+    def register_arguments(self, only_if_absent: bool) -> dict[str, Any]:
+        """Of the script; Redis says since when the record stands."""
+        return {
+            "replica": self.replica,
+            "incarnation": self.incarnation,
+            "state": self.state,
+            "capacity_tokens": self.capacity_tokens,
+            "url": self.url,
+            "only_if_absent": only_if_absent,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class Link:
         known = await self.record() if not started else None
         self.incarnation = started or (known.incarnation if known else "life-1")
         record = ReplicaRecord(self._replica, self.incarnation, "ready", capacity_tokens, 0, url)
-        await self._run("register", self.keys.of_register, record.script_args(only_if_absent=True))
+        await self._run("register", **record.register_arguments(only_if_absent=True))
 
     async def record(self) -> ReplicaRecord | None:
         """The replica as the registry has it. Raises StoreDown while that cannot be read."""
@@ -145,26 +145,19 @@ class Link:
         """One heartbeat; where another agent holds the replica, the seconds until it may be free. Raises Fenced.
 
         Who calls it again has worked in what it told."""
-        k = self.keys
         reply = await self._run(
             "attend",
-            (
-                *(k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
-                *(k.events(self._replica), k.cursors),
-            ),
-            (
-                self._replica,
-                self._agent,
-                self.incarnation,
-                0 if leaving else LEASE_MS,
-                vitals.mode,
-                int(vitals.is_relearning),
-                vitals.waiting,
-                "" if vitals.seq is None else vitals.seq,
-                orjson.dumps(vitals.counters) if vitals.counters else "",
-                len(self._taken),
-                self._taken[-1] if self._taken else "",
-            ),
+            replica=self._replica,
+            agent=self._agent,
+            incarnation=self.incarnation,
+            lease_ms=0 if leaving else LEASE_MS,
+            mode=vitals.mode,
+            relearning=int(vitals.is_relearning),
+            waiting=vitals.waiting,
+            seq="" if vitals.seq is None else vitals.seq,
+            counters=orjson.dumps(vitals.counters) if vitals.counters else "",
+            taken=len(self._taken),
+            last_taken=self._taken[-1] if self._taken else "",
         )
         if reply[0] == b"held":
             return float(reply[1]) / 1000
@@ -205,11 +198,16 @@ class Link:
 
     async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
         """Only behind the first heartbeat, which tells how far the stream has come."""
-        k, said, entries = self.keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
-            (k.agents, k.replicas, k.entries, k.events(self._replica), k.cursors),
-            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), said, entries, lines),
+            replica=self._replica,
+            agent=self._agent,
+            incarnation=self.incarnation,
+            cap=STREAM_CAP,
+            age_ms=int(age_s * 1000),
+            seq="" if seq is None else seq,
+            last_entry=self._entries or 0,
+            transitions=lines,
         )
         if number == 0:
             raise Fenced("another agent holds the replica")
@@ -235,8 +233,7 @@ class Link:
         found: list[Resident] = []
         for start in range(0, len(keys), _BATCH):
             part = keys[start : start + _BATCH]
-            own = self.keys.own_prefix
-            texts = await asyncio.gather(*(self.ask("HGET", own + key, self._replica) for key in part))
+            texts = await asyncio.gather(*(self.ask("HGET", self.keys.own(key), self._replica) for key in part))
             found += [
                 resident
                 for key, text in zip(part, texts, strict=True)
@@ -244,8 +241,9 @@ class Link:
             ]
         return found
 
-    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        return await answered(self._wire.run(load(name, self._allow_oom), keys, args), _ANSWER_S)
+    async def _run(self, name: str, **arguments: Any) -> Any:
+        script = load(name, self._allow_oom)
+        return await answered(self._wire.run(script, script.operands(self.keys, **arguments)), _ANSWER_S)
 
     async def ask(self, *command: Any) -> Any:
         """A plain command."""

@@ -173,9 +173,8 @@ class Applier:
         self._cursors = cursors
 
     def _run_lead(self, wire: Wire, *, leaving: bool) -> asyncio.Future[Any]:
-        k = self._keys
-        keys = (k.leases, k.agents, k.cursors, k.asks)
-        return wire.run(load("lead", self._allow_oom), keys, (self._who, LEASE_MS, int(leaving)))
+        script = load("lead", self._allow_oom)
+        return wire.run(script, script.operands(self._keys, applier=self._who, lease_ms=LEASE_MS, leaving=leaving))
 
     async def _give_back(self, wire: Wire) -> None:
         if not self._cursors:
@@ -208,7 +207,7 @@ class Applier:
         """Apply entries in order, in one write: each expects the cursor that the one before it leaves."""
         cursor, replies = self._cursors[replica], []
         for entry in entries:
-            replies.append(wire.run(load("apply", self._allow_oom), *self._call(replica, cursor, entry)))
+            replies.append(self._run_apply(wire, replica, cursor, entry))
             cursor = entry.cursor
         for entry, reply in zip(entries, replies, strict=True):
             status, *rest = await answered(reply, _ANSWER_S)
@@ -222,12 +221,21 @@ class Applier:
                 del self._cursors[replica]
                 return
 
-    def _call(self, replica: str, cursor: str, entry: _Entry) -> tuple[list[str], list[str]]:
-        k = self._keys
-        named = [k.own_prefix + line.split(" ", 2)[1] for line in entry.transitions if line[0] in "+-"]
-        keys = [k.leases, k.cursors, k.replicas, k.owned_tokens, k.held(replica), k.asks, *named]
-        args = [self._who, replica, cursor, entry.id, entry.number, entry.incarnation, entry.at_ms]
-        return keys, [*args, *entry.transitions]
+    def _run_apply(self, wire: Wire, replica: str, cursor: str, entry: _Entry) -> asyncio.Future[Any]:
+        script = load("apply", self._allow_oom)
+        operands = script.operands(
+            self._keys,
+            applier=self._who,
+            replica=replica,
+            known_cursor=cursor,
+            stream_id=entry.id,
+            number=entry.number,
+            incarnation=entry.incarnation,
+            happened_ms=entry.at_ms,
+            keys=[line.split(" ", 2)[1] for line in entry.transitions if line[0] in "+-"],
+            transitions=entry.transitions,
+        )
+        return wire.run(script, operands)
 
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:

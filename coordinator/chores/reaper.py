@@ -65,8 +65,7 @@ class Reaper:
         all that was given back. Raises StoreError."""
         k = self._pool.keys
         for gateway in fleet.expired_gateways:
-            keys = (*k.of_load(gateway), k.reaped)
-            while await self._pool.run("reap", keys, (gateway, _GIVEN_BACK_AT_ONCE)):
+            while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
                 pass
         if fleet.worker == self._pool.gateway:
             waiting = await self._pool.read("HKEYS", k.reaped)

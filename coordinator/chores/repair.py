@@ -63,8 +63,8 @@ class Repair:
         looks_through = fleet is not None and fleet.now_ms >= self._looked_through_ms + LOOK_THROUGH_EVERY_MS
         if fleet is not None and looks_through:
             self._looked_through_ms = fleet.now_ms
-        args = [int(looks_through), *(text for record in known for text in (record.replica, record.text))]
-        found, replicas = await self._pool.run("repair", self._pool.keys.of_repair, args)
+        records = [(record.replica, record.text) for record in known]
+        found, replicas = await self._pool.run("repair", check_flight=looks_through, known=records)
         for at in range(0, len(found), 3):
             self._tell(readable(found[at]), readable(found[at + 1]), int(found[at + 2]))
         for replica in map(readable, replicas):
@@ -91,11 +91,10 @@ class Repair:
             if not recount.sum_so_far:
                 recount.keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
             piece = recount.keys[:_PIECE]
-            own = [k.own_prefix + key for key in piece]
             so_far = recount.sum_so_far
             if so_far and recount.passes >= _STRICT_PASSES:
                 so_far = "-"
-            total = int(await self._pool.run("recount", [k.replicas, k.owned_tokens, *own], [replica, so_far]))
+            total = int(await self._pool.run("recount", replica=replica, sum_so_far=so_far, keys=piece))
             if total < 0:
                 recount.passes, recount.sum_so_far = recount.passes + 1, ""
                 if recount.passes > 2 * _STRICT_PASSES:
@@ -113,8 +112,8 @@ class Repair:
             keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
             total, stood = 0, set()
             for start in range(0, max(1, len(keys)), _PIECE):
-                own = [k.own_prefix + key for key in keys[start : start + _PIECE]]
-                told = await self._pool.run("recount", [k.replicas, k.owned_tokens, *own], [replica, "?"])
+                piece = keys[start : start + _PIECE]
+                told = await self._pool.run("recount", replica=replica, sum_so_far="?", keys=piece)
                 if not isinstance(told, list):
                     return True  # its own record is not there to be read: the next look tells
                 total += int(told[0])

@@ -134,10 +134,12 @@ async def _sweep_batch(pool: Pool, replica: str, end: int, claims_before_ms: int
     held = k.held(replica)
     found, gateways = await asyncio.gather(pool.read("ZRANGE", held, start, end - 1), pool.read("HKEYS", k.gateways))
     keys = prefix_keys(pool, replica, found)
-    owned = [k.own_prefix + key for key in keys]
-    flights = [k.flight(readable(gateway)) for gateway in gateways]
     swept = await pool.run(
-        "sweep", [k.replicas, k.owned_tokens, held, *owned, *flights], [replica, claims_before_ms, *keys]
+        "sweep",
+        replica=replica,
+        claims_before_ms=claims_before_ms,
+        keys=keys,
+        gateways=[readable(gateway) for gateway in gateways],
     )
     return start, int(swept)
 
@@ -185,15 +187,15 @@ async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
 
 async def rewind(pool: Pool, record: ReplicaRecord, now_ms: int) -> int:
     """Count uses of a replica's keys that lie in the future as of now; returns how many there were."""
-    k, total = pool.keys, 0
-    held, latest_ms = k.held(record.replica), max(now_ms, record.since_ms) + _AHEAD_MS
+    held, total = pool.keys.held(record.replica), 0
+    latest_ms = max(now_ms, record.since_ms) + _AHEAD_MS
     while True:
         found = await pool.read("ZRANGEBYSCORE", held, f"({latest_ms}", "+inf", "LIMIT", 0, _BATCH)
         if not found:
             return total
         keys = [key.decode() for key in found]
-        owned = [k.own_prefix + key for key in keys]
-        moved = int(await pool.run("rewind", [k.replicas, held, *owned], [record.replica, _AHEAD_MS, total, *keys]))
+        asked = pool.run("rewind", replica=record.replica, ahead_ms=_AHEAD_MS, moved_before=total, keys=keys)
+        moved = int(await asked)
         if moved == 0:
             return total
         total += moved
@@ -202,14 +204,14 @@ async def rewind(pool: Pool, record: ReplicaRecord, now_ms: int) -> int:
 async def forget(pool: Pool, record: ReplicaRecord) -> bool:
     """Take a dead replica out of the store, and all that it owns; False where it has begun another life since, or an
     agent holds it. Raises StoreError."""
-    keys, one = pool.keys.of_forget(record.replica), (record.replica, record.incarnation)
-    now_ms = int(await pool.run("forget", keys, (*one, 0)))
+    one = {"replica": record.replica, "incarnation": record.incarnation}
+    now_ms = int(await pool.run("forget", **one, keys_dropped=False))
     if now_ms == 0:
         return False
     if await rewind(pool, record, now_ms) or record.since_ms > now_ms:
         now_ms = max(now_ms, record.since_ms) + _AHEAD_MS
     await forget_older(pool, record.replica, now_ms)  # what a new life claims from now on stays
-    return bool(await pool.run("forget", keys, (*one, 1)))
+    return bool(await pool.run("forget", **one, keys_dropped=True))
 
 
 async def _excess_keys(pool: Pool, record: ReplicaRecord) -> int:

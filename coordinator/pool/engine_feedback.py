@@ -23,11 +23,14 @@ def tell_measured(
     if token_ids:
         said["token_ids"] = list(token_ids)
     told = orjson.dumps(said) if placement.is_exact or _had_agent(pool, placement.replica) else b""
-    k = pool.keys
     return pool.run(
         "measure",
-        (k.own_prefix + request.tip, k.measured(placement.replica)),
-        (placement.replica, request.reservation, prompt_tokens, told, _MEASURED_TTL_S),
+        replica=placement.replica,
+        reservation=request.reservation,
+        prompt_tokens=prompt_tokens,
+        tip=request.tip,
+        told=told,
+        ttl_s=_MEASURED_TTL_S,
     )
 
 
@@ -40,14 +43,15 @@ def _had_agent(pool: Pool, replica: str) -> bool:
 
 def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:
     """The engine had `cached_tokens` of the prompt, more than the map knew: believe it of the keys that end there."""
-    k = pool.keys
-    ends = [0, *request.tokens]
-    keys = [index for index, tokens in enumerate(request.tokens) if tokens <= cached_tokens]
-    spans = [item for index in keys for item in (request.keys[index], ends[index + 1] - ends[index])]
+    ends = zip(request.keys, request.tokens, (0, *request.tokens), strict=False)
+    spans = [(key, end - before) for key, end, before in ends if end <= cached_tokens]
     return pool.run(
         "credit",
-        [k.replicas, k.owned_tokens, k.held(placement.replica), *[k.own_prefix + request.keys[i] for i in keys]],
-        [placement.replica, placement.incarnation, request.reservation, *spans],
+        replica=placement.replica,
+        incarnation=placement.incarnation,
+        reservation=request.reservation,
+        keys=[key for key, _ in spans],
+        spans=spans,
     )
 
 
@@ -60,7 +64,7 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
     cursor, entries, record = await asyncio.gather(
         pool.read("HGET", k.cursors, replica),
         pool.read("HGET", k.entries, replica),
-        pool.read("HGET", k.own_prefix + key, replica),
+        pool.read("HGET", k.own(key), replica),
     )
     if not record or not cursor or cursor.split(b" ")[1:] != [entries]:
         return False

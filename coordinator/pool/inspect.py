@@ -14,7 +14,7 @@ from coordinator.registry import each
 async def read_owners(pool: Pool, keys: Sequence[str]) -> list[dict[str, Any]]:
     """For each key, shallow to deep, its owners' records. Owners of a past incarnation are told as stale;
     what cannot be read is left out."""
-    replies = await asyncio.gather(*(pool.read("HGETALL", pool.keys.own_prefix + key) for key in keys))
+    replies = await asyncio.gather(*(pool.read("HGETALL", pool.keys.own(key)) for key in keys))
     return [
         {"key": key, "owners": list(each(flat, partial(_owner, pool)).values())}
         for key, flat in zip(keys, replies, strict=True)

@@ -26,4 +26,4 @@ def mark(pool: Pool, replica: str, incarnation: str, before: str, after: str) ->
     record = pool.records.get(replica)
     if record is not None and (record.incarnation, record.state) == (incarnation, before):
         pool.records[replica] = replace(record, state=after)
-    pool.run("mark", (pool.keys.replicas,), (replica, incarnation, before, after))
+    pool.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)

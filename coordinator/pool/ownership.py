@@ -15,7 +15,6 @@ from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
-from coordinator.redis.wire import Reply
 from coordinator.registry import readable
 from coordinator.scripts import PlaceRequest
 
@@ -31,14 +30,14 @@ def failed(future: asyncio.Future[Any]) -> bool:
 
 
 class Ownership:
-    """Holds, withdraws and drops keys. `run(script, keys, args)`, `tell(script, keys, args, on_reply)` and
+    """Holds, withdraws and drops keys. `run(script, **arguments)`, `tell(script, on_reply, **arguments)` and
     `read(*command)` are the pool's."""
 
     def __init__(
         self,
         keys: PoolKeys,
-        run: Callable[[str, Sequence[str], Sequence[Any]], asyncio.Future[Any]],
-        tell: Callable[[str, Sequence[str], Sequence[Any], Reply], None],
+        run: Callable[..., asyncio.Future[Any]],
+        tell: Callable[..., None],
         read: Callable[..., asyncio.Future[Any]],
     ) -> None:
         self._keys = keys
@@ -73,7 +72,7 @@ class Ownership:
             self.hold(replica, keys)
         for request in lost:
             if request.keys:
-                owners = self._read("HGETALL", self._keys.own_prefix + request.tip)
+                owners = self._read("HGETALL", self._keys.own(request.tip))
                 owners.add_done_callback(partial(self._withdraw_lost, request))
 
     def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
@@ -104,8 +103,7 @@ class Ownership:
             everything = list(of_replica)
             for start in range(0, len(everything), _HELD_AT_ONCE):
                 keys = everything[start : start + _HELD_AT_ONCE]
-                both = (self._keys.replicas, self._keys.held(replica))
-                self._tell("hold", both, (replica, *keys), partial(self._check_hold, replica, keys))
+                self._tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
 
     def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
         if isinstance(reply, StoreError):
@@ -120,12 +118,12 @@ class Ownership:
 
         keys = request.keys[first:]
         self._send_holds()  # in the order in which they were said
-        self._tell("withdraw", self._owner_keys(replica, keys), (replica, request.reservation, *keys), check)
+        self._tell("withdraw", check, replica=replica, reservation=request.reservation, keys=keys)
 
     def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Withdraw the claims that a reservation made; the future counts them."""
         self._send_holds()
-        return self._run("withdraw", self._owner_keys(replica, keys), (replica, reservation, *keys))
+        return self._run("withdraw", replica=replica, reservation=reservation, keys=keys)
 
     def await_events(self, replica: str, request: PlaceRequest, first: int) -> None:
         """The claims that the request made lapse soon, unless its engine's events confirm them (see `lapse`)."""
@@ -141,7 +139,7 @@ class Ownership:
             _, replica, request, first = self._unconfirmed.popleft()
             if not is_exact(replica):
                 continue
-            tip = self._read("HGET", self._keys.own_prefix + request.tip, replica)
+            tip = self._read("HGET", self._keys.own(request.tip), replica)
             tip.add_done_callback(partial(self._lapse_unless_confirmed, replica, request, first))
 
     def _lapse_unless_confirmed(
@@ -158,8 +156,4 @@ class Ownership:
     def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""
         self._send_holds()
-        return self._run("drop", self._owner_keys(replica, keys), (replica, before_ms, *keys))
-
-    def _owner_keys(self, replica: str, keys: Sequence[str]) -> list[str]:
-        k, own = self._keys, self._keys.own_prefix
-        return [k.replicas, k.owned_tokens, k.held(replica), *[own + key for key in keys]]
+        return self._run("drop", replica=replica, before_ms=before_ms, keys=keys)

@@ -27,9 +27,13 @@ LEASE_MS = 3000
 MAX_GAP_MS = 1000
 
 
+def _not_connected() -> StoreDown:
+    return StoreDown("the store is not connected")
+
+
 def _down() -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    fail(future, StoreDown("the store is not connected"))
+    fail(future, _not_connected())
     return future
 
 
@@ -53,7 +57,7 @@ class Pool:
         self._ownership = Ownership(self.keys, self.run, self.tell, self.read)
         self.prefills = Prefills(self.keys, self._live, self.read, self.first_token)
         self._records: dict[str, ReplicaRecord] = {}
-        self._settled: list[str] = []
+        self._settled: list[tuple[str, str]] = []
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}, epoch {self._epoch}, {len(self._live)} live, {len(self._placing)} placing>"
@@ -90,35 +94,37 @@ class Pool:
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
         for record in self._records.values():
-            self._state("register", self.keys.of_register, record.script_args(only_if_absent=True))
+            self._state("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
-        states: list[Any] = [self.gateway, self._epoch, LEASE_MS, len(self._placing), *self._placing]
-        for one in self._live.values():
-            states += one.script_args()
-        self._state("reassert", self.keys.of_load(self.gateway), states)
+        live = [(one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip) for one in self._live.values()]
+        self._state(
+            "reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=self._placing, live=live
+        )
 
-    def _state(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> None:
+    def _state(self, name: str, **arguments: Any) -> None:
         """Sent with its text: after a NOSCRIPT it would run again, behind calls that it must come before."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
         if self._wire is not None:
-            self._wire.send("EVAL", self._script(name).text, len(keys), *keys, *args)
+            self._wire.send("EVAL", script.text, *operands)
 
     def _script(self, name: str) -> Script:
         return load(name, self._allow_oom)
 
-    def run(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], budget_s: float | None = None
-    ) -> asyncio.Future[Any]:
-        """Run one of the scripts."""
-        return _down() if self._wire is None else self._wire.run(self._script(name), keys, args, budget_s)
+    def run(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
+        """Run one of the scripts, with the arguments that its header names."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
+        return _down() if self._wire is None else self._wire.run(script, operands)
 
-    def tell(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None, urgent: bool = False
-    ) -> None:
+    def tell(self, name: str, on_reply: Reply | None = None, is_urgent: bool = False, /, **arguments: Any) -> None:
         """Run one of the scripts behind everything that was sent before: see Wire.tell."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
         if self._wire is not None:
-            self._wire.tell(self._script(name), keys, args, on_reply, urgent)
+            self._wire.tell(script, operands, on_reply, is_urgent)
         elif on_reply is not None:
-            on_reply(StoreDown("the store is not connected"))
+            on_reply(_not_connected())
 
     # -- placing ---------------------------------------------------------------------------------------------
 
@@ -130,7 +136,7 @@ class Pool:
         """
         for last_try in (False, True):
             if self._wire is None:
-                raise StoreDown("the store is not connected")
+                raise _not_connected()
             epoch = self._epoch
             self._placing.add(request.reservation)
             try:
@@ -152,13 +158,9 @@ class Pool:
 
     async def _ask(self, wire: Wire, request: PlaceRequest) -> Placement | str:
         """The reply to one place; one that the caller does not live to see is undone when it comes."""
-        reply = wire.run(
-            self._script("place"),
-            request.script_keys(self.keys, self.gateway),
-            request.script_args(self.gateway, self._epoch, "place"),
-            self._budget_s,
-            partial(self._undo, request),
-        )
+        script = self._script("place")
+        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=False)
+        reply = wire.run(script, operands, self._budget_s, partial(self._undo, request))
         self._ownership.expect(request)
         try:
             placement = parse_placement(await reply)
@@ -174,9 +176,11 @@ class Pool:
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        keys = request.script_keys(self.keys, self.gateway)
-        args = request.script_args(self.gateway, self._epoch, "explain")
-        reply = await self.run("place", keys, args, self._budget_s * 5)
+        if self._wire is None:
+            raise _not_connected()
+        script = self._script("place")
+        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=True)
+        reply = await self._wire.run(script, operands, self._budget_s * 5)
         return bytes(reply[1]) if reply[0] == b"ok" else None
 
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
@@ -202,8 +206,16 @@ class Pool:
         """Count a request that was placed without the store: now, or with the next reassertion."""
         self._live[reservation.id] = reservation
         self._epoch += 1
-        args = (self.gateway, self._epoch, *reservation.script_args())
-        self._state("adopt", self.keys.of_load(self.gateway), args)
+        self._state(
+            "adopt",
+            gateway=self.gateway,
+            epoch=self._epoch,
+            reservation=reservation.id,
+            replica=reservation.replica,
+            incarnation=reservation.incarnation,
+            backlog_tokens=reservation.backlog_tokens,
+            tip=reservation.tip,
+        )
 
     def first_token(self, reservation: str) -> None:
         """The prefill is over: give its backlog back."""
@@ -222,12 +234,12 @@ class Pool:
             return
         if not self._settled:
             asyncio.get_running_loop().call_soon(self._send_settled)
-        self._settled += (what, reservation)
+        self._settled.append((what, reservation))
 
     def _send_settled(self) -> None:
         if self._settled:
-            batch, self._settled, k = self._settled, [], self.keys
-            self.tell("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch, urgent=True)
+            batch, self._settled = self._settled, []
+            self.tell("settle", None, True, gateway=self.gateway, settled=batch)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
@@ -249,23 +261,36 @@ class Pool:
 
     def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
         """To a replica's shared breaker: a `failure`, with the successes not told of yet; or a probe's `success`."""
-        k = self.keys
-        self.tell("report", (k.replicas, k.breakers), (replica, incarnation, outcome, *knobs.args(), successes))
+        self.tell(
+            "report",
+            replica=replica,
+            incarnation=incarnation,
+            outcome=outcome,
+            min_failures=knobs.failures,
+            error_rate=knobs.error_rate,
+            window_ms=knobs.window_ms,
+            open_ms=knobs.open_ms,
+            successes=successes,
+        )
 
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self._records[record.replica] = record
-        return self.run("register", self.keys.of_register, record.script_args(only_if_absent))
+        return self.run("register", **record.register_arguments(only_if_absent))
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the fleet; reassert where the store forgot us."""
-        k, epoch = self.keys, self._epoch
+        epoch = self._epoch
         reply = await self.run(
             "beat",
-            (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
-            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
+            gateway=self.gateway,
+            epoch=epoch,
+            lease_ms=LEASE_MS,
+            max_gap_ms=MAX_GAP_MS,
+            leaving=leaving,
+            does_chores=self.does_chores,
         )
         fleet = parse_pool_state(reply, self.fleet)
         if not fleet.known and epoch == self._epoch and not leaving:

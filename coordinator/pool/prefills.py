@@ -106,7 +106,7 @@ class Prefills:
                 unpredicted.append(one)
         self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
         for one in in_turn((one for one in waiting if _tells_tip(fleet, one)), _LOOKUPS):
-            record = self._read("HGET", self._keys.own_prefix + one.tip, one.replica)
+            record = self._read("HGET", self._keys.own(one.tip), one.replica)
             record.add_done_callback(partial(self._end_if_computed, one, fleet.replicas[one.replica]))
 
     def _predict(self, ones: list[Reservation], now_s: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import hiredis
@@ -26,6 +26,8 @@ from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.scripts import Script
 
 Reply = Callable[[Any], None]
+Operands = tuple[Any, ...]
+"""Of a script: numkeys, KEYS and ARGV, as `Script.operands` makes them."""
 
 
 def fail(future: asyncio.Future[Any], error: Exception) -> None:
@@ -75,7 +77,7 @@ _BEHIND_S = 0.002
 
 
 class _Call:
-    __slots__ = ("future", "on_reply", "script", "sent_at", "tail", "timer")
+    __slots__ = ("future", "on_reply", "operands", "script", "sent_at", "timer")
 
     def __init__(self, sent_at: float) -> None:
         self.sent_at = sent_at
@@ -85,7 +87,7 @@ class _Call:
         """Of others; and told what comes when the future is done already."""
         self.timer: asyncio.TimerHandle | None = None
         self.script: Script | None = None
-        self.tail: tuple[Any, ...] = ()
+        self.operands: Operands = ()
 
 
 class Wire(asyncio.Protocol):
@@ -149,8 +151,7 @@ class Wire(asyncio.Protocol):
     def run(
         self,
         script: Script,
-        keys: Sequence[str],
-        args: Sequence[Any],
+        operands: Operands,
         budget_s: float | None = None,
         on_abandoned: Reply | None = None,
     ) -> asyncio.Future[Any]:
@@ -162,15 +163,14 @@ class Wire(asyncio.Protocol):
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         call.on_reply = on_abandoned
-        self._enqueue_script(call, script, keys, args)
+        self._enqueue_script(call, script, operands)
         self._limit(call, budget_s)
         return future
 
     def tell(
         self,
         script: Script,
-        keys: Sequence[str],
-        args: Sequence[Any],
+        operands: Operands,
         on_reply: Reply | None = None,
         is_urgent: bool = False,
     ) -> None:
@@ -178,7 +178,7 @@ class Wire(asyncio.Protocol):
         is not urgent, it leaves with the next call that is, or in a moment."""
         call = _Call(self._loop.time())
         call.on_reply = on_reply
-        self._enqueue_script(call, script, keys, args)
+        self._enqueue_script(call, script, operands)
         self._schedule(is_urgent)
 
     def _schedule(self, is_urgent: bool) -> None:
@@ -189,9 +189,9 @@ class Wire(asyncio.Protocol):
         elif self._write_later is None and not self._writes_soon:
             self._write_later = self._loop.call_later(_BEHIND_S, self._write)
 
-    def _enqueue_script(self, call: _Call, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
-        call.script, call.tail = script, (len(keys), *keys, *args)
-        self._enqueue(call, ("EVALSHA", script.sha, *call.tail))
+    def _enqueue_script(self, call: _Call, script: Script, operands: Operands) -> None:
+        call.script, call.operands = script, operands
+        self._enqueue(call, ("EVALSHA", script.sha, *operands))
 
     def _enqueue(self, call: _Call, command: tuple[Any, ...]) -> None:
         if self._broken is not None:
@@ -251,11 +251,11 @@ class Wire(asyncio.Protocol):
         if isinstance(reply, StoreRefused):
             if isinstance(reply, _NoScript) and call.script is not None:
                 script, call.script = call.script, None
-                self._enqueue(call, ("EVAL", script.text, *call.tail))
+                self._enqueue(call, ("EVAL", script.text, *call.operands))
                 self._schedule(True)
                 return
             # Only of a script: plain commands also look for what others keep in Redis, wherever in a cluster that is.
-            if isinstance(reply, _NotHere) and call.tail:
+            if isinstance(reply, _NotHere) and call.operands:
                 self._pending.appendleft(call)
                 self._break(StoreDown(f"Redis does not serve this any more: {reply}"))
                 return

@@ -204,7 +204,7 @@ async def placed_whole(cluster: Cluster) -> None:
             assert placed is not None
             entry = await cluster.client.hget(KEYS.flight("gw0"), asked.reservation)
             assert entry.split(" ")[:2] == [placed.replica, "life1"]
-            assert await cluster.client.hget(KEYS.own_prefix + keys[-1], placed.replica)
+            assert await cluster.client.hget(KEYS.own(keys[-1]), placed.replica)
             cluster.pool.done(asked.reservation)
             await drained(cluster.pool)
             assert not await cluster.client.hexists(KEYS.flight("gw0"), asked.reservation)
@@ -267,17 +267,13 @@ async def test_owned_tokens_that_change_while_they_are_summed_are_right(
     pool.done("more")
     await drained(pool)
 
-    def changing(name: str, *args: Any) -> Any:
+    def changing(name: str, **arguments: Any) -> Any:
         nonlocal changes
-        reply = run(name, *args)
+        reply = run(name, **arguments)
         if name == "recount" and changes:
             changes -= 1
             lost = chain("more", *range(9))[changes]
-            pool.tell(
-                "drop",
-                [pool.keys.replicas, pool.keys.owned_tokens, KEYS.held("r1"), KEYS.own_prefix + lost],
-                ["r1", 10**15, lost],
-            )
+            pool.tell("drop", replica="r1", before_ms=10**15, keys=[lost])
         return reply
 
     monkeypatch.setattr(pool, "run", changing)

@@ -189,10 +189,9 @@ async def test_an_agent_that_comes_while_its_replica_is_forgotten_is_asked_for_a
     pool: Pool, client: redis.Redis
 ) -> None:
     await pool.register(replica("r0", state="dead"))
-    keys = pool.keys.of_forget("r0")
-    assert int(await pool.run("forget", keys, ("r0", "life1", 0))) > 0
+    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=False)) > 0
     await agent_record(client)
-    assert int(await pool.run("forget", keys, ("r0", "life1", 1))) == 0
+    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=True)) == 0
     assert await hash_of(client, KEYS.asks) == {"r0": "restate"}
 
 

@@ -250,7 +250,7 @@ async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
     pool.done("a")
     for i, key in enumerate(keys):
         used = await now_ms(client)
-        await client.hset(KEYS.own_prefix + key, "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
+        await client.hset(KEYS.own(key), "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
     await drained(pool)
     for seed in range(8):
         assert (await place(pool, "b", keys, seed=seed)).replica == "r1"

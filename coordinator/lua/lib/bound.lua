@@ -1,5 +1,6 @@
--- Two hashes take turns of ttl_ms: who writes first in a turn empties what was written two turns ago. Their field "@" is
--- the turn's number. A hash of a later turn is from before the clock went back: it is kept, and is of this turn from now on.
+-- Two hashes take turns of ttl_ms: who writes first in a turn empties what was written two turns ago. Their field "@"
+-- is the turn's number. A hash of a later turn is from before the clock went back: it is kept, and is of this turn from
+-- now on.
 
 -- include safe
 

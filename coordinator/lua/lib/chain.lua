@@ -1,4 +1,4 @@
--- Who owns how much of a chain. KEYS[FIRST_OWN..] are own:<key>, shallow to deep; a record in one is
+-- Who owns how much of a chain. KEYS behind OWN_OFFSET are own:<key>, shallow to deep; a record in one is
 --   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation id> [<tokens>]", a prediction,
 --     with the tokens behind it once an answer has told them, or
 --   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
@@ -13,12 +13,12 @@ local MAX_STEPS = 4
 
 -- The deepest index in lo..hi whose key exists, or 0.
 local function deepest_existing(lo, hi)
-  if hi < lo or redis.call('EXISTS', unpack(KEYS, FIRST_OWN + lo - 1, FIRST_OWN + hi - 1)) == 0 then
+  if hi < lo or redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 then
     return 0
   end
   while lo < hi do
     local middle = math.ceil((lo + hi) / 2)
-    if redis.call('EXISTS', unpack(KEYS, FIRST_OWN + middle - 1, FIRST_OWN + hi - 1)) > 0 then
+    if redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + middle, OWN_OFFSET + hi)) > 0 then
       lo = middle
     else
       hi = middle - 1
@@ -43,7 +43,7 @@ end
 -- The owners of key `index` whose record holds, and those whose record is of a past life (both: replica -> record).
 -- (What lies below a floor stays until the worker sweeps it: it counts in owned_tokens.)
 local function owners_of(index, lives)
-  local fields = redis.pcall('HGETALL', KEYS[FIRST_OWN + index - 1]) -- empty where it is no hash
+  local fields = redis.pcall('HGETALL', KEYS[OWN_OFFSET + index]) -- empty where it is no hash
   local owners, stale = {}, {}
   for i = 1, #fields, 2 do
     if holds(fields[i + 1], lives[fields[i]]) then
@@ -55,12 +55,12 @@ local function owners_of(index, lives)
   return owners, stale
 end
 
--- Drops owners' records of key `index`. One that cannot be read may have been counted in owned_tokens (KEYS[5]).
+-- Drops owners' records of key `index`. One that cannot be read may have been counted in owned_tokens .
 local function drop(index, records)
   for replica, record in pairs(records) do
-    redis.call('HDEL', KEYS[FIRST_OWN + index - 1], replica)
+    redis.call('HDEL', KEYS[OWN_OFFSET + index], replica)
     if not string.find(record, OWNERSHIP) then
-      mark(KEYS[5], replica, 1)
+      mark(owned_tokens_key, replica, 1)
     end
   end
 end
@@ -108,7 +108,7 @@ local function walk(count, lives, clean, start)
       break
     end
     if left == 0 then
-      left = redis.call('EXISTS', KEYS[FIRST_OWN + top - 1]) * top
+      left = redis.call('EXISTS', KEYS[OWN_OFFSET + top]) * top
     end
     top = deepest_existing(1, top - 1)
   end

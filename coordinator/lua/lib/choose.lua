@@ -1,7 +1,7 @@
--- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched, credit
--- (what the matched tokens are worth on the medium that holds them, and what can be loaded beyond them), and held_tokens,
--- the most that any of them holds.
--- Each policy returns the index chosen; ties fall to chance (the caller seeds it).
+-- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched,
+-- credit (what the matched tokens are worth on the medium that holds them, and what can be loaded beyond them), and
+-- held_tokens, the most that any of them holds. Each policy returns the index chosen; ties fall to chance (the caller
+-- seeds it).
 
 -- No replica above max(min_slack, load_factor * mean) active requests is chosen while another is below.
 local function guard_limit(fleet, knobs)
@@ -39,8 +39,8 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
--- What each cache is believed to hold. One that is nearly full counts as full: what is in it goes up and down with every
--- prompt, and the difference is no reason to spare one of them for ever.
+-- What each cache is believed to hold. One that is nearly full counts as full: what is in it goes up and down with
+-- every prompt, and the difference is no reason to spare one of them for ever.
 local function occupied_tokens(fleet)
   local occupied = {}
   for i = 1, fleet.count do

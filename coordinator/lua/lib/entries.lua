@@ -2,8 +2,8 @@
 
 -- include safe
 
--- The last entry applied of a replica's stream, "<stream id> <number>"; '' where there is none. Behind it its number, and
--- true where there is one that cannot be read.
+-- The last entry applied of a replica's stream, "<stream id> <number>"; '' where there is none. Behind it its number,
+-- and true where there is one that cannot be read.
 local function cursor_of(cursors_key, replica)
   local cursor = redis.call('HGET', cursors_key, replica) or ''
   local id_ms, id, number = string.match(cursor, '^(%d+)%-(%d+) (%d+)$')

@@ -5,7 +5,8 @@
 
 -- include safe
 
--- The current incarnation of a replica and the time since when, or nil; true behind them where its record cannot be read.
+-- The current incarnation of a replica and the time since when, or nil; true behind them where its record cannot be
+-- read.
 local function life_of(replicas_key, replica)
   local record = field_of(replicas_key, replica)
   if record then

@@ -1,6 +1,6 @@
--- Any key may hold anything: somebody wrote to it by hand, or with another tool. A key of another type reads as empty, and
--- gives way to what is written. What the sums cannot follow is marked in them, under a name that no replica has, "?": the
--- chores find it there and sum again (see repair).
+-- Any key may hold anything: somebody wrote to it by hand, or with another tool. A key of another type reads as empty,
+-- and gives way to what is written. What the sums cannot follow is marked in them, under a name that no replica has,
+-- "?": the chores find it there and sum again (see repair).
 
 local MAX_DIGITS = 15
 

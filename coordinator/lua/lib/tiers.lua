@@ -24,15 +24,15 @@ end
 -- The deepest key of the chain up to which all chunks that are known of are there, and its tokens in chunks; 0, 0
 -- where there is none.
 local function stored_prefix(count)
-  local base, names = string.match(KEYS[1], '^(.*:)[^:]+$'), {}
+  local base, names = string.match(replicas_key, '^(.*:)[^:]+$'), {}
   for i = 1, count do
-    names[i] = base .. 'chunk:' .. string.sub(KEYS[FIRST_OWN + i - 1], -32)
+    names[i] = base .. 'chunk:' .. string.sub(KEYS[OWN_OFFSET + i], -32)
   end
   local records, known, chunks = redis.call('MGET', unpack(names)), {}, {}
   for i = 1, count do
     if records[i] then
       local tokens, chunk = string.match(records[i], '^(%d+) (.+)')
-      if chunk and tonumber(tokens) <= tonumber(ARGV[FIRST_TOKENS + i - 1]) then
+      if chunk and tonumber(tokens) <= tonumber(ARGV[TOKENS_OFFSET + i]) then
         known[#known + 1], chunks[#chunks + 1] = { i, tonumber(tokens) }, chunk
       end
     end
