@@ -13,15 +13,13 @@
 --   text    keys...: in the order of own
 -- Returns the number of keys removed; 0 if the replica is not known, or its record cannot be read.
 
--- include owned
+-- include remove
 
-local incarnation, since_ms, floor =
-  string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) %S+ %d+ (%d+) (%d+) %S')
+local incarnation, floor = string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
 if incarnation == nil then
   return 0
 end
-check_hashes(owned_tokens_key)
-redis.call('ZCARD', held_key)
+
 local function is_in_flight(reservation)
   for i = FLIGHT_OFFSET + 1, #KEYS do
     if field_of(KEYS[i], reservation) then
@@ -31,28 +29,18 @@ local function is_in_flight(reservation)
   return false
 end
 
-local swept, freed_tokens = 0, 0
-for i = 1, own_count do
-  local own_key, key = KEYS[OWN_OFFSET + i], ARGV[KEYS_OFFSET + i]
-  local record = field_of(own_key, replica)
-  local gone = record == false
-  if record then
-    local of, _, used = string.match(record, OWNERSHIP)
-    local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
-    local by = (tonumber(used) or 0) < claims_before_ms and string.match(record, '^%S+ claim %S+ %S+ %S+ %S+ (%S+)')
-    local is_old = by and not is_in_flight(by)
-    if of ~= incarnation or is_old or (entry and tonumber(entry) < tonumber(floor)) then
-      gone = true
-      redis.call('HDEL', own_key, replica)
-      freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
-    end
+return remove_keys(own_count, function(record)
+  if not record then
+    return true
   end
-  if gone then
-    redis.call('ZREM', held_key, key)
-    swept = swept + 1
+  local of, _, used_ms = string.match(record, OWNERSHIP)
+  if of ~= incarnation then
+    return true
   end
-end
-if freed_tokens > 0 then
-  add(owned_tokens_key, replica, -freed_tokens)
-end
-return swept
+  local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
+  if entry then
+    return tonumber(entry) < tonumber(floor)
+  end
+  local by = tonumber(used_ms) < claims_before_ms and string.match(record, '^%S+ claim %S+ %S+ %S+ %S+ (%S+)')
+  return by and not is_in_flight(by)
+end)
