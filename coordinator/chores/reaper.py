@@ -41,33 +41,33 @@ class Reaper:
         self._pool = pool
         self._task: asyncio.Task[None] | None = None
 
-    def go_on(self, fleet: PoolState) -> None:
+    def go_on(self, state: PoolState) -> None:
         """Begin with what a beat has told of, unless that is under way."""
-        is_mine = fleet.reaped > 0 and fleet.worker == self._pool.gateway
-        if (fleet.expired_gateways or is_mine) and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run(fleet))
+        is_mine = state.reaped > 0 and state.worker == self._pool.gateway
+        if (state.expired_gateways or is_mine) and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run(state))
 
     def close(self) -> None:
         """The connection is gone: whoever beats next goes on."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, fleet: PoolState) -> None:
+    async def _run(self, state: PoolState) -> None:
         try:
-            await self.reap(fleet)
+            await self.reap(state)
         except StoreError as error:
             _log.info("reaping broke off", pool=self._pool.name, reason=str(error))
         except Exception as error:  # nobody awaits it
             _log.error("reaping failed", pool=self._pool.name, error=type(error).__name__)
 
-    async def reap(self, fleet: PoolState) -> None:
+    async def reap(self, state: PoolState) -> None:
         """Give back what the gateways that a beat named had reserved; who does the pool's chores sees to the claims of
         all that was given back. Raises StoreError."""
         k = self._pool.keys
-        for gateway in fleet.expired_gateways:
+        for gateway in state.expired_gateways:
             while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
                 pass
-        if fleet.worker == self._pool.gateway:
+        if state.worker == self._pool.gateway:
             waiting = await self._pool.read("HKEYS", k.reaped)
             for start in range(0, len(waiting), _SEEN_TO_AT_ONCE):
                 await self._see_to(waiting[start : start + _SEEN_TO_AT_ONCE])
@@ -85,7 +85,7 @@ class Reaper:
         unconfirmed: list[tuple[_Reaped, list[str]]] = []
         for one, bound in zip(lost, chains, strict=True):
             chain = bound.decode().split(" ")[5:] if bound is not None else []
-            if pool.fleet is not None and pool.fleet.is_followed(one.replica):
+            if pool.state is not None and pool.state.is_followed(one.replica):
                 unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
             elif chain:
                 pool.hold_at_once(one.replica, chain)

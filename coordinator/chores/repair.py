@@ -58,11 +58,11 @@ class Repair:
 
     async def look(self) -> None:
         """Mend what can be mended in one step, and note whose owned_tokens have to be summed."""
-        fleet = self._pool.fleet
-        known = fleet.replicas.values() if fleet is not None else ()
-        looks_through = fleet is not None and fleet.now_ms >= self._looked_through_ms + LOOK_THROUGH_EVERY_MS
-        if fleet is not None and looks_through:
-            self._looked_through_ms = fleet.now_ms
+        state = self._pool.state
+        known = state.replicas.values() if state is not None else ()
+        looks_through = state is not None and state.now_ms >= self._looked_through_ms + LOOK_THROUGH_EVERY_MS
+        if state is not None and looks_through:
+            self._looked_through_ms = state.now_ms
         records = [(record.replica, record.text) for record in known]
         found, replicas = await self._pool.run("repair", check_flight=looks_through, known=records)
         for at in range(0, len(found), 3):
@@ -71,15 +71,15 @@ class Repair:
             if replica not in self._recounts or self._recounts[replica].is_comparison:
                 self._recounts[replica] = _Recount()
 
-    async def recount(self, fleet: PoolState) -> None:
+    async def recount(self, state: PoolState) -> None:
         """Sum owned_tokens again, of the replicas of which that is due."""
         for replica, recount in list(self._recounts.items()):
-            if replica not in fleet.replicas:
+            if replica not in state.replicas:
                 del self._recounts[replica]
-            elif fleet.now_ms >= recount.due_ms:
+            elif state.now_ms >= recount.due_ms:
                 if not recount.is_comparison:
                     await self._sum(replica, recount)
-                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=fleet.now_ms + AGAIN_MS)
+                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=state.now_ms + AGAIN_MS)
                 elif await self._is_right(replica):
                     del self._recounts[replica]
                 else:

@@ -59,14 +59,14 @@ class Worker:
         noticed elsewhere, anything else is logged.
         """
         try:
-            fleet = await self._beat()
-            self._reaper.go_on(fleet)
+            state = await self._beat()
+            self._reaper.go_on(state)
             if self._pool.is_worker:
                 await self._repair.look()
                 async with asyncio.timeout(_TRIM_S):
-                    await self._repair.recount(fleet)
-                    for record in fleet.replicas.values():
-                        await self._tidy(record, fleet)
+                    await self._repair.recount(state)
+                    for record in state.replicas.values():
+                        await self._tidy(record, state)
         except (StoreError, TimeoutError):
             return
         except Exception as error:  # nobody awaits a tick
@@ -80,33 +80,33 @@ class Worker:
             await self._repair.look()
             raise
 
-    async def _tidy(self, record: ReplicaRecord, fleet: PoolState) -> None:
-        await rewind(self._pool, record, fleet.now_ms)
-        if not fleet.is_exact(record.replica) and not _awaits_agent(record.replica, fleet):
+    async def _tidy(self, record: ReplicaRecord, state: PoolState) -> None:
+        await rewind(self._pool, record, state.now_ms)
+        if not state.is_exact(record.replica) and not _awaits_agent(record.replica, state):
             self._sweeps.pop(record.replica, None)
-            await trim(self._pool, record, fleet)
+            await trim(self._pool, record, state)
             return
         await forget_older(self._pool, record.replica, record.since_ms)
-        claims_before_ms, life = 0, (record.incarnation, record.floor, _is_known(record.replica, fleet))
-        if fleet.is_exact(record.replica):
-            claims_before_ms = fleet.now_ms - (UNCONFIRMED_MS if life[-1] else UNCONFIRMED_RELEARNING_MS)
+        claims_before_ms, life = 0, (record.incarnation, record.floor, _is_known(record.replica, state))
+        if state.is_exact(record.replica):
+            claims_before_ms = state.now_ms - (UNCONFIRMED_MS if life[-1] else UNCONFIRMED_RELEARNING_MS)
         sweep = self._sweeps.get(record.replica)
-        if sweep is None or sweep.life != life or (sweep.end == 0 and not sweep.is_recent(fleet.now_ms)):
-            sweep = self._sweeps[record.replica] = _Sweep(life, fleet.now_ms, await _held(self._pool, record.replica))
+        if sweep is None or sweep.life != life or (sweep.end == 0 and not sweep.is_recent(state.now_ms)):
+            sweep = self._sweeps[record.replica] = _Sweep(life, state.now_ms, await _held(self._pool, record.replica))
         while sweep.end:  # a round that is cut off is gone on with in the next
             sweep.end, _ = await _sweep_batch(self._pool, record.replica, sweep.end, claims_before_ms)
 
 
-def _is_known(replica: str, fleet: PoolState) -> bool:
+def _is_known(replica: str, state: PoolState) -> bool:
     """Whether an agent tells all that the replica holds, so that what it has not told of is not there."""
-    return fleet.is_exact(replica) and not fleet.agents[replica].is_relearning
+    return state.is_exact(replica) and not state.agents[replica].is_relearning
 
 
-def _awaits_agent(replica: str, fleet: PoolState) -> bool:
+def _awaits_agent(replica: str, state: PoolState) -> bool:
     """Whether its agent has only just gone, or may not have come back yet since the clock jumped: the next one goes on
     from what the map says."""
-    until_ms = fleet.followed_until_ms(replica)
-    return 0 <= until_ms < fleet.now_ms <= until_ms + AGENT_RETURNS_MS + fleet.uncounted_ms(until_ms)
+    until_ms = state.followed_until_ms(replica)
+    return 0 <= until_ms < state.now_ms <= until_ms + AGENT_RETURNS_MS + state.uncounted_ms(until_ms)
 
 
 @dataclass(slots=True)
@@ -153,17 +153,17 @@ async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
     return total
 
 
-async def trim(pool: Pool, record: ReplicaRecord, fleet: PoolState) -> int:
+async def trim(pool: Pool, record: ReplicaRecord, state: PoolState) -> int:
     """Drop what the replica no longer holds; returns the number of keys dropped."""
-    unused_before_ms = fleet.now_ms - CLAIM_TTL_MS
-    stale_before_ms = max(record.since_ms, unused_before_ms - fleet.uncounted_ms(unused_before_ms))
+    unused_before_ms = state.now_ms - CLAIM_TTL_MS
+    stale_before_ms = max(record.since_ms, unused_before_ms - state.uncounted_ms(unused_before_ms))
     dropped = await forget_older(pool, record.replica, stale_before_ms)
     held = pool.keys.held(record.replica)
     while excess := await _excess_keys(pool, record):
         oldest = await pool.read("ZRANGE", held, 0, min(excess, _BATCH) - 1, "WITHSCORES")
         if not oldest:
             break
-        before_ms = int(min(float(oldest[-1]), fleet.now_ms)) + 1  # what was used last in the future was not used then
+        before_ms = int(min(float(oldest[-1]), state.now_ms)) + 1  # what was used last in the future was not used then
         count = await pool.drop(record.replica, before_ms, prefix_keys(pool, record.replica, oldest[::2]))
         if count == 0:
             break

@@ -36,9 +36,9 @@ def tell_measured(
 
 def _had_agent(pool: Pool, replica: str) -> bool:
     """Whether an agent told of the replica not long ago: it, or the next one, will want to know what was measured."""
-    fleet = pool.fleet
-    agent = fleet.agents.get(replica) if fleet is not None else None
-    return fleet is not None and agent is not None and agent.lease_until_ms > fleet.now_ms - _MEASURED_TTL_S * 1000
+    state = pool.state
+    agent = state.agents.get(replica) if state is not None else None
+    return state is not None and agent is not None and agent.lease_until_ms > state.now_ms - _MEASURED_TTL_S * 1000
 
 
 def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:
@@ -58,7 +58,7 @@ def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_token
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
     """Whether the map still has the replica's residency of `key` from that entry, with everything applied that a live
     agent has said since. Raises StoreError."""
-    if pool.fleet is None or not pool.fleet.is_exact(replica):
+    if pool.state is None or not pool.state.is_exact(replica):
         return False
     k = pool.keys
     cursor, entries, record = await asyncio.gather(

@@ -19,7 +19,7 @@ from math import inf
 from typing import Any
 
 from coordinator.keys import PoolKeys
-from coordinator.pool.ownership import failed
+from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NO_TIP, Reservation
 
@@ -87,11 +87,11 @@ class Prefills:
         if tokens_per_s is not None:
             self._tokens_per_s[replica] = tokens_per_s
 
-    def look(self, fleet: PoolState) -> None:
+    def end_finished(self, state: PoolState) -> None:
         """At a heartbeat: end what is over by prediction, predict what is new, and ask for the tips of what is left."""
         now_s = time.monotonic()
-        if len(self._tokens_per_s) > len(fleet.replicas):
-            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in fleet.replicas}
+        if len(self._tokens_per_s) > len(state.replicas):
+            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in state.replicas}
         unpredicted, waiting = [], []
         for one in self._live.values():
             if one.is_streamed or not one.backlog_tokens:
@@ -105,9 +105,9 @@ class Prefills:
                 one.prefilled_by_s = inf
                 unpredicted.append(one)
         self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
-        for one in in_turn((one for one in waiting if _tells_tip(fleet, one)), _LOOKUPS):
+        for one in in_turn((one for one in waiting if _tells_tip(state, one)), _LOOKUPS):
             record = self._read("HGET", self._keys.own(one.tip), one.replica)
-            record.add_done_callback(partial(self._end_if_computed, one, fleet.replicas[one.replica]))
+            record.add_done_callback(partial(self._end_if_computed, one, state.replicas[one.replica]))
 
     def _predict(self, ones: list[Reservation], now_s: float) -> None:
         if ones:
@@ -118,7 +118,7 @@ class Prefills:
     def _set_due(
         self, ones: list[Reservation], replicas: list[str], now_s: float, queued: asyncio.Future[list[bytes | None]]
     ) -> None:
-        if failed(queued):
+        if not has_result(queued):
             return  # they are still unpredicted at the next heartbeat
         queued_tokens = {
             replica: int(text) if text is not None and text.isdigit() else 0
@@ -131,16 +131,16 @@ class Prefills:
                 one.prefilled_by_s = now_s + predicted_s(one.backlog_tokens, others, tokens_per_s)
 
     def _end_if_computed(self, one: Reservation, life: ReplicaRecord, record: asyncio.Future[bytes | None]) -> None:
-        if not failed(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
+        if has_result(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
             self._end(one.id)
 
 
-def _tells_tip(fleet: PoolState, one: Reservation) -> bool:
+def _tells_tip(state: PoolState, one: Reservation) -> bool:
     """Whether events can tell that the request's prompt is computed."""
-    life = fleet.replicas.get(one.replica)
+    life = state.replicas.get(one.replica)
     return (
         life is not None
         and life.incarnation == one.incarnation
         and one.tip not in ("", NO_TIP)
-        and fleet.is_exact(one.replica)
+        and state.is_exact(one.replica)
     )

@@ -36,6 +36,11 @@ def fail(future: asyncio.Future[Any], error: Exception) -> None:
     future.exception()
 
 
+def has_result(future: asyncio.Future[Any]) -> bool:
+    """Whether a future holds a result: it is not pending, was not cancelled, and holds no error."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 def check_server(url: str) -> None:
     """Raises StoreDown for a server's URL that no connection can be made of: an unknown option, a wrong type."""
     _connection(url, 1.0)

@@ -108,7 +108,7 @@ class Status:
                 tally.inc(member.id, by=0)  # there from the start: an increase from nothing is none
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
-            fleet = self._store.pool(member.pool).fleet if member.pool else None
+            fleet = self._store.pool(member.pool).state if member.pool else None
             if fleet is not None and not member.identity.is_left:
                 is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
                 metrics.breaker_open.labels(member.id).set(is_open)

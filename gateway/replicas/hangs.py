@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable, Mapping
 import structlog
 
 from coordinator.errors import StoreError
-from coordinator.pool.liveness import mark, shown
+from coordinator.pool.progress import read_progress
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.health_checks import engine_facts
@@ -121,21 +121,21 @@ class Hangs:
         pool = self._store.pool(member.pool)
         if look.state == "ready" and still_s >= self._hang_s and member.answers:
             _log.warning("hangs", replica=member.id, still_s=round(still_s), hint="it has work, and shows no progress")
-            mark(pool, member.id, look.incarnation, "ready", "hung")
+            pool.change_state(member.id, look.incarnation, "ready", "hung")
             del self._looks[member.id]
         elif look.state == "hung" and (look.has_changed or still_s >= _FORGIVEN_AFTER * self._hang_s):
             _log.info("hangs no more" if look.has_changed else "may hang no more", replica=member.id)
-            mark(pool, member.id, look.incarnation, "hung", "ready")
+            pool.change_state(member.id, look.incarnation, "hung", "ready")
             del self._looks[member.id]
 
     async def _shows(self, member: Member, look: StandStill) -> Hashable:
         """All that it shows, to this gateway, to others and to its agent; None where it never told any counters: then
         it may be slow for all that is known. Raises StoreError."""
         pool = self._store.pool(member.pool)
-        told = await shown(pool, member.id)
-        agent = pool.fleet.agents.get(member.id) if pool.fleet is not None else None
-        if agent is not None and pool.fleet is not None and pool.fleet.is_followed(member.id):
-            figures = pool.fleet.engines.get(member.id, {})
+        told = await read_progress(pool, member.id)
+        agent = pool.state.agents.get(member.id) if pool.state is not None else None
+        if agent is not None and pool.state is not None and pool.state.is_followed(member.id):
+            figures = pool.state.engines.get(member.id, {})
         else:
             figures = await self._figures(member)
         work = look.work(figures, agent.seq if agent is not None else -1)

@@ -157,7 +157,7 @@ class Checks:
     async def _meet(self, member: Member) -> None:
         """Before anything is said of a pool: what others have said of it."""
         pool = self._store.pool(member.pool) if member.pool else None
-        if pool is not None and pool.fleet is None and self._store.is_up(pool.name):
+        if pool is not None and pool.state is None and self._store.is_up(pool.name):
             with suppress(StoreError):
                 await pool.beat()
 
@@ -222,8 +222,8 @@ class Checks:
         """Whether its id is another engine's."""
         pool, identity = self._store.pool(member.pool), member.identity
         was_left, now_s = identity.is_left, time.monotonic()
-        if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
-            followed, opposed = pool.fleet.is_followed(member.id), pool.fleet.worker not in ("", pool.gateway)
+        if pool.state is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
+            followed, opposed = pool.state.is_followed(member.id), pool.state.worker not in ("", pool.gateway)
             facts = IdentityFacts(member.facts.started, member.url, member.alive, known, followed, opposed)
             identity.judge(facts, now_s, self._patience_s)
         if was_left != identity.is_left:

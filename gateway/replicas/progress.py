@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from coordinator.pool.liveness import show
+from coordinator.pool.progress import write_progress
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet
 
@@ -32,5 +32,5 @@ class Progress:
                 news.setdefault(member.pool, []).append(replica)
         for pool_name, replicas in news.items():
             pool = self._store.pool(pool_name)
-            show(pool, {replica: self.pieces[replica] for replica in replicas})
+            write_progress(pool, {replica: self.pieces[replica] for replica in replicas})
         self._shared = dict(self.pieces)

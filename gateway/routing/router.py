@@ -236,7 +236,7 @@ class Router:
     def succeeded(self, ticket: Ticket) -> None:
         """The replica answered: where its breaker is open and this was the probe, it closes for everyone."""
         self._outcomes_of(ticket.replica).succeeded(time.monotonic())
-        fleet = ticket.pool.fleet
+        fleet = ticket.pool.state
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
             ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
 

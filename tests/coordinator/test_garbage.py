@@ -18,7 +18,7 @@ from coordinator.chores.repair import LOOK_THROUGH_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
-from coordinator.pool.inspect import read_owners
+from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.response_owners import find, remember

@@ -14,7 +14,6 @@ from coordinator.chores.repair import Repair, _Recount
 from coordinator.chores.worker import forget, rewind, sweep
 from coordinator.keys import PoolKeys
 from coordinator.pool.engine_feedback import credit, tell_measured
-from coordinator.pool.liveness import mark
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import PoolState, ReplicaRecord
@@ -104,7 +103,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
-    mark(pool, "r0", "life1", "ready", "hung")
+    pool.change_state("r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
     await asyncio.sleep(0)
