@@ -16,12 +16,13 @@ _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 
 def is_pool(name: str) -> bool:
-    """Whether `pool_slug` can have made it."""
+    """Whether it is a name that `pool_slug` can make."""
     return _SAFE.fullmatch(name) is not None
 
 
 def pool_slug(base_model: str) -> str:
-    """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex of the name's digest where altered."""
+    """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex digits of the name's digest if it had to be
+    changed."""
     if _SAFE.fullmatch(base_model):
         return base_model
     digest = blake2b(base_model.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
@@ -30,7 +31,7 @@ def pool_slug(base_model: str) -> str:
 
 
 def prefix(namespace: str) -> str:
-    """What all keys of a cluster begin with: its namespace is in them, where it has one."""
+    """The beginning of all keys of a cluster, with its namespace if it has one."""
     return f"{PREFIX}:{namespace}" if namespace else PREFIX
 
 
@@ -39,13 +40,13 @@ def pools_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:pools"
 
 
-@dataclass(frozen=True)  # without slots: what it spells is kept
+@dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
 
     pool: str
     namespace: str = ""
-    """Keeps clusters on one Redis apart; empty where there is only one."""
+    """Keeps clusters on one Redis apart; empty if there is only one."""
 
     @cached_property
     def _base(self) -> str:
@@ -53,7 +54,7 @@ class PoolKeys:
 
     @cached_property
     def anchor(self) -> str:
-        """Never written: it tells in which slot the others are."""
+        """Never written: it tells the slot of all keys of the pool."""
         return f"{self._base}:-"
 
     @cached_property
@@ -150,7 +151,7 @@ class PoolKeys:
 
     @cached_property
     def bound(self) -> str:
-        """`bound:0` and `bound:1` are spelled from it: see bound.py."""
+        """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
         return f"{self._base}:bound"
 
     def bound_slot(self, slot: int) -> str:

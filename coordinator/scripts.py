@@ -23,7 +23,7 @@ from coordinator.signature import Flattener, Signature, flattener, lua_locals, r
 
 SHEBANG = "#!lua flags=allow-oom\n"
 NO_TIP = "-"
-"""Stands for the tip of a request that has no chain."""
+"""The tip of a request that has no chain."""
 NAMES = (
     "place",
     "settle",
@@ -100,7 +100,7 @@ def source(name: str) -> str:
 
 @cache
 def load(name: str, allow_oom: bool) -> Script:
-    """The script as the server shall get it."""
+    """The script as it is sent to the server."""
     text = (SHEBANG if allow_oom else "") + source(name)
     sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(name, text, sha, flattener(signature(name)))
@@ -145,7 +145,7 @@ class PlaceRequest:
     seed: int
     tried: Sequence[str] = ()
     release: str = ""
-    """The reservation of the attempt that just failed; given back in the same step."""
+    """The reservation of the attempt that just failed; it is given back in the same step."""
     pinned: str = ""
     """The only replica allowed; empty for any."""
     serving: Sequence[str] = ()
@@ -155,7 +155,7 @@ class PlaceRequest:
     may_report: bool = False
     """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
     shape: bytes = b"{}"
-    """What lies behind each key, for the agents: JSON without spaces (see coordinator/README.md)."""
+    """The parts of the prompt up to each key, for the agents: JSON without spaces (see coordinator/README.md)."""
     is_streamed: bool = True
     """Whether its first token will be seen."""
 
@@ -210,7 +210,7 @@ class PlaceRequest:
 class Placement(NamedTuple):
     """Where a request goes. `why` is hit, partial_hit, rebalanced, stored, cold, pinned or last_resort.
 
-    `matched_tokens` is exact where the matched record is resident, else an estimate. `claimed_from` is the 1-based
+    `matched_tokens` is exact if the matched record is resident, else an estimate. `claimed_from` is the 1-based
     index of the first key claimed (0: none); `touch` says that the last use of the
     matched keys is due to be written; `last_use_ms` is the matched key's (Redis time, 0 without a match).
     """
@@ -234,12 +234,13 @@ class Placement(NamedTuple):
     mode: str
     """How the replica's agent learns which blocks a chain has: `session`, `token_ids`; empty without an agent."""
     report: bool
-    """Whether the engine shall report the blocks that it reuses for this request: its agent is relearning."""
+    """Whether to ask the engine to report the blocks that it reuses for this request: its agent is relearning."""
     stored_keys: int = 0
     stored_tokens: int = 0
-    """Of the prompt, from its start, what LMCache has in Redis and the replica can load: more than it holds, or 0."""
+    """The tokens at the start of the prompt that LMCache has in Redis and the replica can load; 0 if it holds as
+    many."""
     passed_over_tokens: int = 0
-    """What another candidate holds of it, and the replica neither holds nor can load."""
+    """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
 
     @property
     def is_exact(self) -> bool:
@@ -257,9 +258,9 @@ class Reservation:
     backlog_tokens: int
     tip: str
     is_streamed: bool = True
-    """Whether its first token will be seen; where not, its backlog ends as prefills.py says."""
+    """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None
-    """On the monotonic clock, as predicted; infinite while unknown, None before the first look."""
+    """Predicted, on the monotonic clock; infinite while unknown, None before the first heartbeat."""
 
 
 def parse_placement(reply: Any) -> Placement | str:

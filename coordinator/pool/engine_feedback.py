@@ -1,4 +1,4 @@
-"""What engines tell of single requests, as the gateways pass it on: to the map, and to the agents."""
+"""What an engine's answer to one request teaches, passed on to the map and to the agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEASURED_TTL_S = 60
 def tell_measured(
     pool: Pool, request: PlaceRequest, placement: Placement, prompt_tokens: int, token_ids: Sequence[int] = ()
 ) -> asyncio.Future[Any]:
-    """Tell the map and the replica's agent how long a prompt was, and its tokens where the engine names no sessions."""
+    """Tell the map and the replica's agent how long a prompt was, with its tokens if the engine names no sessions."""
     said: dict[str, Any] = {"tip": request.tip, "prompt_tokens": prompt_tokens}
     if token_ids:
         said["token_ids"] = list(token_ids)
@@ -35,14 +35,14 @@ def tell_measured(
 
 
 def _had_agent(pool: Pool, replica: str) -> bool:
-    """Whether an agent told of the replica not long ago: it, or the next one, will want to know what was measured."""
+    """Whether the replica had an agent lately: this one, or the next, will want to know what was measured."""
     state = pool.state
     agent = state.agents.get(replica) if state is not None else None
     return state is not None and agent is not None and agent.lease_until_ms > state.now_ms - _MEASURED_TTL_S * 1000
 
 
 def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:
-    """The engine had `cached_tokens` of the prompt, more than the map knew: believe it of the keys that end there."""
+    """The engine had `cached_tokens` of the prompt, more than the map knew: claim the keys that lie within these."""
     ends = zip(request.keys, request.tokens, (0, *request.tokens), strict=False)
     spans = [(key, end - before) for key, end, before in ends if end <= cached_tokens]
     return pool.run(
@@ -56,8 +56,8 @@ def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_token
 
 
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
-    """Whether the map still has the replica's residency of `key` from that entry, with everything applied that a live
-    agent has said since. Raises StoreError."""
+    """Whether the map still has the replica's residency of `key` from that entry, although a live agent follows the
+    replica and everything that it has said is applied. Raises StoreError."""
     if pool.state is None or not pool.state.is_exact(replica):
         return False
     k = pool.keys
@@ -73,5 +73,5 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
 
 
 def ask_reset(pool: Pool, replica: str) -> None:
-    """The engine lacks what its events promised, and they have not said so: its agent shall begin anew."""
+    """The engine lacks blocks that its events promised, and no event has said so: its agent must begin anew."""
     pool.read("HSET", pool.keys.asks, replica, "reset")

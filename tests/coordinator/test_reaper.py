@@ -44,7 +44,7 @@ async def reap_a_piece(pool: Pool, limit: int) -> int:
 async def test_all_is_given_back_and_seen_to_in_pieces(
     pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("_GIVEN_BACK_AT_ONCE", "_SEEN_TO_AT_ONCE", "_KEYS_AT_ONCE"):
+    for limit in ("_GIVEN_BACK_AT_ONCE", "_HANDLED_AT_ONCE", "_KEYS_AT_ONCE"):
         monkeypatch.setattr(reaper, limit, 2)
     await agent_record(client, "r0")
     await beaten(pool)

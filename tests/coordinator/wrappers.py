@@ -96,7 +96,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     await _begun(forget(pool, record), rewind(pool, record, 0))
     repair = Repair(pool)
-    await _begun(repair.look(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
+    await _begun(repair.repair(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
