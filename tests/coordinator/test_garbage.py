@@ -14,7 +14,7 @@ from coordinator.agent.handover import Handover
 from coordinator.agent.link import Link
 from coordinator.chores import repair
 from coordinator.chores.applier import Applier
-from coordinator.chores.repair import LOOK_THROUGH_EVERY_MS
+from coordinator.chores.repair import CHECK_FLIGHT_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
@@ -253,7 +253,7 @@ async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluste
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
     await cluster.client.hset(KEYS.active, "r0", 7)
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
-    cluster.chores._repair._looked_through_ms -= LOOK_THROUGH_EVERY_MS
+    cluster.chores._repair._flight_checked_ms -= CHECK_FLIGHT_EVERY_MS
     await mended(cluster)
 
 
