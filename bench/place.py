@@ -96,9 +96,9 @@ class Bench:
         self._placed += 1
         tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
         request = PlaceRequest(f"{GATEWAY}-{self._placed}", keys, tokens, tokens[-1], PolicyKnobs(), seed=self._placed)
-        arguments = request.script_args(GATEWAY, 1, "place")
+        operands = request.operands(self._script, self._pool.keys, GATEWAY, 1, explain=False)
         started = time.perf_counter()
-        reply = await self._wire.run(self._script, request.script_keys(self._pool.keys, GATEWAY), arguments)
+        reply = await self._wire.run(self._script, operands)
         took_us = (time.perf_counter() - started) * 1e6
         assert reply[0] == b"ok", reply
         self.why[reply[4].decode()] += 1

@@ -143,7 +143,7 @@ async def _cost(cluster: Cluster) -> Cost:
                 stream_bytes += published * size / kept
             held = int(await wire.send("ZCARD", keys.held(replica.id)))
             sample = await wire.send("ZRANGE", keys.held(replica.id), 0, 199)
-            records = [int(await wire.send("MEMORY", "USAGE", keys.own_prefix + key.decode()) or 0) for key in sample]
+            records = [int(await wire.send("MEMORY", "USAGE", keys.own(key.decode())) or 0) for key in sample]
             if held and sample:
                 set_bytes = int(await wire.send("MEMORY", "USAGE", keys.held(replica.id), "SAMPLES", 0))
                 key_bytes += set_bytes + held * sum(records) / len(sample)

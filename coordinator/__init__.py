@@ -1,13 +1,19 @@
-"""The shared state: everything the gateways agree on, in one Redis. README.md beside this file is the data model.
+"""The shared state: everything that the gateways agree on, in one Redis. README.md beside this file is the data model.
 
-keys       the only place a key is spelled
-scripts    the Lua scripts as typed values; lua/ has their text
-wire       one pipelined connection: who waits for which reply, and for how long
-store      connected or not, and what follows from it
-pool       one pool's state as one gateway uses it: place, settle, reassert
-worker     the chores: heartbeats, reaping, trimming
-responses  where stored responses live
-inspect    ownership, for people
-chunks     the names of LMCache's chunks in Redis, from a prompt's tokens
-survey     what a Redis tells of itself and of what is in it, for the doctor
+keys              how every key is spelled
+registry          the records of replicas and agents, and the state of a pool that a heartbeat returns
+scripts           the Lua scripts as typed values; lua/ has their text
+signature         the header of a script: which KEYS and ARGV it takes
+store             the connections of a process; hands out a Pool for each base model
+store_connection  one connection to the store: up or down, and what follows from it
+errors            what can go wrong with the store
+redis/            the connection itself: addresses, pipelining, limits of time, INFO
+pool/             one pool as one gateway uses it: placing, ownership, and what answers teach
+chores/           what one process does for all: trimming, reaping, repairing, applying events
+agent/            the process beside a replica: reads its engine's events and says what the replica holds
+engine/           what an engine says of itself: its metrics and its LMCache server
+watch/            looks after a Redis that chunks fill: TTLs, evictions, memory
+lmcache_chunks    the names of LMCache's chunks in Redis, from a prompt's tokens
+known_pools       which pools a cluster has
+survey            what a Redis and the pools in it tell of themselves, for the doctor
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The store could not answer. Absence of a value is never reported this way."""
+    """The store could not answer. A missing value is never reported this way."""
 
 
 class StoreDown(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -15,12 +16,13 @@ _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 
 def is_pool(name: str) -> bool:
-    """Whether `pool_slug` can have made it."""
+    """Whether it is a name that `pool_slug` can make."""
     return _SAFE.fullmatch(name) is not None
 
 
 def pool_slug(base_model: str) -> str:
-    """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex of the name's digest where altered."""
+    """The pool's name inside keys: `[a-z0-9._-]{1,64}`, with 8 hex digits of the name's digest if it had to be
+    changed."""
     if _SAFE.fullmatch(base_model):
         return base_model
     digest = blake2b(base_model.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
@@ -29,7 +31,7 @@ def pool_slug(base_model: str) -> str:
 
 
 def prefix(namespace: str) -> str:
-    """What all keys of a cluster begin with: its namespace is in them, where it has one."""
+    """The beginning of all keys of a cluster, with its namespace if it has one."""
     return f"{PREFIX}:{namespace}" if namespace else PREFIX
 
 
@@ -38,13 +40,13 @@ def pools_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:pools"
 
 
-@dataclass(frozen=True)  # without slots: what it spells is kept
+@dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
 
     pool: str
     namespace: str = ""
-    """Keeps clusters on one Redis apart; empty where there is only one."""
+    """Keeps clusters on one Redis apart; empty if there is only one."""
 
     @cached_property
     def _base(self) -> str:
@@ -52,7 +54,7 @@ class PoolKeys:
 
     @cached_property
     def anchor(self) -> str:
-        """Never written: it tells in which slot the others are."""
+        """Never written: it tells the slot of all keys of the pool."""
         return f"{self._base}:-"
 
     @cached_property
@@ -139,40 +141,17 @@ class PoolKeys:
     def flight(self, gateway: str) -> str:
         return f"{self._base}:flight:{gateway}"
 
-    def of_load(self, gateway: str) -> tuple[str, ...]:
-        """KEYS of reassert and adopt."""
-        return (self.gateways, self.flight(gateway), self.replicas, self.active, self.backlog_tokens)
-
-    @cached_property
-    def of_register(self) -> tuple[str, ...]:
-        """KEYS of register."""
-        return (self.replicas, self.active, self.backlog_tokens, self.owned_tokens, self.breakers)
-
-    def of_forget(self, replica: str) -> tuple[str, ...]:
-        """KEYS of forget: all that names a replica but the keys that it owns."""
-        own = (self.held(replica), self.events(replica), self.measured(replica))
-        by_replica = (self.breakers, self.active, self.backlog_tokens, self.owned_tokens, self.engines, self.asks)
-        told = (self.reports, self.entries, self.cursors, self.tiers, self.progress)
-        return (self.replicas, self.agents, self.leases, *own, *by_replica, *told)
-
-    @cached_property
-    def of_repair(self) -> tuple[str, ...]:
-        """KEYS of repair: all that is one for a pool."""
-        sums = (self.replicas, self.active, self.backlog_tokens, self.owned_tokens)
-        lives = (self.gateways, self.breakers, self.agents, self.engines, self.leases, self.asks, self.reports)
-        return (*sums, *lives, self.entries, self.cursors, self.tiers, self.turn, self.unreadable)
-
     def held(self, replica: str) -> str:
         return f"{self._base}:held:{replica}"
 
     @cached_property
-    def own_prefix(self) -> str:
-        """`own:<key>` is `own_prefix + key`: chains are spelled on the hot path."""
-        return f"{self._base}:own:"
+    def own(self) -> Callable[[str], str]:
+        """Spells `own:<key>`: the fastest way there is, as whole chains are spelled on the request path."""
+        return f"{self._base}:own:".__add__
 
     @cached_property
     def bound(self) -> str:
-        """`bound:0` and `bound:1` are spelled from it: see bound.py."""
+        """The base of `bound:0` and `bound:1`: see pool/placed_chains.py."""
         return f"{self._base}:bound"
 
     def bound_slot(self, slot: int) -> str:

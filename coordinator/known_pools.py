@@ -1,4 +1,4 @@
-"""Which pools a cluster has: `kvgate:pools`, which belongs to none of them."""
+"""Which pools a cluster has: the set `kvgate:pools`, which belongs to none of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pool_names(members: Iterable[bytes]) -> list[str]:
 
 
 async def known_pools(store: Store) -> list[str]:
-    """The pools that any agent has ever told of; empty while the store is away."""
+    """The pools that any agent has ever named; empty while the store is away."""
     try:
         return pool_names(await store.ask("SMEMBERS", store.pools_key))
     except StoreError:
@@ -26,7 +26,8 @@ async def known_pools(store: Store) -> list[str]:
 
 
 async def list_pool(url: str, keys: PoolKeys, within_s: float) -> None:
-    """Make a pool known, over a connection of its own: in a cluster the key is on any node. Raises StoreError."""
+    """Make a pool known, over a connection of its own: in a Redis Cluster the key may be on any node. Raises
+    StoreError."""
     pools = pools_key(keys.namespace)
     wire = await connect(url, pools, within_s, lambda _error: None)
     try:

@@ -1,4 +1,4 @@
-"""The records of a pool's replicas and agents, and the view of them that a heartbeat brings back. No I/O."""
+"""The records of a pool's replicas and agents, and the state of a pool that a heartbeat returns. No I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import orjson
 
 _Record = TypeVar("_Record")
 _DIGITS = 15
-"""At most, of anything that is counted; see lua/lib/safe.lua."""
+"""How many digits a number may have; see lua/lib/safe.lua."""
 _MARK = "?"
-"""Begins what scripts note beside the sums: see lua/lib/safe.lua."""
+"""The beginning of the marks that scripts leave beside sums: see lua/lib/safe.lua."""
 _STREAM = "events:"
-"""What the leases on event streams are called in `leases`."""
+"""The beginning of the names of leases on event streams in `leases`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,30 @@ class ReplicaRecord:
     since_ms: int
     url: str
     floor: int = 0
-    """Residency said before this entry of the replica's event stream does not hold."""
+    """Residency that was said before this entry of the replica's event stream does not hold."""
 
     @classmethod
     def parse(cls, replica: str, text: str) -> ReplicaRecord:
-        """Raises ValueError where it cannot be read."""
+        """Raises ValueError if it cannot be read."""
         incarnation, state, capacity, since, floor, url = text.split(" ", 5)
         return cls(replica, incarnation, state, int(capacity), int(since), url, int(floor))
 
     @property
     def text(self) -> str:
-        """As it stands in the store."""
+        """The record as it is in the store."""
         numbers = f"{self.capacity_tokens} {self.since_ms} {self.floor}"
         return f"{self.incarnation} {self.state} {numbers} {self.url}"
 
-    def script_args(self, only_if_absent: bool) -> tuple[Any, ...]:
-        """ARGV of register; since when it stands is Redis' to say."""
-        return (self.replica, self.incarnation, self.state, self.capacity_tokens, self.url, int(only_if_absent))
+    def register_arguments(self, only_if_absent: bool) -> dict[str, Any]:
+        """Of the script; Redis says since when the record stands."""
+        return {
+            "replica": self.replica,
+            "incarnation": self.incarnation,
+            "state": self.state,
+            "capacity_tokens": self.capacity_tokens,
+            "url": self.url,
+            "only_if_absent": only_if_absent,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,52 +68,53 @@ class AgentRecord:
 
     @classmethod
     def parse(cls, text: str) -> AgentRecord:
-        """Raises ValueError where it cannot be read."""
+        """Raises ValueError if it cannot be read."""
         agent, incarnation, until_ms, mode, relearning, waiting, seq = text.split(" ")[:7]
         return cls(agent, incarnation, int(until_ms), mode, relearning == "1", int(waiting), int(seq))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What a heartbeat brings back."""
+    """What a heartbeat returns."""
 
     known: bool
-    """Whether the store knows this gateway under its epoch; if not, it must reassert."""
+    """Whether the store knows this gateway under its epoch; if not, the gateway must reassert."""
     expired_gateways: tuple[str, ...]
     replicas: dict[str, ReplicaRecord]
-    """Those whose records cannot be read are left as they were: they are written again (see repair.py)."""
+    """A replica whose record cannot be read is as it was before: it is written again (see repair.py)."""
     open_until_ms: dict[str, int]
-    """Breakers that stand, by replica; 0 for one that counts failures and is still closed."""
+    """The breakers' open_until_ms, by replica; 0 for one that counts failures and is still closed."""
     worker: str
     """The gateway that holds the lease on the pool's chores."""
     now_ms: int
     active: dict[str, int]
     agents: dict[str, AgentRecord]
     applied_until_ms: dict[str, int]
-    """Until when somebody has the lease to apply a replica's event stream."""
+    """Until when an applier has the lease on a replica's event stream."""
     engines: dict[str, dict[str, float]]
     """The engines' own counters, under vLLM's names, as their agents read them last."""
     jumped: tuple[int, int] = (0, 0)
-    """When the clock last jumped ahead (Redis time), and by how many ms in an hour: it was set, or nobody had beaten.
-    Zeros: never."""
+    """When the clock last jumped ahead (Redis time), and by how many ms within an hour: it was set, or no gateway had
+    beaten. Zeros: never."""
     reaped: int = 0
-    """Reservations of dead gateways whose claims nobody has seen to yet."""
+    """How many reservations of dead gateways still have claims to handle."""
 
     def uncounted_ms(self, since_ms: int) -> int:
-        """How much of the time since then may not have passed, or only while the store did not serve."""
+        """How much of the time since then may not have passed, or passed while the store did not serve."""
         at_ms, by_ms = self.jumped
-        return by_ms if since_ms <= at_ms <= self.now_ms else 0  # later: the clock went back since
+        return by_ms if since_ms <= at_ms <= self.now_ms else 0  # if later, the clock went back since
 
     def is_exact(self, replica: str) -> bool:
-        """Whether a live agent tells what the replica's current life holds, and somebody applies it."""
+        """Whether a live agent tells what the replica's current incarnation holds, and an applier applies it."""
         return self.is_followed(replica) and self.applied_until_ms.get(replica, 0) >= self.now_ms
 
     def is_followed(self, replica: str) -> bool:
-        """Whether a live agent tells what the replica's current life holds."""
+        """Whether a live agent tells what the replica's current incarnation holds."""
         return self.followed_until_ms(replica) >= self.now_ms
 
     def followed_until_ms(self, replica: str) -> int:
-        """Until when an agent has the lease to tell what the replica's current life holds; -1 where none ever told."""
+        """Until when an agent has the lease to tell what the replica's current incarnation holds; -1 if none ever
+        did."""
         agent, record = self.agents.get(replica), self.replicas.get(replica)
         if agent is None or record is None or agent.mode == "none" or agent.incarnation != record.incarnation:
             return -1
@@ -114,22 +122,22 @@ class PoolState:
 
 
 def is_number(text: bytes | str) -> bool:
-    """Whether it counts something, as scripts see it."""
+    """Whether it is a number as scripts see it."""
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 def readable(text: bytes) -> str:
-    """Text of the store, whatever bytes somebody put there."""
+    """Text from the store, which may hold any bytes."""
     return text.decode("utf-8", "replace")
 
 
 def pairs(flat: Sequence[bytes]) -> dict[str, str]:
-    """A reply's fields and values, which come flat."""
+    """The fields and values of a flat reply."""
     return {readable(flat[i]): readable(flat[i + 1]) for i in range(0, len(flat), 2)}
 
 
 def each(flat: Sequence[bytes], parse: Callable[[str, str], _Record]) -> dict[str, _Record]:
-    """Each record by itself: one that cannot be read is left out, and hides no other (repair.py tells of it)."""
+    """The records of a flat reply. One that cannot be read is left out; it hides no other (repair.py reports it)."""
     found = {}
     for name, text in pairs(flat).items():
         try:
@@ -152,7 +160,7 @@ def _count(_: str, text: str) -> int:
 
 
 def moment_of(leases: dict[str, str], name: str) -> tuple[int, int]:
-    """When the clock last `jumped` or `went_back` (Redis time), and by how much, in ms; zeros where it never did."""
+    """When the clock last `jumped` or `went_back` (Redis time), and by how many ms; zeros if it never did."""
     at_ms, _, by_ms = leases.get(name, "").partition(" ")
     return (int(at_ms), int(by_ms)) if is_number(at_ms) and is_number(by_ms) else (0, 0)
 
@@ -162,7 +170,7 @@ def _figures(_: str, text: str) -> dict[str, float]:
 
 
 def _replicas(flat: Sequence[bytes], before: PoolState | None) -> dict[str, ReplicaRecord]:
-    """The registry; a record that cannot be read is as it was before."""
+    """The registry. A record that cannot be read is as it was before."""
     known = before.replicas if before is not None else {}
     found = each(flat, ReplicaRecord.parse)
     return {name: known[name] for name in pairs(flat) if name not in found and name in known} | found
@@ -171,14 +179,14 @@ def _replicas(flat: Sequence[bytes], before: PoolState | None) -> dict[str, Repl
 def still_known(
     records: dict[str, ReplicaRecord], before: PoolState | None, now: PoolState
 ) -> dict[str, ReplicaRecord]:
-    """A gateway's records after a heartbeat: the store's, and those it was not told of yet. What it had and has no more
-    was forgotten; but a store that does not know the gateway has lost more than that."""
+    """A gateway's records after a heartbeat: the store's, and those that the store does not have yet. A record that the
+    store had and has no more was forgotten, unless the store does not know the gateway: then it has lost its data."""
     forgotten = before.replicas.keys() - now.replicas.keys() if before is not None and now.known else set()
     return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
 
 
 def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
-    """A heartbeat's answer, whatever is in the store; `before` is the last one."""
+    """A heartbeat's answer, whatever is in the store; `before` is the state of the last one."""
     status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
     return PoolState(
         known=status == b"ok",

@@ -1,8 +1,10 @@
 """The Lua scripts as typed values: how each is called, and what its answer means. No I/O.
 
-A script file opens with a comment that lists its KEYS, ARGV and what it returns; `-- include NAME` lines pull in
-lua/lib/NAME.lua, each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on
-when chunks have filled the memory; Redis 6.2 does not know that line.
+A script file opens with a comment that declares its KEYS and ARGV (see signature.py) and says what it returns. In the
+text that Redis gets, the blank line behind this comment defines the declared names as locals. So the line numbers in
+Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
+each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on when chunks have
+filled the memory; Redis 6.2 does not know that line.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Any, NamedTuple
 
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
+from coordinator.signature import Flattener, Signature, flattener, lua_locals, read_signature
 
 SHEBANG = "#!lua flags=allow-oom\n"
 NO_TIP = "-"
-"""Stands for the tip of a request that has no chain."""
+"""The tip of a request that has no chain."""
 NAMES = (
     "place",
     "settle",
@@ -52,18 +55,34 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text and its SHA1, the name Redis knows it by."""
+    """A script's text and its SHA1, the name Redis knows it by.
+
+    `operands(keys, replica="r0", …)` makes what EVALSHA takes behind the digest: numkeys, KEYS and ARGV.
+    """
 
     name: str
     text: str
     sha: str
+    operands: Flattener
+
+
+@cache
+def _file(name: str) -> str:
+    return (files(__package__) / "lua" / f"{name}.lua").read_text()
+
+
+@cache
+def signature(name: str) -> Signature:
+    """The KEYS and ARGV that a script's header declares."""
+    return read_signature(name, _file(name))
 
 
 @cache
 def source(name: str) -> str:
-    """The text of a script with its includes, without a shebang."""
+    """The text of a script with its locals and includes, without a shebang."""
     folder = files(__package__) / "lua"
-    text = (folder / f"{name}.lua").read_text()
+    header, _, body = _file(name).partition("\n\n")
+    text = f"{header}\n{lua_locals(signature(name))}\n{body}"
 
     seen: set[str] = set()
 
@@ -81,9 +100,10 @@ def source(name: str) -> str:
 
 @cache
 def load(name: str, allow_oom: bool) -> Script:
-    """The script as the server shall get it."""
+    """The script as it is sent to the server."""
     text = (SHEBANG if allow_oom else "") + source(name)
-    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, flattener(signature(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +122,6 @@ class PolicyKnobs:
     cpu_credit: float = 0.8
     store_credit: float = 0.6
 
-    def args(self) -> tuple[Any, ...]:
-        """ARGV[12] to ARGV[19] of place."""
-        return (
-            self.min_slack_requests,
-            self.load_factor,
-            self.request_cost_tokens,
-            self.copy_weight,
-            self.max_owners,
-            self.max_active_requests,
-            self.probe_ms,
-            self.bind_ttl_ms,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerKnobs:
@@ -124,10 +131,6 @@ class BreakerKnobs:
     error_rate: float = 0.5
     window_ms: int = 10_000
     open_ms: int = 5000
-
-    def args(self) -> tuple[Any, ...]:
-        """ARGV[4] to ARGV[7] of report."""
-        return (self.failures, self.error_rate, self.window_ms, self.open_ms)
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -142,7 +145,7 @@ class PlaceRequest:
     seed: int
     tried: Sequence[str] = ()
     release: str = ""
-    """The reservation of the attempt that just failed; given back in the same step."""
+    """The reservation of the attempt that just failed; it is given back in the same step."""
     pinned: str = ""
     """The only replica allowed; empty for any."""
     serving: Sequence[str] = ()
@@ -152,7 +155,7 @@ class PlaceRequest:
     may_report: bool = False
     """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
     shape: bytes = b"{}"
-    """What lies behind each key, for the agents: JSON without spaces (see coordinator/README.md)."""
+    """The parts of the prompt up to each key, for the agents: JSON without spaces (see coordinator/README.md)."""
     is_streamed: bool = True
     """Whether its first token will be seen."""
 
@@ -169,55 +172,45 @@ class PlaceRequest:
             and self.pinned in ("", record.replica)
         )
 
-    def script_keys(self, keys: PoolKeys, gateway: str) -> list[str]:
-        """KEYS of place."""
-        own = keys.own_prefix
-        return [
-            keys.replicas,
-            keys.breakers,
-            keys.active,
-            keys.backlog_tokens,
-            keys.owned_tokens,
-            keys.gateways,
-            keys.flight(gateway),
-            keys.turn,
-            keys.bound,
-            keys.agents,
-            keys.reports,
-            keys.leases,
-            keys.tiers,
-            *[own + key for key in self.keys],
-        ]
-
-    def script_args(self, gateway: str, epoch: int, mode: str) -> list[Any]:
-        """ARGV of place; `mode` is `place` or `explain`."""
-        return [
-            gateway,
-            epoch,
-            self.reservation,
-            mode,
-            self.knobs.name,
-            self.seed,
-            " ".join(self.tried),
-            self.release,
-            self.pinned,
-            " ".join(self.order),
-            self.prompt_tokens,
-            *self.knobs.args(),
-            " ".join(self.serving),
-            self.tip,
-            self.knobs.cpu_credit,
-            self.shape,
-            int(self.may_report),
-            self.knobs.store_credit,
-            *self.tokens,
-        ]
+    def operands(self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool) -> tuple[Any, ...]:
+        """Of `place`."""
+        knobs = self.knobs
+        return script.operands(
+            keys,
+            gateway=gateway,
+            epoch=epoch,
+            reservation=self.reservation,
+            explain=explain,
+            policy=knobs.name,
+            seed=self.seed,
+            tried=" ".join(self.tried),
+            release=self.release,
+            pinned=self.pinned,
+            order=" ".join(self.order),
+            prompt_tokens=self.prompt_tokens,
+            min_slack_requests=knobs.min_slack_requests,
+            load_factor=knobs.load_factor,
+            request_cost_tokens=knobs.request_cost_tokens,
+            copy_weight=knobs.copy_weight,
+            max_owners=knobs.max_owners,
+            max_active_requests=knobs.max_active_requests,
+            probe_ms=knobs.probe_ms,
+            bind_ttl_ms=knobs.bind_ttl_ms,
+            serving=" ".join(self.serving),
+            tip=self.tip,
+            cpu_credit=knobs.cpu_credit,
+            shape=self.shape,
+            may_report=self.may_report,
+            store_credit=knobs.store_credit,
+            keys=self.keys,
+            tokens=self.tokens,
+        )
 
 
 class Placement(NamedTuple):
     """Where a request goes. `why` is hit, partial_hit, rebalanced, stored, cold, pinned or last_resort.
 
-    `matched_tokens` is exact where the matched record is resident, else an estimate. `claimed_from` is the 1-based
+    `matched_tokens` is exact if the matched record is resident, else an estimate. `claimed_from` is the 1-based
     index of the first key claimed (0: none); `touch` says that the last use of the
     matched keys is due to be written; `last_use_ms` is the matched key's (Redis time, 0 without a match).
     """
@@ -241,12 +234,13 @@ class Placement(NamedTuple):
     mode: str
     """How the replica's agent learns which blocks a chain has: `session`, `token_ids`; empty without an agent."""
     report: bool
-    """Whether the engine shall report the blocks that it reuses for this request: its agent is relearning."""
+    """Whether to ask the engine to report the blocks that it reuses for this request: its agent is relearning."""
     stored_keys: int = 0
     stored_tokens: int = 0
-    """Of the prompt, from its start, what LMCache has in Redis and the replica can load: more than it holds, or 0."""
+    """The tokens at the start of the prompt that LMCache has in Redis and the replica can load; 0 if it holds as
+    many."""
     passed_over_tokens: int = 0
-    """What another candidate holds of it, and the replica neither holds nor can load."""
+    """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
 
     @property
     def is_exact(self) -> bool:
@@ -264,13 +258,9 @@ class Reservation:
     backlog_tokens: int
     tip: str
     is_streamed: bool = True
-    """Whether its first token will be seen; where not, its backlog ends as prefills.py says."""
+    """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None
-    """On the monotonic clock, as predicted; infinite while unknown, None before the first look."""
-
-    def script_args(self) -> tuple[Any, ...]:
-        """ARGV[3..] of adopt, and its group in that of reassert."""
-        return (self.id, self.replica, self.incarnation, self.backlog_tokens, self.tip)
+    """Predicted, on the monotonic clock; infinite while unknown, None before the first heartbeat."""
 
 
 def parse_placement(reply: Any) -> Placement | str:

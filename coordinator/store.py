@@ -20,7 +20,7 @@ __all__ = ["Store", "StoreOptions"]
 
 
 class Store:
-    """Owns the connections; hands out one Pool per base model. Run `run()` as a task for as long as it is used."""
+    """Owns the connections; hands out one Pool for each base model. Run `run()` as a task while it is used."""
 
     def __init__(self, settings: StoreOptions, gateway: str, does_chores: bool = True) -> None:
         self.gateway = gateway
@@ -29,79 +29,79 @@ class Store:
         self._settings = settings
         self.pools_key = pools_key(settings.namespace)
         self._is_cluster = is_cluster(settings.url)
-        self._home = self._line(self.pools_key)
-        """The connection of all pools; in a cluster, of what belongs to none."""
+        self._home = self._connect(self.pools_key)
+        """The connection of all pools; in a Redis Cluster, that of the keys that belong to no pool."""
         self._pools: dict[str, Pool] = {}
-        self._lines: dict[str, StoreConnection] = {}
+        self._connections: dict[str, StoreConnection] = {}
         """By pool."""
         self._running: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
-        return f"<Store {self._home}, {self._lines}>"
+        return f"<Store {self._home}, {self._connections}>"
 
-    def _line(self, key: str) -> StoreConnection:
+    def _connect(self, key: str) -> StoreConnection:
         return StoreConnection(self._settings, key, self._changed)
 
     def _changed(self, is_up: bool, reason: str) -> None:
         self.on_change(is_up, reason)
 
     def is_up(self, pool: str = "") -> bool:
-        """Whether placements in this pool go through the store now; without one, whether they all do."""
-        lines = [self._lines[pool]] if pool in self._lines else self._all_lines()
-        return all(line.is_up() for line in lines)
+        """Whether placements in this pool go through the store now; without a name, whether those of all pools do."""
+        connections = [self._connections[pool]] if pool in self._connections else self._all_connections()
+        return all(one.is_up() for one in connections)
 
     @property
     def reason(self) -> str:
         """Why it is down; empty while it is up."""
-        return next((line.reason for line in self._all_lines() if not line.is_up()), "")
+        return next((one.reason for one in self._all_connections() if not one.is_up()), "")
 
     @property
     def warnings(self) -> list[str]:
         """What an operator should know."""
-        return [warning for line in self._all_lines() for warning in line.warnings]
+        return [warning for one in self._all_connections() for warning in one.warnings]
 
-    def _all_lines(self) -> list[StoreConnection]:
-        return list(dict.fromkeys((self._home, *self._lines.values())))
+    def _all_connections(self) -> list[StoreConnection]:
+        return list(dict.fromkeys((self._home, *self._connections.values())))
 
     def pool(self, name: str) -> Pool:
-        """The client of one pool, made on first use."""
+        """The client of one pool, made at first use."""
         pool = self._pools.get(name)
         if pool is None:
             settings = self._settings
             pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace)
             self._pools[name] = pool
-            self._lines[name] = line = self._line(pool.keys.anchor) if self._is_cluster else self._home
-            line.add(pool)
+            self._connections[name] = connection = self._connect(pool.keys.anchor) if self._is_cluster else self._home
+            connection.add(pool)
             if self._is_cluster and self._running is not None:
-                self._running.create_task(line.run())
+                self._running.create_task(connection.run())
         return pool
 
     def pool_names(self) -> list[str]:
         return list(self._pools)
 
     def note(self, pool: str, error: StoreError | None) -> None:
-        """Count a placement's outcome: too many out of budget in a row and the pool's connection is given up."""
-        self._lines[pool].note(error)
+        """Count a placement's outcome. After too many late ones in a row the pool's connection is given up."""
+        self._connections[pool].note(error)
 
     async def ask(self, *command: Any) -> Any:
         """A plain command that belongs to no pool. Raises StoreError."""
         return await self._home.ask(*command)
 
     async def first_attempt(self) -> None:
-        """Wait until the first attempt of every connection has ended, either way."""
-        for line in self._all_lines():
-            await line.first_attempt()
+        """Wait until every connection has tried once to connect, with or without success."""
+        for connection in self._all_connections():
+            await connection.first_attempt()
 
     async def run(self) -> None:
         """Keep the store connected, beating for every pool, until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._running:
-                for line in self._all_lines():
-                    self._running.create_task(line.run())
+                for connection in self._all_connections():
+                    self._running.create_task(connection.run())
         finally:
             self._running = None
 
     async def leave(self) -> None:
-        """Deregister from every pool: what is still reserved in this gateway's name is given back at once."""
-        for line in self._all_lines():
-            await line.leave()
+        """Deregister from every pool: everything still reserved in this gateway's name is given back at once."""
+        for connection in self._all_connections():
+            await connection.leave()

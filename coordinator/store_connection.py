@@ -1,11 +1,11 @@
-"""One connection to the store as a gateway sees it: up or not, and what follows from it for the pools that use it.
+"""One connection to the store as a gateway sees it: up or down, and what that means for the pools that use it.
 
     down --connect, PING within the budget, scripts loaded, everything reasserted--> up
     up   --connection lost, a reply overdue, or N placements in a row out of budget--> down
 
-While it is down every call fails at once, so a placement falls back without waiting; a probe keeps trying. A single
-late placement falls back for that request only. `up` and `down` are all there is: a store that is slow on every
-call is down, because a placement that takes longer than its budget is worth less than none.
+While it is down, every call fails at once, so a placement falls back without waiting, and the connection keeps trying.
+A single late placement falls back for that request only. There are no other states: a store that is slow on every call
+is down, because a placement that takes longer than its budget is worth less than none.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class StoreOptions:
 
 
 class StoreConnection:
-    """Owns one connection, to the server that has `key`; pools that are added are attached to it while it is up. Run
-    `run()` as a task for as long as it is used."""
+    """Owns one connection, to the server that has `key`. Pools that are added are attached to it while it is up. Run
+    `run()` as a task while it is used."""
 
     def __init__(self, settings: StoreOptions, key: str, on_change: Callable[[bool, str], None]) -> None:
         self.reason = "not connected yet"
@@ -67,7 +67,7 @@ class StoreConnection:
         self._first_attempt = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Line {'up' if self.is_up() else 'down: ' + self.reason}, pools {sorted(self._pools)}>"
+        return f"<StoreConnection {'up' if self.is_up() else 'down: ' + self.reason}, pools {sorted(self._pools)}>"
 
     def is_up(self) -> bool:
         """Whether placements go through it now."""
@@ -86,13 +86,13 @@ class StoreConnection:
         return await self._wire.send(*command)
 
     async def first_attempt(self) -> None:
-        """Wait until the first connection attempt has ended, either way."""
+        """Wait until the first attempt to connect has ended, with or without success."""
         await self._first_attempt.wait()
 
     def note(self, error: StoreError | None) -> None:
-        """Count a placement's outcome: too many out of budget in a row and the connection is given up.
+        """Count a placement's outcome. After too many late ones in a row the connection is given up.
 
-        Those that miss together count once: a hiccup is one miss, however many were in flight.
+        Placements that are late together count once: a hiccup is one miss, however many were in flight.
         """
         if error is None:
             self._misses = 0
@@ -121,10 +121,10 @@ class StoreConnection:
                 await self._beat_until_broken(wire)
             finally:
                 self.reason = self.reason or "closing"
-                self._broken.set()  # what closing it ends is no news
+                self._broken.set()  # the calls that closing it fails are no news
                 self._detach()
                 await wire.close(self.reason)
-            # At once where it had served: one that breaks at the first call would be opened without end.
+            # At once if it had served for a while; one that breaks at its first call is not reopened in a tight loop.
             await asyncio.sleep(max(0.0, up_at + RETRY_S - asyncio.get_running_loop().time()))
 
     async def _connect(self) -> Wire:
@@ -138,14 +138,14 @@ class StoreConnection:
         return wire
 
     async def _prepare(self, wire: Wire) -> None:
-        """Load the scripts, and see whether it will do. Raises StoreError where it will not."""
+        """Load the scripts, and check whether the server can be used. Raises StoreError if not."""
         self._allow_oom = await load_scripts(wire)
         self.warnings = await _inspect(wire, self._settings.url)
-        # As a placement is judged: a gateway whose event loop is busy would never be up again else.
+        # Judged like a placement, which allows for a busy event loop; otherwise a busy gateway would never be up again.
         await wire.send("PING", budget_s=self._settings.budget_s)
 
     async def _beat_until_broken(self, wire: Wire) -> None:
-        """Every 0.5 s: heartbeat and chores of each pool; and the watch over overdue replies."""
+        """Every 0.5 s: the heartbeat and chores of each pool, and a check for overdue replies."""
         workers: dict[str, Worker] = {}
         beats: set[asyncio.Task[Any]] = set()
         try:
@@ -212,23 +212,23 @@ class StoreConnection:
                 await answered(pool.beat(leaving=True), CONNECT_S)
             except StoreError as error:
                 _log.warning("could not deregister", pool=pool.name, error=str(error))
-            pool.detach()  # one more heartbeat would make this gateway known again
+            pool.detach()  # another heartbeat would register this gateway again
 
 
 async def load_scripts(wire: Wire) -> bool:
-    """Load every script; returns whether the server knows script flags (Redis >= 7)."""
+    """Load every script. Returns whether the server knows script flags (Redis >= 7)."""
     try:
         await wire.send("SCRIPT", "LOAD", load("hold", True).text)
         allow_oom = True
     except StoreRefused:
         allow_oom = False
-    # Together: one after the other, a gateway whose event loop is busy would not be done in time.
+    # All at once: one after the other would take too long in a gateway whose event loop is busy.
     await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
     return allow_oom
 
 
 async def _inspect(wire: Wire, url: str) -> list[str]:
-    """What an operator should know about this Redis. An ACL may hide it: then nothing is said."""
+    """What an operator should know about this Redis; nothing if an ACL hides it."""
     try:
         info = read_info(await wire.send("INFO"))
     except StoreRefused:

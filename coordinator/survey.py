@@ -42,7 +42,7 @@ class PoolSnapshot:
     """A pool at one moment, by Redis' clock."""
 
     pool: str
-    fleet: PoolState
+    state: PoolState
     gateway_leases_ms: dict[str, int]
     """The end of each gateway's lease."""
     oldest_unapplied_ms: dict[str, int]
@@ -119,19 +119,19 @@ class Survey:
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
-        fleet = parse_pool_state([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
+        state = parse_pool_state([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
         found = each(repaired, _unreadable).values()
         oldest = await self._together(
-            self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in fleet.agents
+            self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in state.agents
         )
         return PoolSnapshot(
             pool=pool,
-            fleet=fleet,
+            state=state,
             gateway_leases_ms=each(gateways, lambda _, text: int(text.split(" ")[1])),
             oldest_unapplied_ms={
-                replica: now_ms - at_ms for replica, at_ms in zip(fleet.agents, oldest, strict=True) if at_ms
+                replica: now_ms - at_ms for replica, at_ms in zip(state.agents, oldest, strict=True) if at_ms
             },
             tick_ms=int(tick) if is_number(tick) else 0,
             went_back=moment_of(pairs(leases), "went_back"),

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "coordinator", "bench")
 LAYERS = (
-    "coordinator coordinator.errors coordinator.keys coordinator.registry coordinator.finding",
+    "coordinator coordinator.errors coordinator.keys coordinator.registry coordinator.finding coordinator.signature",
     "coordinator.lmcache_chunks coordinator.scripts",
     "coordinator.redis",
     "coordinator.pool",

@@ -69,8 +69,8 @@ async def _map(stage: Stage) -> list[Command]:
     """In the records of the keys that r0 used last."""
     keys = stage.keys
     used = [key.decode() for key in await stage.line.ask("ZREVRANGE", keys.held("r0"), 0, 7)]
-    records: list[Command] = [("HSET", keys.own_prefix + key, "r0", "garbage") for key in used[:4]]
-    records += [("HSET", keys.own_prefix + key, "ghost", "1 resident gpu x") for key in used[4:]]
+    records: list[Command] = [("HSET", keys.own(key), "r0", "garbage") for key in used[:4]]
+    records += [("HSET", keys.own(key), "ghost", "1 resident gpu x") for key in used[4:]]
     tips = await stage.line.ask("HKEYS", keys.bound_slot(0)) or await stage.line.ask("HKEYS", keys.bound_slot(1))
     return [
         *records,

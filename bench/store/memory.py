@@ -61,7 +61,7 @@ async def fill(wire: Wire, names: PoolKeys, kind: str, keys: int, advance: Calla
         replica = f"r{number % REPLICAS}"
         record, members = _records(kind, number, used_ms), list[str]()
         for depth, key in enumerate(chain, 1):
-            wire.send("HSET", names.own_prefix + key, replica, record(depth))
+            wire.send("HSET", names.own(key), replica, record(depth))
             members += (f"{used_ms + (len(chain) - depth) / 1000:.3f}", key)
         wire.send("ZADD", names.held(replica), *members)
         last = wire.send("HINCRBY", names.owned_tokens, replica, TOKENS_PER_KEY * len(chain))
@@ -80,7 +80,7 @@ async def measure(url: str, kind: str, keys: int, calls: int, advance: Callable[
     before_bytes = int((await info(wire, "memory"))["used_memory"])
     chains = await fill(wire, names, kind, keys, advance)
     used_bytes = int((await info(wire, "memory"))["used_memory"])
-    encoding = (await wire.send("OBJECT", "ENCODING", names.own_prefix + chains[0][0])).decode()
+    encoding = (await wire.send("OBJECT", "ENCODING", names.own(chains[0][0]))).decode()
     bench = Bench(wire, pool, allow_oom)
     times = await bench.measure(lambda: random.choice(chains), calls)
     await wire.close()

@@ -139,7 +139,7 @@ class AgentStore:
         known = await self.record() if not started else None
         self.incarnation = started or (known.incarnation if known else "life-1")
         record = ReplicaRecord(self._replica, self.incarnation, "ready", capacity_tokens, 0, url)
-        await self._run("register", self.keys.of_register, record.script_args(only_if_absent=True))
+        await self._run("register", **record.register_arguments(only_if_absent=True))
 
     async def record(self) -> ReplicaRecord | None:
         """The replica's record in the registry. Raises StoreDown if it cannot be read."""
@@ -164,26 +164,19 @@ class AgentStore:
         """One heartbeat. If another agent holds the replica, returns the seconds until it may be free. Raises Fenced.
 
         Call it again only when the measured prompts of the last answer are applied."""
-        k = self.keys
         reply = await self._run(
             "attend",
-            (
-                *(k.agents, k.replicas, k.asks, k.measured(self._replica), k.engines, k.entries),
-                *(k.events(self._replica), k.cursors),
-            ),
-            (
-                self._replica,
-                self._agent,
-                self.incarnation,
-                0 if leaving else LEASE_MS,
-                vitals.mode,
-                int(vitals.is_relearning),
-                vitals.waiting,
-                "" if vitals.seq is None else vitals.seq,
-                orjson.dumps(vitals.counters) if vitals.counters else "",
-                len(self._taken),
-                self._taken[-1] if self._taken else "",
-            ),
+            replica=self._replica,
+            agent=self._agent,
+            incarnation=self.incarnation,
+            lease_ms=0 if leaving else LEASE_MS,
+            mode=vitals.mode,
+            relearning=int(vitals.is_relearning),
+            waiting=vitals.waiting,
+            seq="" if vitals.seq is None else vitals.seq,
+            counters=orjson.dumps(vitals.counters) if vitals.counters else "",
+            taken=len(self._taken),
+            last_taken=self._taken[-1] if self._taken else "",
         )
         if reply[0] == b"held":
             return float(reply[1]) / 1000
@@ -224,11 +217,16 @@ class AgentStore:
 
     async def _publish(self, lines: str, age_s: float, seq: int | None) -> int:
         """Needs a heartbeat first, which tells the length of the stream."""
-        k, up_to, entries = self.keys, "" if seq is None else seq, self._entries or 0
         number = await self._run(
             "publish",
-            (k.agents, k.replicas, k.entries, k.events(self._replica), k.cursors),
-            (self._replica, self._agent, self.incarnation, STREAM_CAP, int(age_s * 1000), up_to, entries, lines),
+            replica=self._replica,
+            agent=self._agent,
+            incarnation=self.incarnation,
+            cap=STREAM_CAP,
+            age_ms=int(age_s * 1000),
+            seq="" if seq is None else seq,
+            last_entry=self._entries or 0,
+            transitions=lines,
         )
         if number == 0:
             raise Fenced("another agent holds the replica")
@@ -254,8 +252,7 @@ class AgentStore:
         found: list[Resident] = []
         for start in range(0, len(keys), _BATCH):
             part = keys[start : start + _BATCH]
-            own = self.keys.own_prefix
-            texts = await asyncio.gather(*(self.ask("HGET", own + key, self._replica) for key in part))
+            texts = await asyncio.gather(*(self.ask("HGET", self.keys.own(key), self._replica) for key in part))
             found += [
                 resident
                 for key, text in zip(part, texts, strict=True)
@@ -263,8 +260,9 @@ class AgentStore:
             ]
         return found
 
-    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        return await answered(self._wire.run(load(name, self._allow_oom), keys, args), _ANSWER_S)
+    async def _run(self, name: str, **arguments: Any) -> Any:
+        script = load(name, self._allow_oom)
+        return await answered(self._wire.run(script, script.operands(self.keys, **arguments)), _ANSWER_S)
 
     async def ask(self, *command: Any) -> Any:
         """A plain command."""

@@ -1,9 +1,9 @@
-"""Applies the event streams of replicas to the map: in order, exactly once, under a lease per replica.
+"""Applies the replicas' event streams to the map: in order, exactly once, under one lease per replica.
 
-Every gateway runs one for each pool, on a connection of its own, so that a placement never waits behind it; `kvgate
-coordinator` runs nothing else. The cursor of a stream is in Redis and moves in the script that applies an entry:
-whoever dies between reading and applying has changed nothing, and the next holder of the lease reads the same entry
-again.
+Every gateway runs one applier per pool, on a connection of its own, so that a placement never waits behind it; `kvgate
+coordinator` runs nothing else. A stream's cursor is in Redis and moves in the script that applies an entry. So a
+process that dies between reading and applying has changed nothing, and the next holder of the lease reads the same
+entry again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one entry of a stream did. `lag_ms`: from the engine's event to the map."""
+    """One entry that was applied. `lag_ms` is the time from the engine's event to the map."""
 
     pool: str
     replica: str
@@ -66,7 +66,7 @@ class _Entry(NamedTuple):
 
 
 class Appliers:
-    """An Applier for every pool that `pools` names, now or later. `run()` as a task."""
+    """An Applier for every pool that `pools` names, now or later. Run `run()` as a task."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Appliers:
 
 
 class Applier:
-    """Applies its share of a pool's streams; `observe` is told of every entry applied. `run()` as a task."""
+    """Applies its share of a pool's streams and calls `observe` for every entry. Run `run()` as a task."""
 
     def __init__(self, url: str, who: str, pool: str, observe: Callable[[Applied], None], namespace: str = "") -> None:
         self._url = url
@@ -110,7 +110,7 @@ class Applier:
 
     @property
     def held(self) -> list[str]:
-        """The replicas whose streams this one applies now."""
+        """The replicas whose streams it applies now."""
         return sorted(self._cursors)
 
     async def run(self) -> None:
@@ -129,7 +129,7 @@ class Applier:
                 raise
             except StoreError as error:
                 self._failed(error)
-            except Exception as error:  # a stream that cannot be read must not end the others for good
+            except Exception as error:  # a stream that cannot be read must not stop the others for good
                 _log.error("applying failed", pool=self._pool, error=type(error).__name__, detail=str(error))
             finally:
                 self._cursors.clear()
@@ -154,7 +154,7 @@ class Applier:
                 await asyncio.sleep(max(0.0, self._lead_at_s - loop.time()))
                 continue
             for replica, entries in await self._read(wire):
-                await self._lead_when_due(wire)  # many long streams must not cost the leases
+                await self._lead_when_due(wire)  # leases must not lapse behind many long streams
                 if replica in self._cursors:
                     await self._apply(wire, replica, entries)
 
@@ -173,9 +173,8 @@ class Applier:
         self._cursors = cursors
 
     def _run_lead(self, wire: Wire, *, leaving: bool) -> asyncio.Future[Any]:
-        k = self._keys
-        keys = (k.leases, k.agents, k.cursors, k.asks)
-        return wire.run(load("lead", self._allow_oom), keys, (self._who, LEASE_MS, int(leaving)))
+        script = load("lead", self._allow_oom)
+        return wire.run(script, script.operands(self._keys, applier=self._who, lease_ms=LEASE_MS, leaving=leaving))
 
     async def _give_back(self, wire: Wire) -> None:
         if not self._cursors:
@@ -186,7 +185,7 @@ class Applier:
             return
 
     async def _read(self, wire: Wire) -> list[tuple[str, list[_Entry]]]:
-        """New entries of the streams held, waiting a moment for the first."""
+        """New entries of the streams held; waits 200 ms for the first."""
         replica_of = {self._keys.events(replica): replica for replica in self.held}
         after = [cursor.split(" ")[0] or "0" for _, cursor in sorted(self._cursors.items())]
         asked = wire.send("XREAD", "COUNT", _ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", *replica_of, *after)
@@ -194,7 +193,7 @@ class Applier:
         return [(replica_of[readable(name)], self._readable(wire, name, entries)) for name, entries in reply or ()]
 
     def _readable(self, wire: Wire, stream: bytes, entries: Sequence[Any]) -> list[_Entry]:
-        """The entries that agents wrote; what somebody else put there is taken out, or nothing behind it were read."""
+        """The entries that agents wrote. Other entries are deleted, as nothing behind them could be read otherwise."""
         found = []
         for stream_id, flat in entries:
             try:
@@ -208,7 +207,7 @@ class Applier:
         """Apply entries in order, in one write: each expects the cursor that the one before it leaves."""
         cursor, replies = self._cursors[replica], []
         for entry in entries:
-            replies.append(wire.run(load("apply", self._allow_oom), *self._call(replica, cursor, entry)))
+            replies.append(self._run_apply(wire, replica, cursor, entry))
             cursor = entry.cursor
         for entry, reply in zip(entries, replies, strict=True):
             status, *rest = await answered(reply, _ANSWER_S)
@@ -217,17 +216,26 @@ class Applier:
                 self._observe(Applied(self._pool, replica, len(entry.transitions), int(rest[0]), rest[1] == 1))
             elif status == b"moved":
                 self._cursors[replica] = readable(rest[0])
-                return  # another one has applied them: read on from there
+                return  # another applier has applied them: continue from there
             else:
                 del self._cursors[replica]
                 return
 
-    def _call(self, replica: str, cursor: str, entry: _Entry) -> tuple[list[str], list[str]]:
-        k = self._keys
-        named = [k.own_prefix + line.split(" ", 2)[1] for line in entry.transitions if line[0] in "+-"]
-        keys = [k.leases, k.cursors, k.replicas, k.owned_tokens, k.held(replica), k.asks, *named]
-        args = [self._who, replica, cursor, entry.id, entry.number, entry.incarnation, entry.at_ms]
-        return keys, [*args, *entry.transitions]
+    def _run_apply(self, wire: Wire, replica: str, cursor: str, entry: _Entry) -> asyncio.Future[Any]:
+        script = load("apply", self._allow_oom)
+        operands = script.operands(
+            self._keys,
+            applier=self._who,
+            replica=replica,
+            known_cursor=cursor,
+            stream_id=entry.id,
+            number=entry.number,
+            incarnation=entry.incarnation,
+            happened_ms=entry.at_ms,
+            keys=[line.split(" ", 2)[1] for line in entry.transitions if line[0] in "+-"],
+            transitions=entry.transitions,
+        )
+        return wire.run(script, operands)
 
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:

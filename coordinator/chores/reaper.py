@@ -1,9 +1,9 @@
-"""Reaping dead gateways, beside the heartbeat and a bounded piece at a time.
+"""Reaps dead gateways, beside the heartbeat, in pieces of bounded size.
 
-Whoever's beat names a dead gateway gives its load back at once (lua/reap.lua). What its requests had claimed takes
-longer to see to: their reservations wait in `reaped`, and the gateway that does the pool's chores takes them from
-there. One is taken out when its claims are seen to. So if that gateway dies in the middle, the next one goes on.
-Seeing to claims twice changes nothing.
+A gateway whose heartbeat names a dead gateway gives that one's load back at once (lua/reap.lua). Handling the claims of
+its requests takes longer: their reservations wait in `reaped` for the gateway that does the pool's chores. Each is
+removed when its claims are handled. So if that gateway dies in the middle, the next one continues. Handling claims
+twice changes nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from coordinator.registry import PoolState
 _log = structlog.get_logger("kvgate.reaper")
 
 _GIVEN_BACK_AT_ONCE = 256
-_SEEN_TO_AT_ONCE = 16
+_HANDLED_AT_ONCE = 16
 _KEYS_AT_ONCE = 256
-"""Of chains that are seen to: two or three ms of Redis' time, for which placements on the same connection wait."""
+"""Two or three ms of Redis' time, for which placements on the same connection wait."""
 
 
 class _Reaped(NamedTuple):
@@ -41,42 +41,41 @@ class Reaper:
         self._pool = pool
         self._task: asyncio.Task[None] | None = None
 
-    def go_on(self, fleet: PoolState) -> None:
-        """Begin with what a beat has told of, unless that is under way."""
-        is_mine = fleet.reaped > 0 and fleet.worker == self._pool.gateway
-        if (fleet.expired_gateways or is_mine) and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run(fleet))
+    def go_on(self, state: PoolState) -> None:
+        """Start to reap what a heartbeat named, unless reaping is under way."""
+        is_mine = state.reaped > 0 and state.worker == self._pool.gateway
+        if (state.expired_gateways or is_mine) and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run(state))
 
     def close(self) -> None:
-        """The connection is gone: whoever beats next goes on."""
+        """The connection is gone: the next gateway that beats continues."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, fleet: PoolState) -> None:
+    async def _run(self, state: PoolState) -> None:
         try:
-            await self.reap(fleet)
+            await self.reap(state)
         except StoreError as error:
             _log.info("reaping broke off", pool=self._pool.name, reason=str(error))
         except Exception as error:  # nobody awaits it
             _log.error("reaping failed", pool=self._pool.name, error=type(error).__name__)
 
-    async def reap(self, fleet: PoolState) -> None:
-        """Give back what the gateways that a beat named had reserved; who does the pool's chores sees to the claims of
-        all that was given back. Raises StoreError."""
+    async def reap(self, state: PoolState) -> None:
+        """Give back what the gateways that a heartbeat named had reserved. The gateway that does the pool's chores also
+        handles the claims of all reservations given back. Raises StoreError."""
         k = self._pool.keys
-        for gateway in fleet.expired_gateways:
-            keys = (*k.of_load(gateway), k.reaped)
-            while await self._pool.run("reap", keys, (gateway, _GIVEN_BACK_AT_ONCE)):
+        for gateway in state.expired_gateways:
+            while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
                 pass
-        if fleet.worker == self._pool.gateway:
+        if state.worker == self._pool.gateway:
             waiting = await self._pool.read("HKEYS", k.reaped)
-            for start in range(0, len(waiting), _SEEN_TO_AT_ONCE):
-                await self._see_to(waiting[start : start + _SEEN_TO_AT_ONCE])
+            for start in range(0, len(waiting), _HANDLED_AT_ONCE):
+                await self._handle_claims(waiting[start : start + _HANDLED_AT_ONCE])
 
-    async def _see_to(self, reservations: Sequence[bytes]) -> None:
-        """See to the claims of these requests. Where events tell what a replica computed, what they did not confirm by
-        now was not; elsewhere they are claims like others, to be held. One that is in flight again, as its gateway came
-        back, is left alone."""
+    async def _handle_claims(self, reservations: Sequence[bytes]) -> None:
+        """Handle the claims of these requests. If a replica's events tell what it computed, claims that are not
+        confirmed by now are withdrawn. Otherwise they are claims like others, and are held. A request that is in flight
+        again, because its gateway came back, is left alone."""
         pool, k = self._pool, self._pool.keys
         entries = await pool.read("HMGET", k.reaped, *reservations)
         reaped = [one for one in map(_parse, reservations, entries) if one is not None]
@@ -86,7 +85,7 @@ class Reaper:
         unconfirmed: list[tuple[_Reaped, list[str]]] = []
         for one, bound in zip(lost, chains, strict=True):
             chain = bound.decode().split(" ")[5:] if bound is not None else []
-            if pool.fleet is not None and pool.fleet.is_followed(one.replica):
+            if pool.state is not None and pool.state.is_followed(one.replica):
                 unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
             elif chain:
                 pool.hold_at_once(one.replica, chain)
@@ -94,7 +93,7 @@ class Reaper:
         await pool.read("HDEL", k.reaped, *reservations)
 
     async def _take_back(self, claimed: Sequence[tuple[_Reaped, Sequence[str]]]) -> None:
-        """Withdraw these keys' claims, so many at once."""
+        """Withdraw these keys' claims, _KEYS_AT_ONCE at a time."""
         sent: list[asyncio.Future[Any]] = []
         keys = 0
         for one, chain in claimed:
@@ -107,7 +106,7 @@ class Reaper:
 
 
 def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
-    """None where it was seen to meanwhile, or cannot be read."""
+    """None if it was handled meanwhile, or cannot be read."""
     fields = entry.decode(errors="replace").split(" ") if entry is not None else []
     if len(fields) != 6:
         return None
@@ -116,7 +115,7 @@ def _parse(reservation: bytes, entry: bytes | None) -> _Reaped | None:
 
 
 async def _all_done(withdrawals: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait for them. Raises StoreError, but not where Redis refused one: it would refuse it again."""
+    """Wait for them. Raises StoreError, but not if Redis refused one: it would refuse it again."""
     for outcome in await asyncio.gather(*withdrawals, return_exceptions=True):
         if isinstance(outcome, StoreRefused):
             _log.warning("claims of a dead gateway were not withdrawn", reason=str(outcome))

@@ -1,8 +1,8 @@
-"""What cannot be read in a pool's keys is mended by whoever does its chores, and told of once.
+"""Repairs records in a pool's keys that cannot be read, and logs each once. The gateway that does the chores runs it.
 
-`repair` looks over all that is one for a pool, with every heartbeat: it is cheap while there is nothing to mend, and
-sums load again in one step where there is (see lua/repair.lua). A replica's owned_tokens are the sum of thousands of
-keys: they are summed in pieces (lua/recount.lua), which a change in between sends back to the start.
+`repair` checks every key that a pool has once, with every heartbeat. This is cheap while all can be read; if not, it
+sums load again in one step (see lua/repair.lua). A replica's owned_tokens are the sum of thousands of keys, so they are
+summed in pieces (lua/recount.lua); a change between two pieces starts the sum again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ KEYS = (
     *("asks", "reports", "entries", "cursors", "tiers", "turn", "unreadable", "reaped", "progress"),
     *("flight", "own", "held", "events", "measured", "bound"),
 )
-"""By which is counted what could not be read."""
-LOOK_THROUGH_EVERY_MS = 60_000
-"""How often all that is in flight is looked through; what holds sums is looked at each time."""
+"""The names under which unreadable records are counted."""
+CHECK_FLIGHT_EVERY_MS = 60_000
+"""How often everything in flight is checked; the sums are checked each time."""
 AGAIN_MS = 2_000
-"""Keys are written into `held` a little behind their owner's record, so a sum may lack some. So long after, it is
+"""Keys are written into `held` a little later than their owner's record, so a sum may lack some. After this time it is
 compared with its keys, and made again until it was right at one moment."""
 _PIECE = 512
 _STRICT_PASSES = 8
-"""So often a sum is begun again where something changed under it; then it is finished as it is."""
+"""How often a sum is started again because it changed meanwhile; after that it is finished as it is."""
 _MAX_TOLD = 1024
 _KEY = re.compile(rb"[0-9a-f]{32}")
 
 
 @dataclass(slots=True)
 class _Recount:
-    """One replica's owned_tokens on their way to be summed; goes on where a round was cut off."""
+    """The sum of one replica's owned_tokens so far; it continues after a round that was cut off."""
 
     is_comparison: bool = False
     due_ms: int = 0
@@ -48,38 +48,38 @@ class _Recount:
 
 
 class Repair:
-    """Of one pool, as one gateway does it. Raises StoreError."""
+    """Repairs one pool. Its methods raise StoreError."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._recounts: dict[str, _Recount] = {}
         self._told: set[tuple[str, str]] = set()
-        self._looked_through_ms = 0
+        self._flight_checked_ms = 0
 
-    async def look(self) -> None:
-        """Mend what can be mended in one step, and note whose owned_tokens have to be summed."""
-        fleet = self._pool.fleet
-        known = fleet.replicas.values() if fleet is not None else ()
-        looks_through = fleet is not None and fleet.now_ms >= self._looked_through_ms + LOOK_THROUGH_EVERY_MS
-        if fleet is not None and looks_through:
-            self._looked_through_ms = fleet.now_ms
-        args = [int(looks_through), *(text for record in known for text in (record.replica, record.text))]
-        found, replicas = await self._pool.run("repair", self._pool.keys.of_repair, args)
+    async def repair(self) -> None:
+        """Repair what one step can repair, and note whose owned_tokens must be summed."""
+        state = self._pool.state
+        known = state.replicas.values() if state is not None else ()
+        check_flight = state is not None and state.now_ms >= self._flight_checked_ms + CHECK_FLIGHT_EVERY_MS
+        if state is not None and check_flight:
+            self._flight_checked_ms = state.now_ms
+        records = [(record.replica, record.text) for record in known]
+        found, replicas = await self._pool.run("repair", check_flight=check_flight, known=records)
         for at in range(0, len(found), 3):
             self._tell(readable(found[at]), readable(found[at + 1]), int(found[at + 2]))
         for replica in map(readable, replicas):
             if replica not in self._recounts or self._recounts[replica].is_comparison:
                 self._recounts[replica] = _Recount()
 
-    async def recount(self, fleet: PoolState) -> None:
-        """Sum owned_tokens again, of the replicas of which that is due."""
+    async def recount(self, state: PoolState) -> None:
+        """Sum owned_tokens again for the replicas for which it is due."""
         for replica, recount in list(self._recounts.items()):
-            if replica not in fleet.replicas:
+            if replica not in state.replicas:
                 del self._recounts[replica]
-            elif fleet.now_ms >= recount.due_ms:
+            elif state.now_ms >= recount.due_ms:
                 if not recount.is_comparison:
                     await self._sum(replica, recount)
-                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=fleet.now_ms + AGAIN_MS)
+                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=state.now_ms + AGAIN_MS)
                 elif await self._is_right(replica):
                     del self._recounts[replica]
                 else:
@@ -91,15 +91,14 @@ class Repair:
             if not recount.sum_so_far:
                 recount.keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
             piece = recount.keys[:_PIECE]
-            own = [k.own_prefix + key for key in piece]
             so_far = recount.sum_so_far
             if so_far and recount.passes >= _STRICT_PASSES:
                 so_far = "-"
-            total = int(await self._pool.run("recount", [k.replicas, k.owned_tokens, *own], [replica, so_far]))
+            total = int(await self._pool.run("recount", replica=replica, sum_so_far=so_far, keys=piece))
             if total < 0:
                 recount.passes, recount.sum_so_far = recount.passes + 1, ""
                 if recount.passes > 2 * _STRICT_PASSES:
-                    return  # its own record is not there to be read: the next look tells
+                    return  # its own record cannot be read: the next repair reports it
                 continue
             del recount.keys[:_PIECE]
             recount.sum_so_far = str(total)
@@ -107,16 +106,16 @@ class Repair:
                 return
 
     async def _is_right(self, replica: str) -> bool:
-        """Whether the sum is that of the replica's keys. True where it changes all the time, too."""
+        """Whether the sum is that of the replica's keys; also true if it changes all the time."""
         k = self._pool.keys
         for _ in range(_STRICT_PASSES):
             keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
             total, stood = 0, set()
             for start in range(0, max(1, len(keys)), _PIECE):
-                own = [k.own_prefix + key for key in keys[start : start + _PIECE]]
-                told = await self._pool.run("recount", [k.replicas, k.owned_tokens, *own], [replica, "?"])
+                piece = keys[start : start + _PIECE]
+                told = await self._pool.run("recount", replica=replica, sum_so_far="?", keys=piece)
                 if not isinstance(told, list):
-                    return True  # its own record is not there to be read: the next look tells
+                    return True  # its own record cannot be read: the next repair reports it
                 total += int(told[0])
                 stood.add(told[1])
             if len(stood) == 1:
@@ -131,7 +130,7 @@ class Repair:
 
 
 def prefix_keys(pool: Pool, replica: str, members: Sequence[bytes]) -> list[str]:
-    """Those members of `held` that are prefix keys; others are taken out and counted."""
+    """The members of `held` that are prefix keys; others are removed and counted."""
     others = [member for member in members if not _KEY.fullmatch(member)]
     if others:
         pool.unreadable["held"] += len(others)

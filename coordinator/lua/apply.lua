@@ -1,63 +1,70 @@
--- Applies one entry of a replica's event stream to the map, and moves the cursor behind it, in one step: exactly once,
--- whoever dies in between. Entries come in order; one that is missing (the stream's cap cut it off) voids what was
--- said before, and the agent is asked to say everything again.
+-- Applies one entry of a replica's event stream to the map and moves the cursor behind it, in one step. So each entry
+-- is applied exactly once, even if a process dies in between. Entries come in order. If one is missing (the stream's
+-- cap cut it off), everything said before is void, and the agent is asked to say it again.
 --
--- KEYS[1] leases   KEYS[2] cursors   KEYS[3] replicas   KEYS[4] owned_tokens   KEYS[5] held:<replica>   KEYS[6] asks
--- KEYS[7..] own:<key>, one for each transition that names a key, in order
--- ARGV[1] who   ARGV[2] replica   ARGV[3] the cursor as known   ARGV[4] the entry's stream id   ARGV[5] its number
--- ARGV[6] its incarnation   ARGV[7] at_ms   ARGV[8..] transitions (see publish)
--- Returns {"ok", lag_ms, 1 if entries were missing}, {"moved", cursor} where the cursor is another, or {"lost"} where
---         the lease is another's, or the replica's record cannot be read.
+-- KEYS
+--   hash    leases, cursors, replicas, owned_tokens
+--   zset    held:<replica>
+--   hash    asks
+--   hash    own:<key>...: one for each transition that names a key, in the same order
+-- ARGV
+--   text    applier: who applies
+--   text    replica
+--   text    known_cursor: the cursor as the applier knows it
+--   text    stream_id, number, incarnation: of the entry
+--   number  happened_ms: when the oldest event in the entry happened
+--   text    transitions...: see publish
+-- Returns {"ok", lag_ms, 1 if entries were missing, else 0}, {"moved", cursor} if the cursor is another one, or
+-- {"lost"} if another process has the lease, or the replica's record cannot be read.
 
 -- include time
 -- include owned
 -- include entries
 
-check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6])
-redis.call('ZCARD', KEYS[5])
+check_hashes(leases_key, cursors_key, replicas_key, owned_tokens_key, asks_key)
+redis.call('ZCARD', held_key)
 local now = now_ms()
-local replica = ARGV[2]
-local holder = string.match(redis.call('HGET', KEYS[1], 'events:' .. replica) or '', '^%S+')
-if holder ~= ARGV[1] then
+local holder = string.match(redis.call('HGET', leases_key, 'events:' .. replica) or '', '^%S+')
+if holder ~= applier then
   return { 'lost' }
 end
-local cursor, last, is_lost = cursor_of(KEYS[2], replica)
-if cursor ~= ARGV[3] then
+local cursor, last, is_lost = cursor_of(cursors_key, replica)
+if cursor ~= known_cursor then
   return { 'moved', cursor }
 end
-local record = redis.call('HGET', KEYS[3], replica)
-local incarnation, state, capacity, since_ms, floor, url =
+local record = redis.call('HGET', replicas_key, replica)
+local current, state, capacity, since_ms, floor, url =
   string.match(record or '', '^(%S+) (%S+) (%d+) (%d+) (%d+) (%S+)')
-if record and incarnation == nil then
+if record and current == nil then
   return { 'lost' }
 end
 if is_lost then
-  tell(KEYS[2], replica)
+  tell(cursors_key, replica)
 end
-local number = tonumber(ARGV[5])
-redis.call('HSET', KEYS[2], replica, ARGV[4] .. ' ' .. ARGV[5])
+redis.call('HSET', cursors_key, replica, stream_id .. ' ' .. number)
 
-local lag_ms = now - tonumber(ARGV[7])
-if incarnation ~= ARGV[6] then
+local lag_ms = now - happened_ms
+if incarnation ~= current then
   return { 'ok', lag_ms, 0 }
 end
 floor = tonumber(floor)
-local missing = number ~= last + 1
+local entry_number = tonumber(number)
+local missing = entry_number ~= last + 1
 if missing then
-  floor = math.max(floor, number)
-  if not redis.call('HGET', KEYS[6], replica) then
-    redis.call('HSET', KEYS[6], replica, 'restate')
+  floor = math.max(floor, entry_number)
+  if not redis.call('HGET', asks_key, replica) then
+    redis.call('HSET', asks_key, replica, 'restate')
   end
 end
 
-local owned, index, since = 0, 6, tonumber(since_ms)
-local void = 0 -- what an entry says before a reset in it is void with the rest
-for i = 8, #ARGV do
+local owned, index, since = 0, OWN_OFFSET, tonumber(since_ms)
+local void = 0 -- everything that the entry says before a reset in it is void, too
+for i = TRANSITIONS_OFFSET + 1, #ARGV do
   if ARGV[i] == 'reset' then
-    void, floor = i, number
+    void, floor = i, entry_number
   end
 end
-for i = 8, #ARGV do
+for i = TRANSITIONS_OFFSET + 1, #ARGV do
   local what, rest = string.match(ARGV[i], '^(%S+) ?(.*)')
   if what == '+' or what == '-' then
     index = index + 1
@@ -70,31 +77,31 @@ for i = 8, #ARGV do
     local record = field_of(KEYS[index], replica)
     local hits, used = '0', string.format('%d', math.max(now, since))
     if record then
-      owned = owned - counted_span(record, incarnation, since_ms, KEYS[4], replica)
+      owned = owned - counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
       local of, was_hits, was_used = string.match(record, '^(%S+) %S+ %S+ %S+ (%d+) (%d+)')
       if of == incarnation and tonumber(was_used) >= since then
         hits, used = was_hits, was_used
       end
     end
-    write_counted(KEYS[4], '', KEYS[index], replica, table.concat(
-      { incarnation, 'resident', medium, span, hits, used, ARGV[5], tokens, block_hash }, ' '))
-    redis.call('ZADD', KEYS[5], 'NX', used, key)
+    write_counted(owned_tokens_key, '', KEYS[index], replica, table.concat(
+      { incarnation, 'resident', medium, span, hits, used, number, tokens, block_hash }, ' '))
+    redis.call('ZADD', held_key, 'NX', used, key)
     owned = owned + tonumber(span)
   elseif what == '-' then
-    -- A claim stays: entries are in order, so whoever made it computes the key again after this.
+    -- A claim stays: entries are in order, so the request that made it computes the key again after this.
     local record = field_of(KEYS[index], replica)
     if record and string.find(record, '^%S+ resident ') then
-      owned = owned - counted_span(record, incarnation, since_ms, KEYS[4], replica)
+      owned = owned - counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
       redis.call('HDEL', KEYS[index], replica)
-      redis.call('ZREM', KEYS[5], rest)
+      redis.call('ZREM', held_key, rest)
     end
   elseif what == 'floor' then
     floor = math.max(floor, tonumber(rest))
   end
 end
 if owned ~= 0 then
-  add(KEYS[4], replica, owned)
+  add(owned_tokens_key, replica, owned)
 end
-redis.call('HSET', KEYS[3], replica, table.concat(
+redis.call('HSET', replicas_key, replica, table.concat(
   { incarnation, state, capacity, since_ms, string.format('%d', floor), url }, ' '))
 return { 'ok', lag_ms, missing and 1 or 0 }

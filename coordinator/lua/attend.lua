@@ -1,67 +1,76 @@
--- An agent's heartbeat: holds the replica for it (one agent at a time), says what it knows, and takes what it is told.
--- A record is "<agent> <incarnation> <lease_until_ms> <mode> <1 while relearning> <waiting> <seq>": `mode` is how chains
--- are learned (session | token_ids), `waiting` the engine's queue, `seq` the last engine batch that was worked in.
+-- An agent's heartbeat. It reserves the replica for this agent (one agent at a time), stores what the agent knows, and
+-- returns what the agent is asked. A record in `agents` is
+--   "<agent> <incarnation> <lease_until_ms> <mode> <1 while relearning, else 0> <waiting> <seq>"
+-- where `mode` tells how the agent learns which blocks a chain has (session | token_ids | none), `waiting` is the
+-- length of the engine's queue, and `seq` is the last engine batch that the agent has worked in.
 --
--- KEYS[1] agents   KEYS[2] replicas   KEYS[3] asks   KEYS[4] measured:<replica>   KEYS[5] engines   KEYS[6] entries
--- KEYS[7] events:<replica>   KEYS[8] cursors
--- ARGV[1] replica   ARGV[2] agent   ARGV[3] incarnation   ARGV[4] lease_ms (0: leave)   ARGV[5] mode
--- ARGV[6] relearning   ARGV[7] waiting   ARGV[8] seq ("": what the last agent of this life said stands)
--- ARGV[9] the engine's counters (JSON; "": not known)
--- ARGV[10] how many measured prompts of the last answer were worked in   ARGV[11] the last of these: an answer that did
---          not arrive is given again
--- Returns {"held", ms until it may be free} where another agent has it, {"unregistered"} where this is not the
---         replica's incarnation, {"unreadable"} where its record cannot be read, or {"ok", what was held before
---         ("": nothing), what is asked ("" | "restate" | "reset"),
---         measured prompts, entries published so far, 1 where this agent's own lease had lapsed}
+-- KEYS
+--   hash    agents, replicas, asks
+--   list    measured:<replica>
+--   hash    engines, entries
+--   stream  events:<replica>
+--   hash    cursors
+-- ARGV
+--   text    replica, agent, incarnation
+--   number  lease_ms: 0 if the agent leaves
+--   text    mode
+--   text    relearning: "1" or "0"
+--   text    waiting
+--   text    seq: "" keeps the number that the last agent of this incarnation said
+--   text    counters: the engine's, as JSON; "" if not known
+--   number  taken: how many measured prompts of the last answer the agent has worked in
+--   text    last_taken: the last of them. An answer that did not arrive is given again.
+-- Returns {"held", ms until the replica may be free} if another agent has it, {"unregistered"} if this is not the
+-- replica's current incarnation, {"unreadable"} if the replica's record cannot be read, or
+-- {"ok", the record in `agents` as it was ("": none), what the agent is asked ("" | "restate" | "reset"),
+-- measured prompts, entries published so far, 1 if this agent's own lease had lapsed, else 0}
 
 -- include time
 -- include entries
 
-check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6], KEYS[8])
-redis.call('LRANGE', KEYS[4], 0, 0)
-check_stream(KEYS[7])
+check_hashes(agents_key, replicas_key, asks_key, engines_key, entries_key, cursors_key)
+redis.call('LRANGE', measured_key, 0, 0)
+check_stream(events_key)
 local now = now_ms()
-local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local agent, of, until_ms, stood = string.match(record, '^(%S+) (%S+) (%d+) %S+ %S+ %S+ (%-?%d+)')
-if record ~= '' and agent == nil then
-  tell(KEYS[1], ARGV[1])
+local record = redis.call('HGET', agents_key, replica) or ''
+local holder, watched, until_ms, last_seq = string.match(record, '^(%S+) (%S+) (%d+) %S+ %S+ %S+ (%-?%d+)')
+if record ~= '' and holder == nil then
+  tell(agents_key, replica)
 end
-if agent and agent ~= ARGV[2] and tonumber(until_ms) >= now then
-  return { 'held', math.min(tonumber(until_ms) - now, tonumber(ARGV[4])) } -- longer only once the clock went back
+if holder and holder ~= agent and tonumber(until_ms) >= now then
+  return { 'held', math.min(tonumber(until_ms) - now, lease_ms) } -- it is longer only if the clock went back
 end
-if ARGV[4] == '0' then
-  if agent == ARGV[2] then -- what it knew is kept for its successor, and when it went
-    redis.call('HSET', KEYS[1], ARGV[1],
+if lease_ms == 0 then
+  if holder == agent then -- its record is kept for its successor, with the time at which it left
+    redis.call('HSET', agents_key, replica,
       (string.gsub(record, '^(%S+ %S+) %d+', '%1 ' .. string.format('%d', now - 1))))
   end
   return { 'ok', record, '', {}, 0, 0 }
 end
-local registered = redis.call('HGET', KEYS[2], ARGV[1])
+local registered = redis.call('HGET', replicas_key, replica)
 local current, floor = string.match(registered or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
 if registered and current == nil then
   return { 'unreadable' }
-elseif current ~= ARGV[3] then
+elseif current ~= incarnation then
   return { 'unregistered' }
 end
-local seq = ARGV[8]
 if seq == '' then
-  seq = of == ARGV[3] and stood or '-1'
+  seq = watched == incarnation and last_seq or '-1'
 end
-local lease_until = string.format('%d', now + tonumber(ARGV[4]))
-redis.call('HSET', KEYS[1], ARGV[1],
-  table.concat({ ARGV[2], ARGV[3], lease_until, ARGV[5], ARGV[6], ARGV[7], seq }, ' '))
-if ARGV[9] ~= '' then
-  redis.call('HSET', KEYS[5], ARGV[1], ARGV[9])
+local lease_until = string.format('%d', now + lease_ms)
+redis.call('HSET', agents_key, replica,
+  table.concat({ agent, incarnation, lease_until, mode, relearning, waiting, seq }, ' '))
+if counters ~= '' then
+  redis.call('HSET', engines_key, replica, counters)
 end
-local asked = redis.call('HGET', KEYS[3], ARGV[1]) or ''
+local asked = redis.call('HGET', asks_key, replica) or ''
 if asked ~= '' then
-  redis.call('HDEL', KEYS[3], ARGV[1])
+  redis.call('HDEL', asks_key, replica)
 end
-local taken = tonumber(ARGV[10])
-if taken > 0 and redis.call('LINDEX', KEYS[4], taken - 1) == ARGV[11] then
-  redis.call('LTRIM', KEYS[4], taken, -1)
+if taken > 0 and redis.call('LINDEX', measured_key, taken - 1) == last_taken then
+  redis.call('LTRIM', measured_key, taken, -1)
 end
-local measured = redis.call('LRANGE', KEYS[4], 0, -1)
-local entries = entries_of(KEYS[6], ARGV[1], KEYS[7], KEYS[8], floor)
-local lapsed = agent == ARGV[2] and tonumber(until_ms) < now and 1 or 0
+local measured = redis.call('LRANGE', measured_key, 0, -1)
+local entries = entries_of(entries_key, replica, events_key, cursors_key, floor)
+local lapsed = holder == agent and tonumber(until_ms) < now and 1 or 0
 return { 'ok', record, asked, measured, entries, lapsed }

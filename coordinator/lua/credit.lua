@@ -1,43 +1,49 @@
--- The engine said that it had cached more than the map knew: what it had is claimed in nobody's name, so that it does
--- not lapse for want of an event.
+-- The engine had cached more of a prompt than the map knew. Its keys are claimed in nobody's name, so that the claims
+-- do not lapse for want of an event.
 --
--- KEYS[1] replicas   KEYS[2] owned_tokens   KEYS[3] held:<replica>   KEYS[4..] own:<key>, shallow to deep
--- ARGV[1] replica   ARGV[2] incarnation   ARGV[3] reservation id of the request that was told
--- ARGV[4..] pairs: key (32 hex), span_tokens, in the order of KEYS[4..]
+-- KEYS
+--   hash    replicas, owned_tokens
+--   zset    held:<replica>
+--   hash    own:<key>...: shallow to deep
+-- ARGV
+--   text    replica, incarnation
+--   text    reservation: of the request whose answer told it
+--   text    spans(key, span_tokens)...: in the order of own
 -- Returns the number of keys credited.
 
 -- include time
 -- include load
 
-local incarnation, since_ms = life_of(KEYS[1], ARGV[1])
-check_hashes(KEYS[2])
-redis.call('ZCARD', KEYS[3])
-if incarnation ~= ARGV[2] then
+local current, since_ms = life_of(replicas_key, replica)
+check_hashes(owned_tokens_key)
+redis.call('ZCARD', held_key)
+if current ~= incarnation then
   return 0
 end
 local now_text = string.format('%d', math.max(now_ms(), tonumber(since_ms)))
 local credited, added_tokens = 0, 0
-for i = 4, #KEYS do
-  local key, span = ARGV[2 * i - 4], ARGV[2 * i - 3]
-  local record = field_of(KEYS[i], ARGV[1])
+for i = 1, #KEYS - OWN_OFFSET do
+  local own_key, at = KEYS[OWN_OFFSET + i], SPANS_OFFSET + (i - 1) * SPANS_SIZE
+  local key, span = ARGV[at + 1], ARGV[at + 2]
+  local record = field_of(own_key, replica)
   local of, kind, by
   if record then
     of, kind, by = string.match(record, '^(%S+) (%S+) %S+ %S+ %S+ %S+ (%S+)')
   end
   if of ~= incarnation then
     local claim = incarnation .. ' claim gpu ' .. span .. ' 0 ' .. now_text .. ' -'
-    write_counted(KEYS[2], '', KEYS[i], ARGV[1], claim)
+    write_counted(owned_tokens_key, '', own_key, replica, claim)
     if record and of == nil then
-      mark(KEYS[2], ARGV[1], 1)
+      mark(owned_tokens_key, replica, 1)
     end
-    redis.call('ZADD', KEYS[3], now_text, key)
+    redis.call('ZADD', held_key, now_text, key)
     credited, added_tokens = credited + 1, added_tokens + tonumber(span)
-  elseif kind == 'claim' and by == ARGV[3] then
-    redis.call('HSET', KEYS[i], ARGV[1], string.match(record, '^%S+ %S+ %S+ %S+ %S+ %S+') .. ' -')
+  elseif kind == 'claim' and by == reservation then
+    redis.call('HSET', own_key, replica, string.match(record, '^%S+ %S+ %S+ %S+ %S+ %S+') .. ' -')
     credited = credited + 1
   end
 end
 if added_tokens > 0 then
-  add(KEYS[2], ARGV[1], added_tokens)
+  add(owned_tokens_key, replica, added_tokens)
 end
 return credited

@@ -1,30 +1,35 @@
--- Takes, renews and hands over the leases under which event streams are applied, one per replica. Shares are even
--- among those who ask: who has more than his part of the replicas gives one back a beat, who has less takes what is
--- free. Who stops asking is counted until his leases lapse. What is given back is held by nobody ("-") for as long as
--- its lease would have lasted: its replica stays exact, for somebody will take it with his next beat. While a lease has
--- lapsed, what its replica holds is not known, and may be trimmed: who takes it then asks the agent to say it again.
--- So it is where a cursor cannot be read: the stream is read from its start.
+-- Takes, renews and hands over the leases under which event streams are applied, one lease per replica. Shares are even
+-- among the appliers: one with more than its share gives one lease back at each beat, one with less takes free leases.
+-- An applier that stops asking is counted until its leases lapse. A lease that is given back is held by nobody ("-")
+-- for as long as it would have lasted: the replica stays exact, because another applier takes the lease with its next
+-- beat. While a lease has lapsed, it is not known what its replica holds, and its keys may be trimmed. So whoever takes
+-- a lapsed lease asks the agent to say everything again. The same holds if a cursor cannot be read: the stream is read
+-- from its start.
 --
--- KEYS[1] leases   KEYS[2] agents   KEYS[3] cursors   KEYS[4] asks
--- ARGV[1] who   ARGV[2] lease_ms   ARGV[3] "1": give all back and ask no more
--- Returns flat pairs of replica and cursor ("<stream id> <entry>", "": none yet), for the replicas held.
+-- KEYS
+--   hash    leases, agents, cursors, asks
+-- ARGV
+--   text    applier
+--   number  lease_ms
+--   flag    leaving: give all leases back and ask for none
+-- Returns flat pairs of replica and cursor ("<stream id> <entry>"; "" if there is none yet), for the replicas held.
 
 -- include time
 -- include entries
 
-check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+check_hashes(leases_key, agents_key, cursors_key, asks_key)
 local now, asking = now_ms(), 0
-local until_text = string.format('%d', now + tonumber(ARGV[2]))
-if ARGV[3] == '1' then
-  redis.call('HDEL', KEYS[1], 'applier:' .. ARGV[1])
+local until_text = string.format('%d', now + lease_ms)
+if leaving then
+  redis.call('HDEL', leases_key, 'applier:' .. applier)
 else
-  redis.call('HSET', KEYS[1], 'applier:' .. ARGV[1], until_text)
+  redis.call('HSET', leases_key, 'applier:' .. applier, until_text)
 end
-local leases = redis.call('HGETALL', KEYS[1])
+local leases = redis.call('HGETALL', leases_key)
 for i = 1, #leases, 2 do
   if string.match(leases[i], '^applier:') then
     if (tonumber(leases[i + 1]) or 0) < now then
-      redis.call('HDEL', KEYS[1], leases[i])
+      redis.call('HDEL', leases_key, leases[i])
     else
       asking = asking + 1
     end
@@ -32,12 +37,12 @@ for i = 1, #leases, 2 do
 end
 
 local held, free = {}, {}
-local replicas = redis.call('HKEYS', KEYS[2])
-local share = ARGV[3] == '1' and 0 or math.ceil(#replicas / asking)
+local replicas = redis.call('HKEYS', agents_key)
+local share = leaving and 0 or math.ceil(#replicas / asking)
 table.sort(replicas)
 for i = 1, #replicas do
-  local holder, until_ms = string.match(redis.call('HGET', KEYS[1], 'events:' .. replicas[i]) or '', '^(%S+) (%d+)')
-  if holder == ARGV[1] then
+  local holder, until_ms = string.match(redis.call('HGET', leases_key, 'events:' .. replicas[i]) or '', '^(%S+) (%d+)')
+  if holder == applier then
     held[#held + 1] = replicas[i]
   elseif holder == nil or holder == '-' or tonumber(until_ms) < now then
     free[#free + 1] = replicas[i]
@@ -47,24 +52,24 @@ for i = 1, math.min(#free, share - #held) do
   held[#held + 1] = free[i]
 end
 
-local kept = ARGV[3] == '1' and 0 or (#held > share and #held - 1 or #held)
+local kept = leaving and 0 or (#held > share and #held - 1 or #held)
 local answer = {}
 for i = 1, #held do
   local field = 'events:' .. held[i]
   if i > kept then
-    redis.call('HSET', KEYS[1], field, '- ' .. until_text)
+    redis.call('HSET', leases_key, field, '- ' .. until_text)
   else
-    local cursor, _, is_lost = cursor_of(KEYS[3], held[i])
+    local cursor, _, is_lost = cursor_of(cursors_key, held[i])
     if is_lost then
-      tell(KEYS[3], held[i])
-      redis.call('HDEL', KEYS[3], held[i])
+      tell(cursors_key, held[i])
+      redis.call('HDEL', cursors_key, held[i])
     end
-    local had_until_ms = string.match(redis.call('HGET', KEYS[1], field) or '', '^%S+ (%d+)$')
+    local had_until_ms = string.match(redis.call('HGET', leases_key, field) or '', '^%S+ (%d+)$')
     local has_lapsed = cursor ~= '' and tonumber(had_until_ms or 0) < now
-    if (is_lost or has_lapsed) and not redis.call('HGET', KEYS[4], held[i]) then
-      redis.call('HSET', KEYS[4], held[i], 'restate')
+    if (is_lost or has_lapsed) and not redis.call('HGET', asks_key, held[i]) then
+      redis.call('HSET', asks_key, held[i], 'restate')
     end
-    redis.call('HSET', KEYS[1], field, ARGV[1] .. ' ' .. until_text)
+    redis.call('HSET', leases_key, field, applier .. ' ' .. until_text)
     answer[#answer + 1] = held[i]
     answer[#answer + 1] = cursor
   end

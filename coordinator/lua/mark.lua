@@ -1,13 +1,17 @@
--- Changes a replica's state: who found it hanging, or working again, may be late.
+-- Changes a replica's state, unless the process that found it hanging, or working again, comes too late.
 --
--- KEYS[1] replicas
--- ARGV[1] replica   ARGV[2] incarnation   ARGV[3] the state that it was seen in   ARGV[4] its state from now on
--- Returns 1, or 0 where it lives another life or is in another state by now.
+-- KEYS
+--   hash    replicas
+-- ARGV
+--   text    replica, incarnation
+--   text    before: the state that it was seen in
+--   text    after: its state from now on
+-- Returns 1, or 0 if the replica has another incarnation or another state by now.
 
-local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local incarnation, state, rest = string.match(record, '^(%S+) (%S+) (.+)$')
-if incarnation ~= ARGV[2] or state ~= ARGV[3] then
+local record = redis.call('HGET', replicas_key, replica) or ''
+local current, state, rest = string.match(record, '^(%S+) (%S+) (.+)$')
+if current ~= incarnation or state ~= before then
   return 0
 end
-redis.call('HSET', KEYS[1], ARGV[1], table.concat({ incarnation, ARGV[4], rest }, ' '))
+redis.call('HSET', replicas_key, replica, table.concat({ incarnation, after, rest }, ' '))
 return 1

@@ -1,27 +1,31 @@
--- An answer's usage said how long a prompt was: its tip, while it still is this request's claim, is exact from now on, and
--- the replica's agent, where one listens, is told.
+-- An answer's usage told how long a prompt was. The record of its tip becomes exact, if it still is this request's
+-- claim, and the length is passed to the replica's agent.
 --
--- KEYS[1] own:<tip>   KEYS[2] measured:<replica>
--- ARGV[1] replica   ARGV[2] reservation id   ARGV[3] prompt_tokens   ARGV[4] what the agent is told (JSON; "": nothing)
--- ARGV[5] ttl_s of what the agent is told
--- Returns 1 where the claim was found, else 0.
+-- KEYS
+--   hash    own:<tip>
+--   list    measured:<replica>
+-- ARGV
+--   text    replica, reservation, prompt_tokens
+--   text    told: the JSON that the agent is told; "" if there is no agent
+--   text    ttl_s: of what the agent is told
+-- Returns 1 if the claim was found, else 0.
 
 -- include safe
 
-local MAX_TOLD = 512 -- until the agent comes for them: it does twice a second
+local MAX_TOLD = 512 -- the agent fetches them twice a second
 
-if ARGV[4] ~= '' then
-  write('RPUSH', KEYS[2], ARGV[4])
-  redis.call('LTRIM', KEYS[2], -MAX_TOLD, -1)
-  redis.call('EXPIRE', KEYS[2], ARGV[5])
+if told ~= '' then
+  write('RPUSH', measured_key, told)
+  redis.call('LTRIM', measured_key, -MAX_TOLD, -1)
+  redis.call('EXPIRE', measured_key, ttl_s)
 end
-local record = field_of(KEYS[1], ARGV[1])
+local record = field_of(own_key, replica)
 if not record then
   return 0
 end
 local head, by = string.match(record, '^(%S+ claim %S+ %S+ %S+ %S+) (%S+)')
-if by ~= ARGV[2] then
+if by ~= reservation then
   return 0
 end
-redis.call('HSET', KEYS[1], ARGV[1], head .. ' ' .. by .. ' ' .. ARGV[3])
+redis.call('HSET', own_key, replica, head .. ' ' .. by .. ' ' .. prompt_tokens)
 return 1

@@ -1,32 +1,45 @@
--- Chooses a replica for a request, reserves its load there and claims the request's chain for it: one atomic
--- step, so gateways cannot herd onto the replica that all of them just saw idle. In mode "explain" nothing is
--- written, and every candidate's cost comes back with its terms. A number that cannot be read counts as 0 for this one
--- decision, a replica whose record cannot be read is no candidate, and an owner's record that cannot be read is dropped.
+-- Chooses a replica for a request, reserves its load there and claims the request's chain for it, in one atomic step:
+-- so gateways cannot herd onto a replica that all of them just saw idle. With `explain` nothing is written, and every
+-- candidate's cost is returned with its terms. A number that cannot be read counts as 0 for this decision, a replica
+-- whose record cannot be read is no candidate, and an owner's record that cannot be read is dropped.
 --
--- KEYS[1] replicas   KEYS[2] breakers   KEYS[3] active   KEYS[4] backlog_tokens   KEYS[5] owned_tokens
--- KEYS[6] gateways   KEYS[7] flight:<gateway>   KEYS[8] turn   KEYS[9] bound   KEYS[10] agents   KEYS[11] reports
--- KEYS[12] leases   KEYS[13] tiers   KEYS[14..] own:<key>, shallow to deep (chunk:<key> and bound:<slot> are spelled from these)
--- ARGV[1] gateway   ARGV[2] epoch   ARGV[3] reservation id   ARGV[4] "place" | "explain"   ARGV[5] policy
--- ARGV[6] seed   ARGV[7] replicas tried (space separated)   ARGV[8] id of the failed attempt to give back ("": none)
--- ARGV[9] the only replica allowed ("": any)   ARGV[10] rendezvous order (space separated; consistent_hash only)
--- ARGV[11] prompt_tokens   ARGV[12] min_slack_requests   ARGV[13] load_factor   ARGV[14] request_cost_tokens
--- ARGV[15] copy_weight   ARGV[16] max_owners   ARGV[17] max_active_requests (0: no cap)
--- ARGV[18] probe_ms: how long a half-open breaker waits for its probe   ARGV[19] bind_ttl_ms: chains are kept for one to two of these
--- ARGV[20] the replicas that serve the model (space separated; "": all of the pool)
--- ARGV[21] the tip (32 hex; "-" without a chain)   ARGV[22] cpu_credit: what a token in CPU memory is worth (0..1)
--- ARGV[23] the chain's shape, for the agents: JSON   ARGV[24] "1": the engine can be asked to report reused blocks
--- ARGV[25] store_credit: what a token in LMCache's Redis tier is worth (0..1); both hold until they are measured
--- ARGV[26..] tokens behind each key, in the order of KEYS[14..]
+-- KEYS
+--   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
+--   string  turn
+--   hash    bound: the base of bound:<slot>
+--   hash    agents, reports, leases, tiers
+--   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
+-- ARGV
+--   text    gateway, epoch, reservation
+--   flag    explain
+--   text    policy
+--   number  seed
+--   text    tried: replicas that failed already, space separated
+--   text    release: the reservation of the failed attempt, to give back; "": none
+--   text    pinned: the only replica allowed; "": any
+--   text    order: the rendezvous order, space separated; for consistent_hash only
+--   number  prompt_tokens, min_slack_requests, load_factor, request_cost_tokens, copy_weight, max_owners
+--   number  max_active_requests: 0: no cap
+--   number  probe_ms: how long a half-open breaker waits for its probe
+--   number  bind_ttl_ms: chains are kept for one to two of these
+--   text    serving: the replicas that serve the model, space separated; "": all of the pool
+--   text    tip: "-" without a chain
+--   number  cpu_credit: what a token in CPU memory is worth (0..1) until it is measured
+--   text    shape: of the chain, for the agents: JSON
+--   flag    may_report: the engine can be asked to report reused blocks
+--   number  store_credit: what a token in LMCache's Redis tier is worth (0..1) until it is measured
+--   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
---          touch (1: the matched keys' last use is due), last_use_ms of the matched key, backlog_tokens,
---          the matched record's kind ("": none), its entry ("": a claim), now_ms,
---          mode (how the replica's agent learns chains; "": no agent), report (1: ask the engine to report reused blocks),
+--          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
+--          backlog_tokens, kind of the matched record ("": none), its entry ("": a claim), now_ms,
+--          mode (how the replica's agent learns chains; "": no agent),
+--          report (1: ask the engine to report reused blocks),
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load},
---         {"stale"} (this gateway must reassert), {"none"} (no replica), or in explain {"ok", JSON}
+--         {"stale"} (this gateway must reassert), {"none"} (no replica), or with `explain` {"ok", JSON}
 
-local FIRST_OWN, FIRST_TOKENS, TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 14, 26, 10000, 8, 100, 32
-local MAX_OPENINGS = 12 -- a breaker stays open for so many times probe_ms at most: what is said to last longer is over
+local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
+local MAX_OPENINGS = 12 -- a breaker stays open for at most so many times probe_ms; one that says longer counts as over
 
 -- include time
 -- include tables
@@ -37,39 +50,38 @@ local MAX_OPENINGS = 12 -- a breaker stays open for so many times probe_ms at mo
 -- include choose
 -- include bound
 
-local explain = ARGV[4] == 'explain'
 if not explain then
-  local lease = redis.call('HGET', KEYS[6], ARGV[1])
-  if not lease or string.match(lease, '^%d+') ~= ARGV[2] then
+  local lease = redis.call('HGET', gateways_key, gateway)
+  if not lease or string.match(lease, '^%d+') ~= epoch then
     return { 'stale' }
   end
-  if ARGV[8] ~= '' then
-    local entry = field_of(KEYS[7], ARGV[8])
+  if release ~= '' then
+    local entry = field_of(flight_key, release)
     if entry then
-      redis.call('HDEL', KEYS[7], ARGV[8])
-      give_back(entry, KEYS[1], KEYS[3], KEYS[4])
+      redis.call('HDEL', flight_key, release)
+      give_back(entry, replicas_key, active_key, backlog_tokens_key)
     end
   end
 end
 
 local now = now_ms()
-local seed = tonumber(ARGV[6])
 math.randomseed(seed)
 
--- The candidates: ready and not broken; failing that, ready with an open breaker; failing that, dead (better a try
--- than a refusal). Never one that was tried.
-local records, breakers = redis.call('HGETALL', KEYS[1]), pairs_of(KEYS[2])
+-- The candidates are the replicas that are ready and not broken; if there are none, those that are ready with an open
+-- breaker; if there are none, those that are dead: a try is better than a refusal. A replica that was tried is never
+-- one.
+local records, breakers = redis.call('HGETALL', replicas_key), pairs_of(breakers_key)
 local lives, capacities, record_of = {}, {}, {}
-local latest_open_ms = now + MAX_OPENINGS * tonumber(ARGV[18])
+local latest_open_ms = now + MAX_OPENINGS * probe_ms
 local good, broken, dead = {}, {}, {}
-local tried, serving = set_of(ARGV[7]), set_of(ARGV[20])
+local is_tried, serves = set_of(tried), set_of(serving)
 for i = 1, #records, 2 do
   local replica = records[i]
   local incarnation, state, capacity, floor = string.match(records[i + 1], '^(%S+) (%S+) (%d+) %d+ (%d+) %S')
   lives[replica], capacities[replica] = incarnation ~= nil and { incarnation, tonumber(floor) }, tonumber(capacity)
   record_of[replica] = records[i + 1]
-  local serves = incarnation and (ARGV[20] == '' or serving[replica])
-  if serves and (ARGV[9] == '' or ARGV[9] == replica) and not tried[replica] then
+  local is_served = incarnation and (serving == '' or serves[replica])
+  if is_served and (pinned == '' or pinned == replica) and not is_tried[replica] then
     local open_until = breakers[replica] and tonumber(string.match(breakers[replica], '^%d+ (%d+)')) or 0
     local tier = state ~= 'ready' and dead or (open_until > now and open_until <= latest_open_ms and broken or good)
     tier[#tier + 1] = replica
@@ -81,10 +93,9 @@ if #names == 0 then
   return { 'none' }
 end
 
-local count = #KEYS - FIRST_OWN + 1
-local prompt_tokens = tonumber(ARGV[11])
+local count = #KEYS - OWN_OFFSET
 local function tokens_at(index)
-  return index > 0 and tonumber(ARGV[FIRST_TOKENS + index - 1]) or 0
+  return index > 0 and tonumber(ARGV[TOKENS_OFFSET + index]) or 0
 end
 
 local start = 1
@@ -93,12 +104,12 @@ while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
 end
 local depth, held, top = walk(count, lives, not explain, start)
 
-local active, backlog, owned = pairs_of(KEYS[3]), pairs_of(KEYS[4]), pairs_of(KEYS[5])
+local active, backlog, owned = pairs_of(active_key), pairs_of(backlog_tokens_key), pairs_of(owned_tokens_key)
 local fleet = {
   count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {}, credit = {},
   cpu_credit = {}, store_credit = {}, held_tokens = 0,
 }
-if ARGV[5] == 'round_robin' then
+if policy == 'round_robin' then
   table.sort(names)
 end
 local best_depth = 0
@@ -115,9 +126,9 @@ for i = 1, #names do
 end
 fleet.held_tokens = tokens_at(best_depth)
 local stored_keys, stored_tokens =
-  weigh_tiers(fleet, held, KEYS[13], prompt_tokens, count, tonumber(ARGV[22]), tonumber(ARGV[25]))
+  weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_credit, store_credit)
 
--- Of a prefix, the hits that its best-used owner counts.
+-- The hits of the prefix, as its most used owner counts them.
 local hits = 0
 for replica, record in pairs(held) do
   if best_depth > 0 and depth[replica] == best_depth then
@@ -125,10 +136,9 @@ for replica, record in pairs(held) do
   end
 end
 
-local policy = ARGV[5]
 local knobs = {
-  min_slack = tonumber(ARGV[12]), load_factor = tonumber(ARGV[13]), request_cost_tokens = tonumber(ARGV[14]),
-  copy_weight = tonumber(ARGV[15]), max_active = tonumber(ARGV[17]),
+  min_slack = min_slack_requests, load_factor = load_factor, request_cost_tokens = request_cost_tokens,
+  copy_weight = copy_weight, max_active = max_active_requests,
 }
 local limit = guard_limit(fleet, knobs)
 local occupied = occupied_tokens(fleet)
@@ -140,8 +150,8 @@ end
 if policy == 'prefix_kv_aware' then
   chosen = least(fleet, limit, cost, occupied)
 elseif policy == 'round_robin' then
-  local turn = redis.pcall(explain and 'GET' or 'INCR', KEYS[8]) or 0
-  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0) -- an error where it cannot be read
+  local turn = redis.pcall(explain and 'GET' or 'INCR', turn_key) or 0
+  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0) -- a table is an error
   chosen = (turn - 1) % fleet.count + 1
 elseif policy == 'random' then
   chosen = math.random(fleet.count)
@@ -150,7 +160,7 @@ elseif policy == 'least_loaded' then
 elseif policy == 'power_of_two' then
   chosen = power_of_two(fleet)
 else
-  chosen = first_in_order(fleet, ARGV[10], limit)
+  chosen = first_in_order(fleet, order, limit)
 end
 
 local replica = names[chosen]
@@ -169,7 +179,7 @@ end
 local why = stored_keys > 0 and 'stored' or 'cold'
 if desperate then
   why = 'last_resort'
-elseif ARGV[9] ~= '' then
+elseif pinned ~= '' then
   why = 'pinned'
 elseif best_depth > 0 then
   why = matched == best_depth and 'hit' or (matched > 0 and 'partial_hit' or 'rebalanced')
@@ -193,8 +203,8 @@ if explain then
   }) }
 end
 
--- The claims: every key deeper than what the replica already owns. Above `top` no key exists, so the cap on
--- owners is only asked below it. A copy of a full key is not recorded: its credit is lost, nothing else.
+-- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists, so the cap on
+-- owners is checked only up to `top`. A copy of a key with max_owners owners is not recorded: only its credit is lost.
 local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
@@ -205,19 +215,20 @@ local function is_claimable(key)
     if holds(mine, lives[replica]) then
       return false
     end
-    claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, KEYS[5], replica) -- it is replaced
+    -- This record is replaced.
+    claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, owned_tokens_key, replica)
     return true
   end
   local owners = mine and 0 or redis.pcall('HLEN', key)
-  return type(owners) == 'table' or owners < tonumber(ARGV[16])
+  return type(owners) == 'table' or owners < max_owners
 end
-local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. ARGV[3]
+local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. reservation
 local behind = fleet.matched[chosen]
 for index = matched + 1, count do
-  local key = KEYS[FIRST_OWN + index - 1]
-  local span = tonumber(ARGV[FIRST_TOKENS + index - 1]) - behind
+  local key = KEYS[OWN_OFFSET + index]
+  local span = tonumber(ARGV[TOKENS_OFFSET + index]) - behind
   if index > top or is_claimable(key) then
-    write_counted(KEYS[5], '', key, replica, head .. span .. tail)
+    write_counted(owned_tokens_key, '', key, replica, head .. span .. tail)
     claimed_tokens = claimed_tokens + span
     if claimed_from == 0 then
       claimed_from = index
@@ -226,12 +237,12 @@ for index = matched + 1, count do
   behind = behind + span
 end
 if claimed_tokens ~= 0 then
-  add(KEYS[5], replica, claimed_tokens)
+  add(owned_tokens_key, replica, claimed_tokens)
 end
 
--- Use of the matched key: hits by other continuations are counted by sampling, the last use at most once per 10 s,
--- so that the steady state of a warm prompt writes nothing here. After the clock went back, the last use lies in the future
--- and does not tell whether it is due: that is sampled as well.
+-- Use of the matched key. Hits by other continuations are counted by sampling, and the last use is written at most once
+-- per 10 s, so a warm prompt normally writes nothing here. After the clock went back, the last use lies in the future
+-- and does not tell whether it is due: then it is written by sampling, too.
 local touch, last_use = 0, 0
 if matched > 0 then
   local head, uses, used, rest = string.match(held[replica], '^(%S+ %S+ %S+ %S+) (%d+) (%d+) (.+)')
@@ -240,33 +251,33 @@ if matched > 0 then
   local counted = matched < count and is_sampled
   if now - last_use > TOUCH_MS or (last_use > now and is_sampled) then
     touch, used = 1, now_text
-    if last_use < since_ms then -- claimed in an earlier life of the same name: counted from now on
-      add(KEYS[5], replica, tonumber(string.match(head, '^%S+ %S+ %S+ (%d+)$')))
+    if last_use < since_ms then -- claimed before this incarnation was registered: counted from now on
+      add(owned_tokens_key, replica, tonumber(string.match(head, '^%S+ %S+ %S+ (%d+)$')))
     end
   end
   if counted then
     uses = tonumber(uses) + HIT_SAMPLE
   end
   if counted or touch == 1 then
-    redis.call('HSET', KEYS[FIRST_OWN + matched - 1], replica, head .. ' ' .. uses .. ' ' .. used .. ' ' .. rest)
+    redis.call('HSET', KEYS[OWN_OFFSET + matched], replica, head .. ' ' .. uses .. ' ' .. used .. ' ' .. rest)
   end
 end
 
--- The replica's agent, where a live one watches this life of it and somebody applies what it says. While it relearns,
--- requests whose prefix it may never have been told of ask the engine to say it: not too many, and not while the
--- engine has others waiting.
+-- The replica's agent counts if it is live, watches the current incarnation, and an applier applies its stream. While
+-- it relearns, requests whose prefix it may not know ask the engine to report it: not too many, and not while the
+-- engine has requests waiting.
 local mode, report = '', 0
 local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
-  field_of(KEYS[10], replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
-local applied_until = string.match(field_of(KEYS[12], 'events:' .. replica) or '', '^%S+ (%d+)$')
+  field_of(agents_key, replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
+local applied_until = string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
 local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
 if is_followed and tonumber(applied_until or 0) >= now then
   mode = agent_mode
-  if ARGV[24] == '1' and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
-    local asked_ms = tonumber(field_of(KEYS[11], replica) or 0) or 0
+  if may_report and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
+    local asked_ms = tonumber(field_of(reports_key, replica) or 0) or 0
     if asked_ms > now or now - asked_ms >= REPORT_MS then
       report = 1
-      write('HSET', KEYS[11], replica, string.format('%d', now))
+      write('HSET', reports_key, replica, string.format('%d', now))
     end
   end
 end
@@ -274,19 +285,19 @@ end
 if claimed_from > 0 or report == 1 then
   local chain = {}
   for index = 1, count do
-    chain[index] = string.sub(KEYS[FIRST_OWN + index - 1], -32)
+    chain[index] = string.sub(KEYS[OWN_OFFSET + index], -32)
   end
-  local head = { replica, incarnation, report, ARGV[11], ARGV[23] }
-  write_down(KEYS[9], now, tonumber(ARGV[19]), ARGV[21], table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
+  local head = { replica, incarnation, report, prompt_tokens, shape }
+  write_down(bound_key, now, bind_ttl_ms, tip, table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
 end
 
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
-local in_flight = table.concat({ replica, incarnation, since_text, uncached, ARGV[21] }, ' ')
-count_in(ARGV[3], in_flight, KEYS[7], KEYS[3], KEYS[4])
+local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
+count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
 local failures, open_until = string.match(breakers[replica] or '', '^(%d+) (%d+)')
 if open_until and open_until ~= '0' then
-  redis.call('HSET', KEYS[2], replica, failures .. ' ' .. string.format('%d', now + tonumber(ARGV[18])) .. ' 1')
+  redis.call('HSET', breakers_key, replica, failures .. ' ' .. string.format('%d', now + probe_ms) .. ' 1')
 end
 
 return {

@@ -1,40 +1,46 @@
 -- Appends one entry to a replica's event stream, for the agent that holds the replica. Entries are numbered without
--- gaps, so whoever applies them sees when the cap has cut some off.
+-- gaps, so the applier sees when the cap has cut some off.
 --
--- KEYS[1] agents   KEYS[2] replicas   KEYS[3] entries   KEYS[4] events:<replica>   KEYS[5] cursors
--- ARGV[1] replica   ARGV[2] agent   ARGV[3] incarnation   ARGV[4] cap (entries)   ARGV[5] age_ms of its oldest event
--- ARGV[6] seq: the last engine batch of which all is said with this ("": what was said stands)
--- ARGV[7] the number of the stream's last entry, as the agent knows it: what it sent on a connection that it has given
--- up may run late, behind what it has said since, and is refused
--- ARGV[8] transitions, a line each: "+ <key> <tokens> <span_tokens> <medium> <block hash>" | "- <key>" |
--- "reset" | "floor <entry>" (what was said before that entry and not since is void)
--- Returns the entry's number, 0: another agent holds the replica, or it lives another life, or -1: the stream has gone
--- on, or who holds the replica cannot be read: the agent has to say all again, on another connection.
+-- KEYS
+--   hash    agents, replicas, entries
+--   stream  events:<replica>
+--   hash    cursors
+-- ARGV
+--   text    replica, agent, incarnation
+--   text    cap: in entries
+--   number  age_ms: of the oldest event in the entry
+--   text    seq: the last engine batch of which everything is said with this entry; "" keeps what was said
+--   number  last_entry: the number of the stream's last entry, as the agent knows it. A call on a connection that the
+--             agent has given up may run late, behind what the agent has said since: then it is refused.
+--   text    transitions: a line each: "+ <key> <tokens> <span_tokens> <medium> <block hash>" | "- <key>" | "reset" |
+--             "floor <entry>" (what was said before that entry, and not since, is void)
+-- Returns the entry's number, or 0 if another agent holds the replica or it has another incarnation, or -1 if the
+-- stream has gone on, or a record cannot be read: then the agent has to say everything again, on another connection.
 
 -- include time
 -- include entries
 
-check_hashes(KEYS[1], KEYS[2], KEYS[3], KEYS[5])
-check_stream(KEYS[4])
-local record = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local agent = string.match(record, '^(%S+) %S+ %d+ %S+ %S+ %S+ %S')
-local replica = redis.call('HGET', KEYS[2], ARGV[1])
-local incarnation, floor = string.match(replica or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
-local was_here = ARGV[7] ~= '0' -- then it is the record that is not
-if (agent == nil and was_here) or (replica and incarnation == nil) then
+check_hashes(agents_key, replicas_key, entries_key, cursors_key)
+check_stream(events_key)
+local record = redis.call('HGET', agents_key, replica) or ''
+local holder = string.match(record, '^(%S+) %S+ %d+ %S+ %S+ %S+ %S')
+local registered = redis.call('HGET', replicas_key, replica)
+local current, floor = string.match(registered or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
+local has_published = last_entry ~= 0 -- then this agent's record was there, and is lost
+if (holder == nil and has_published) or (registered and current == nil) then
   return -1
 end
-if agent ~= ARGV[2] or incarnation ~= ARGV[3] then
+if holder ~= agent or current ~= incarnation then
   return 0
 end
-if entries_of(KEYS[3], ARGV[1], KEYS[4], KEYS[5], floor) ~= tonumber(ARGV[7]) then
+if entries_of(entries_key, replica, events_key, cursors_key, floor) ~= last_entry then
   return -1
 end
-local number = redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
-local happened_ms = string.format('%d', now_ms() - tonumber(ARGV[5]))
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*',
-  'n', number, 'inc', ARGV[3], 'at_ms', happened_ms, 'transitions', ARGV[8])
-if ARGV[6] ~= '' then
-  redis.call('HSET', KEYS[1], ARGV[1], (string.gsub(record, '%S+$', ARGV[6])))
+local number = redis.call('HINCRBY', entries_key, replica, 1)
+local happened_ms = string.format('%d', now_ms() - age_ms)
+redis.call('XADD', events_key, 'MAXLEN', '~', cap, '*',
+  'n', number, 'inc', incarnation, 'at_ms', happened_ms, 'transitions', transitions)
+if seq ~= '' then
+  redis.call('HSET', agents_key, replica, (string.gsub(record, '%S+$', seq)))
 end
 return number

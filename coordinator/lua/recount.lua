@@ -1,37 +1,42 @@
--- Sums a replica's owned_tokens again, a piece at a time: its keys are the truth. Whatever else changes the sum between two
--- pieces is noticed by the next, and then it has to be begun again: nobody knows on which side of the piece it was.
+-- Sums a replica's owned_tokens again, a piece at a time, from its keys, which are the truth. If anything else changes
+-- the sum between two pieces, the next piece notices, and the sum must be begun again: the change may lie on either
+-- side.
 --
--- KEYS[1] replicas   KEYS[2] owned_tokens   KEYS[3..] own:<key>
--- ARGV[1] replica   ARGV[2] the sum that the last piece left ("": this is the first; "-": whatever it is; "?": it is not
--- summed, but compared)
--- Returns the sum so far, or -1 where it must be begun again. With "?": {tokens of these keys, the sum as it stands}.
+-- KEYS
+--   hash    replicas, owned_tokens
+--   hash    own:<key>...
+-- ARGV
+--   text    replica
+--   text    sum_so_far: the sum that the last piece left; "": this is the first piece; "-": whatever the sum is now;
+--             "?": do not sum, compare
+-- Returns the sum so far, or -1 if it must be begun again. With "?": {tokens of these keys, the sum as it stands}.
 
 -- include load
 -- include owned
 
-local incarnation, since_ms = life_of(KEYS[1], ARGV[1])
+local incarnation, since_ms = life_of(replicas_key, replica)
 if incarnation == nil then
   return -1
 end
-local is_look = ARGV[2] == '?'
-if ARGV[2] == '' then
-  redis.call('HDEL', KEYS[2], '?' .. ARGV[1])
-  redis.call('HSET', KEYS[2], ARGV[1], 0)
-elseif ARGV[2] ~= '-' and not is_look and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then
+local is_comparison = sum_so_far == '?'
+if sum_so_far == '' then
+  redis.call('HDEL', owned_tokens_key, '?' .. replica)
+  redis.call('HSET', owned_tokens_key, replica, 0)
+elseif sum_so_far ~= '-' and not is_comparison and redis.call('HGET', owned_tokens_key, replica) ~= sum_so_far then
   return -1
 end
 local tokens = 0
-for i = 3, #KEYS do
-  local record = field_of(KEYS[i], ARGV[1])
+for i = OWN_OFFSET + 1, #KEYS do
+  local record = field_of(KEYS[i], replica)
   if record and not string.find(record, OWNERSHIP) then
-    redis.call('HDEL', KEYS[i], ARGV[1])
-    mark(KEYS[2], ARGV[1], 1)
+    redis.call('HDEL', KEYS[i], replica)
+    mark(owned_tokens_key, replica, 1)
   elseif record then
-    tokens = tokens + counted_span(record, incarnation, since_ms, KEYS[2], ARGV[1])
+    tokens = tokens + counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
   end
 end
-if is_look then
-  return { tokens, redis.call('HGET', KEYS[2], ARGV[1]) }
+if is_comparison then
+  return { tokens, redis.call('HGET', owned_tokens_key, replica) }
 end
-add(KEYS[2], ARGV[1], tokens)
-return tonumber(redis.call('HGET', KEYS[2], ARGV[1])) or -1
+add(owned_tokens_key, replica, tokens)
+return tonumber(redis.call('HGET', owned_tokens_key, replica)) or -1

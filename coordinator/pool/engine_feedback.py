@@ -1,4 +1,4 @@
-"""What engines tell of single requests, as the gateways pass it on: to the map, and to the agents."""
+"""What an engine's answer to one request teaches, passed on to the map and to the agents."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ _MEASURED_TTL_S = 60
 def tell_measured(
     pool: Pool, request: PlaceRequest, placement: Placement, prompt_tokens: int, token_ids: Sequence[int] = ()
 ) -> asyncio.Future[Any]:
-    """Tell the map and the replica's agent how long a prompt was, and its tokens where the engine names no sessions."""
+    """Tell the map and the replica's agent how long a prompt was, with its tokens if the engine names no sessions."""
     said: dict[str, Any] = {"tip": request.tip, "prompt_tokens": prompt_tokens}
     if token_ids:
         said["token_ids"] = list(token_ids)
     told = orjson.dumps(said) if placement.is_exact or _had_agent(pool, placement.replica) else b""
-    k = pool.keys
     return pool.run(
         "measure",
-        (k.own_prefix + request.tip, k.measured(placement.replica)),
-        (placement.replica, request.reservation, prompt_tokens, told, _MEASURED_TTL_S),
+        replica=placement.replica,
+        reservation=request.reservation,
+        prompt_tokens=prompt_tokens,
+        tip=request.tip,
+        told=told,
+        ttl_s=_MEASURED_TTL_S,
     )
 
 
 def _had_agent(pool: Pool, replica: str) -> bool:
-    """Whether an agent told of the replica not long ago: it, or the next one, will want to know what was measured."""
-    fleet = pool.fleet
-    agent = fleet.agents.get(replica) if fleet is not None else None
-    return fleet is not None and agent is not None and agent.lease_until_ms > fleet.now_ms - _MEASURED_TTL_S * 1000
+    """Whether the replica had an agent lately: this one, or the next, will want to know what was measured."""
+    state = pool.state
+    agent = state.agents.get(replica) if state is not None else None
+    return state is not None and agent is not None and agent.lease_until_ms > state.now_ms - _MEASURED_TTL_S * 1000
 
 
 def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_tokens: int) -> asyncio.Future[Any]:
-    """The engine had `cached_tokens` of the prompt, more than the map knew: believe it of the keys that end there."""
-    k = pool.keys
-    ends = [0, *request.tokens]
-    keys = [index for index, tokens in enumerate(request.tokens) if tokens <= cached_tokens]
-    spans = [item for index in keys for item in (request.keys[index], ends[index + 1] - ends[index])]
+    """The engine had `cached_tokens` of the prompt, more than the map knew: claim the keys that lie within these."""
+    ends = zip(request.keys, request.tokens, (0, *request.tokens), strict=False)
+    spans = [(key, end - before) for key, end, before in ends if end <= cached_tokens]
     return pool.run(
         "credit",
-        [k.replicas, k.owned_tokens, k.held(placement.replica), *[k.own_prefix + request.keys[i] for i in keys]],
-        [placement.replica, placement.incarnation, request.reservation, *spans],
+        replica=placement.replica,
+        incarnation=placement.incarnation,
+        reservation=request.reservation,
+        keys=[key for key, _ in spans],
+        spans=spans,
     )
 
 
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
-    """Whether the map still has the replica's residency of `key` from that entry, with everything applied that a live
-    agent has said since. Raises StoreError."""
-    if pool.fleet is None or not pool.fleet.is_exact(replica):
+    """Whether the map still has the replica's residency of `key` from that entry, although a live agent follows the
+    replica and everything that it has said is applied. Raises StoreError."""
+    if pool.state is None or not pool.state.is_exact(replica):
         return False
     k = pool.keys
     cursor, entries, record = await asyncio.gather(
         pool.read("HGET", k.cursors, replica),
         pool.read("HGET", k.entries, replica),
-        pool.read("HGET", k.own_prefix + key, replica),
+        pool.read("HGET", k.own(key), replica),
     )
     if not record or not cursor or cursor.split(b" ")[1:] != [entries]:
         return False
@@ -69,5 +73,5 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
 
 
 def ask_reset(pool: Pool, replica: str) -> None:
-    """The engine lacks what its events promised, and they have not said so: its agent shall begin anew."""
+    """The engine lacks blocks that its events promised, and no event has said so: its agent must begin anew."""
     pool.read("HSET", pool.keys.asks, replica, "reset")

@@ -1,35 +1,60 @@
-"""One pool's shared state as one gateway uses it: place, settle, claim, withdraw, register, reassert.
+"""One pool's shared state, as one gateway uses it.
 
-The gateway's live reservations are kept here as well: it states them again whenever the store may have lost or never
-had them. Everything that is not `place` is written behind: sent in order on the same connection and not awaited. What
-a broken connection swallows is repaired by the next reassertion, whose epoch refuses a place that runs only then.
+The way of a request: `place` chooses a replica, reserves its load and claims the request's chain for it. `first_token`
+and `done` give the load back. `confirm` says that the prompt was computed; `withdraw` that it was not, and takes the
+claims back. Only `place` is awaited. Everything else is written behind: sent in order on the same connection, without
+waiting.
+
+The gateway's live reservations are kept here as well. It states them again whenever the store may have lost them, or
+never had them. So a call that a broken connection swallowed is repaired by the next reassertion; the reassertion raises
+the epoch, which refuses a `place` that runs only after it. Claims have no such statement: a claim that no `held` set
+lists would never be trimmed, and a claim whose request never ran would be believed for long. So claims and holds that a
+broken connection swallowed are remembered, and repaired on the next connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from coordinator.errors import StoreDown, StoreRefused
+from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.keys import PoolKeys
-from coordinator.pool.ownership import Ownership, failed
 from coordinator.pool.prefills import Prefills
-from coordinator.redis.wire import Reply, Wire, fail
-from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, still_known
+from coordinator.redis.wire import Reply, Wire, fail, has_result
+from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, readable, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
 
 LEASE_MS = 3000
 MAX_GAP_MS = 1000
+CONFIRM_S = 2.0
+"""An engine's events tell of a prompt within this time of its first token, or not at all."""
+_MAX_REMEMBERED = 4096
+_HELD_AT_ONCE = 1024
+
+
+class _Unconfirmed(NamedTuple):
+    """Claims of a computed prompt, which the engine's events must confirm by `due_s`."""
+
+    due_s: float
+    replica: str
+    request: PlaceRequest
+    first: int
+
+
+def _not_connected() -> StoreDown:
+    return StoreDown("the store is not connected")
 
 
 def _down() -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    fail(future, StoreDown("the store is not connected"))
+    fail(future, _not_connected())
     return future
 
 
@@ -40,38 +65,38 @@ class Pool:
         self.name = name
         self.keys = PoolKeys(name, namespace)
         self.gateway = gateway
-        self.fleet: PoolState | None = None
-        """The last heartbeat's view; None before the first."""
-        self.unreadable: Counter[str] = Counter()  # records, by the key that they stood in: see repair.py
-        self._budget_s = budget_s
         self.does_chores = does_chores
+        self.state: PoolState | None = None
+        """As of the last heartbeat; None before the first."""
+        self.records: dict[str, ReplicaRecord] = {}
+        """Every replica known to this gateway: from the store, or discovered while the store was away."""
+        self.live: dict[str, Reservation] = {}
+        """This gateway's requests in flight, by reservation id."""
+        self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
+        self.unreadable: Counter[str] = Counter()
+        """Records that could not be read, by key: see repair.py."""
+        self._budget_s = budget_s
         self._epoch = 0
         self._wire: Wire | None = None
         self._allow_oom = True
-        self._live: dict[str, Reservation] = {}
         self._placing: set[str] = set()
-        self._ownership = Ownership(self.keys, self.run, self.tell, self.read)
-        self.prefills = Prefills(self.keys, self._live, self.read, self.first_token)
-        self._records: dict[str, ReplicaRecord] = {}
-        self._settled: list[str] = []
+        """Places whose caller still waits."""
+        self._unanswered: dict[str, PlaceRequest] = {}
+        """Places that were sent on this connection and may have claimed keys, whether their caller still waits or
+        not."""
+        self._settled: list[tuple[str, str]] = []
+        self._to_hold: dict[str, dict[str, None]] = {}
+        self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._lost_claims: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
+        self._lost_holds: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
 
     def __repr__(self) -> str:
-        return f"<Pool {self.name}, epoch {self._epoch}, {len(self._live)} live, {len(self._placing)} placing>"
-
-    @property
-    def live(self) -> dict[str, Reservation]:
-        """This gateway's requests in flight, by reservation id."""
-        return self._live
+        return f"<Pool {self.name}, epoch {self._epoch}, {len(self.live)} live, {len(self._placing)} placing>"
 
     @property
     def is_worker(self) -> bool:
-        """Whether this gateway does the pool's chores, as the last heartbeat had it."""
-        return self.fleet is not None and self.fleet.worker == self.gateway
-
-    @property
-    def records(self) -> dict[str, ReplicaRecord]:
-        """Every replica known to this gateway: from the store, or discovered while the store was away."""
-        return self._records
+        """Whether this gateway does the pool's chores, as of the last heartbeat."""
+        return self.state is not None and self.state.worker == self.gateway
 
     # -- connection ------------------------------------------------------------------------------------------
 
@@ -79,58 +104,65 @@ class Pool:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
         self._wire, self._allow_oom = wire, allow_oom
         self.reassert()
-        self._ownership.repair()
+        self._repair_claims()
 
     def detach(self) -> None:
-        """The connection is gone: calls fail at once as StoreDown."""
+        """The connection is gone: calls fail at once with StoreDown."""
         self._wire = None
         self._settled.clear()
-        self._ownership.disconnected()
+        self._lost_claims.extend(self._unanswered.values())
+        self._unanswered.clear()
 
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
-        for record in self._records.values():
-            self._state("register", self.keys.of_register, record.script_args(only_if_absent=True))
+        for record in self.records.values():
+            self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
-        states: list[Any] = [self.gateway, self._epoch, LEASE_MS, len(self._placing), *self._placing]
-        for one in self._live.values():
-            states += one.script_args()
-        self._state("reassert", self.keys.of_load(self.gateway), states)
+        live = [(one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip) for one in self.live.values()]
+        self._restate(
+            "reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=self._placing, live=live
+        )
 
-    def _state(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> None:
-        """Sent with its text: after a NOSCRIPT it would run again, behind calls that it must come before."""
+    def _restate(self, name: str, **arguments: Any) -> None:
+        """Send a script with its text: after a NOSCRIPT it would run again, behind calls that it must precede."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
         if self._wire is not None:
-            self._wire.send("EVAL", self._script(name).text, len(keys), *keys, *args)
+            self._wire.send("EVAL", script.text, *operands)
 
     def _script(self, name: str) -> Script:
         return load(name, self._allow_oom)
 
-    def run(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], budget_s: float | None = None
-    ) -> asyncio.Future[Any]:
-        """Run one of the scripts."""
-        return _down() if self._wire is None else self._wire.run(self._script(name), keys, args, budget_s)
+    def run(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
+        """Run one of the scripts, with the arguments that its header declares."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
+        return _down() if self._wire is None else self._wire.run(script, operands)
 
-    def tell(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], on_reply: Reply | None = None, urgent: bool = False
-    ) -> None:
-        """Run one of the scripts behind everything that was sent before: see Wire.tell."""
+    def tell(self, name: str, on_reply: Reply | None = None, is_urgent: bool = False, /, **arguments: Any) -> None:
+        """Run one of the scripts, behind everything that was sent before: see Wire.tell."""
+        script = self._script(name)
+        operands = script.operands(self.keys, **arguments)
         if self._wire is not None:
-            self._wire.tell(self._script(name), keys, args, on_reply, urgent)
+            self._wire.tell(script, operands, on_reply, is_urgent)
         elif on_reply is not None:
-            on_reply(StoreDown("the store is not connected"))
+            on_reply(_not_connected())
+
+    def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
+        """A plain command, outside the request path; with `at_once` it is on its way before this returns."""
+        return _down() if self._wire is None else self._wire.send(*command, at_once=at_once)
 
     # -- placing ---------------------------------------------------------------------------------------------
 
     async def place(self, request: PlaceRequest) -> Placement | None:
-        """Choose a replica and reserve; None when no replica is left. The one awaited call of a request.
+        """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
 
-        Raises StoreError (down, late, refused): nothing is then reserved in this gateway's name, or will be undone
-        as soon as the late reply tells what was.
+        Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
+        undone as soon as the late reply says what it was.
         """
         for last_try in (False, True):
             if self._wire is None:
-                raise StoreDown("the store is not connected")
+                raise _not_connected()
             epoch = self._epoch
             self._placing.add(request.reservation)
             try:
@@ -141,9 +173,9 @@ class Pool:
             finally:
                 self._placing.discard(request.reservation)
             if placement == "none":
-                self._live.pop(request.release, None)
-                if last_try or not any(request.admits(record) for record in self._records.values()):
-                    return None  # else the store has lost what this gateway knows: state it again
+                self.live.pop(request.release, None)
+                if last_try or not any(request.admits(record) for record in self.records.values()):
+                    return None  # else the store has lost replicas that this gateway knows: state them again
             elif last_try:
                 break
             if epoch == self._epoch:
@@ -151,140 +183,240 @@ class Pool:
         raise StoreDown("the store does not know this gateway's epoch")
 
     async def _ask(self, wire: Wire, request: PlaceRequest) -> Placement | str:
-        """The reply to one place; one that the caller does not live to see is undone when it comes."""
-        reply = wire.run(
-            self._script("place"),
-            request.script_keys(self.keys, self.gateway),
-            request.script_args(self.gateway, self._epoch, "place"),
-            self._budget_s,
-            partial(self._undo, request),
-        )
-        self._ownership.expect(request)
+        """The reply to one place. A reply that comes after its caller has given up is undone."""
+        script = self._script("place")
+        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=False)
+        reply = wire.run(script, operands, self._budget_s, partial(self._undo, request))
+        self._unanswered[request.reservation] = request
         try:
             placement = parse_placement(await reply)
         except asyncio.CancelledError:
-            if not failed(reply):  # cancelled in the turn in which it came
+            if has_result(reply):  # cancelled in the turn of the loop in which the reply came
                 self._undo(request, reply.result())
             raise
         except StoreRefused:
-            self._ownership.answered(request)
+            self._unanswered.pop(request.reservation, None)
             raise
-        self._ownership.answered(request)
+        self._unanswered.pop(request.reservation, None)
         return placement
 
-    async def explain(self, request: PlaceRequest) -> bytes | None:
-        """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        keys = request.script_keys(self.keys, self.gateway)
-        args = request.script_args(self.gateway, self._epoch, "explain")
-        reply = await self.run("place", keys, args, self._budget_s * 5)
-        return bytes(reply[1]) if reply[0] == b"ok" else None
-
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
-        self._live.pop(request.release, None)
+        self.live.pop(request.release, None)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
-        self._live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
+        self.live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self.hold(placement.replica, request.keys[first:])
 
     def _undo(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
-        self._ownership.answered(request)
+        self._unanswered.pop(request.reservation, None)
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
         if isinstance(placement, Placement):
-            if request.reservation not in self._live:  # else adopted since, which has replaced it
+            if request.reservation not in self.live:  # else the request was adopted since, which has replaced this
                 self._settle("done", request.reservation)
             self.withdraw(request, placement)
 
-    # -- written behind --------------------------------------------------------------------------------------
+    async def explain(self, request: PlaceRequest) -> bytes | None:
+        """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
+        if self._wire is None:
+            raise _not_connected()
+        script = self._script("place")
+        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=True)
+        reply = await self._wire.run(script, operands, self._budget_s * 5)
+        return bytes(reply[1]) if reply[0] == b"ok" else None
 
     def adopt(self, reservation: Reservation) -> None:
         """Count a request that was placed without the store: now, or with the next reassertion."""
-        self._live[reservation.id] = reservation
+        self.live[reservation.id] = reservation
         self._epoch += 1
-        args = (self.gateway, self._epoch, *reservation.script_args())
-        self._state("adopt", self.keys.of_load(self.gateway), args)
+        self._restate(
+            "adopt",
+            gateway=self.gateway,
+            epoch=self._epoch,
+            reservation=reservation.id,
+            replica=reservation.replica,
+            incarnation=reservation.incarnation,
+            backlog_tokens=reservation.backlog_tokens,
+            tip=reservation.tip,
+        )
+
+    # -- the end of a reservation ----------------------------------------------------------------------------
 
     def first_token(self, reservation: str) -> None:
         """The prefill is over: give its backlog back."""
-        live = self._live.get(reservation)
+        live = self.live.get(reservation)
         if live is not None and live.backlog_tokens:
             live.backlog_tokens = 0
             self._settle("first_token", reservation)
 
     def done(self, reservation: str) -> None:
-        """The request is over, however it ended; its client may ask on at once. Harmless when repeated."""
-        if self._live.pop(reservation, None) is not None:
+        """The request is over, however it ended; its client may ask again at once. Harmless when repeated."""
+        if self.live.pop(reservation, None) is not None:
             self._settle("done", reservation)
 
-    def _settle(self, what: str, reservation: str) -> None:
+    def _settle(self, event: str, reservation: str) -> None:
         if self._wire is None:
             return
         if not self._settled:
             asyncio.get_running_loop().call_soon(self._send_settled)
-        self._settled += (what, reservation)
+        self._settled.append((event, reservation))
 
     def _send_settled(self) -> None:
+        """The settlements of one turn of the event loop, together."""
         if self._settled:
-            batch, self._settled, k = self._settled, [], self.keys
-            self.tell("settle", (k.flight(self.gateway), k.replicas, k.active, k.backlog_tokens), batch, urgent=True)
+            batch, self._settled = self._settled, []
+            self.tell("settle", None, True, gateway=self.gateway, settled=batch)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
         if placement.claimed_from:
-            self._ownership.withdraw(placement.replica, request, placement.claimed_from - 1)
+            self._withdraw(placement.replica, request, placement.claimed_from - 1)
 
     def confirm(self, request: PlaceRequest, placement: Placement) -> None:
-        """The replica has computed the prompt; where an agent tells what it holds, its events have to confirm that."""
+        """The replica has computed the prompt. If an agent tells what the replica holds, the engine's events have to
+        confirm the claims within CONFIRM_S."""
         if placement.claimed_from:
-            self._ownership.await_events(placement.replica, request, placement.claimed_from - 1)
+            due_s = time.monotonic() + CONFIRM_S
+            self._unconfirmed.append(_Unconfirmed(due_s, placement.replica, request, placement.claimed_from - 1))
 
-    def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
-        """Drop a replica's ownership of `keys`, where last used before `before_ms`; the future counts them."""
-        return self._ownership.drop(replica, before_ms, keys)
+    # -- ownership -------------------------------------------------------------------------------------------
 
     def hold(self, replica: str, keys: Sequence[str]) -> None:
         """Record keys, shallow to deep, under the replica that owns them."""
-        self._ownership.hold(replica, keys)
+        if not self._to_hold:
+            asyncio.get_running_loop().call_soon(self._send_holds)
+        self._to_hold.setdefault(replica, {}).update(dict.fromkeys(keys))
 
-    def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
-        """To a replica's shared breaker: a `failure`, with the successes not told of yet; or a probe's `success`."""
-        k = self.keys
-        self.tell("report", (k.replicas, k.breakers), (replica, incarnation, outcome, *knobs.args(), successes))
+    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
+        """The same, sent before every later call."""
+        self.hold(replica, keys)
+        self._send_holds()
+
+    def _send_holds(self) -> None:
+        """The holds of one turn of the event loop, together."""
+        to_hold, self._to_hold = self._to_hold, {}
+        for replica, of_replica in to_hold.items():
+            everything = list(of_replica)
+            for start in range(0, len(everything), _HELD_AT_ONCE):
+                keys = everything[start : start + _HELD_AT_ONCE]
+                self.tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
+
+    def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
+        if isinstance(reply, StoreError):
+            self._lost_holds.append((replica, keys))
+
+    def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
+        """Drop those of a replica's `keys` that were last used before `before_ms`; the future counts them."""
+        self._send_holds()
+        return self.run("drop", replica=replica, before_ms=before_ms, keys=keys)
+
+    def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
+        """Withdraw the claims that a dead gateway's reservation made; the future counts them."""
+        self._send_holds()
+        return self.run("withdraw", replica=replica, reservation=reservation, keys=keys)
+
+    def _withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
+        """Take back the request's claims for `replica`, from the key at index `first` on."""
+
+        def check(reply: Any) -> None:
+            if isinstance(reply, StoreError):
+                self._lost_claims.append(request)
+
+        self._send_holds()  # holds that were asked for earlier must run first
+        self.tell("withdraw", check, replica=replica, reservation=request.reservation, keys=request.keys[first:])
+
+    def _repair_claims(self) -> None:
+        """On a new connection: withdraw the claims that lost places may have made, and send lost holds again."""
+        lost_claims, lost_holds = list(self._lost_claims), list(self._lost_holds)
+        self._lost_claims.clear()
+        self._lost_holds.clear()
+        for replica, keys in lost_holds:
+            self.hold(replica, keys)
+        for request in lost_claims:
+            if request.keys:
+                owners = self.read("HGETALL", self.keys.own(request.tip))
+                owners.add_done_callback(partial(self._withdraw_lost, request))
+
+    def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
+        if not has_result(owners):
+            self._lost_claims.append(request)
+            return
+        flat = owners.result()
+        for replica, record in zip(flat[::2], flat[1::2], strict=True):
+            if readable(record).endswith(f" {request.reservation}"):
+                self._withdraw(readable(replica), request)
+
+    def _withdraw_unconfirmed(self, state: PoolState) -> None:
+        """Take back claims that were not confirmed in time; keys that became resident are no claims any more. If no
+        agent tells what a replica holds, its claims stay. If one comes later, the worker sweeps what it does not
+        confirm.
+        """
+        now_s = time.monotonic()
+        while self._unconfirmed and self._unconfirmed[0].due_s <= now_s:
+            one = self._unconfirmed.popleft()
+            if state.is_exact(one.replica):
+                tip = self.read("HGET", self.keys.own(one.request.tip), one.replica)
+                tip.add_done_callback(partial(self._withdraw_unless_resident, one))
+
+    def _withdraw_unless_resident(self, one: _Unconfirmed, tip: asyncio.Future[Any]) -> None:
+        """Nearly always the tip is resident by now, and with it every key before it: then there is nothing to do."""
+        if not has_result(tip):
+            self._lost_claims.append(one.request)
+            return
+        fields = readable(tip.result()).split(" ") if tip.result() else []
+        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [one.request.reservation]):
+            self._withdraw(one.replica, one.request, one.first)
+
+    # -- replicas --------------------------------------------------------------------------------------------
 
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
-        self._records[record.replica] = record
-        return self.run("register", self.keys.of_register, record.script_args(only_if_absent))
+        self.records[record.replica] = record
+        return self.run("register", **record.register_arguments(only_if_absent))
+
+    def change_state(self, replica: str, incarnation: str, before: str, after: str) -> None:
+        """Change a replica's state in the registry, if it still has this incarnation and that state."""
+        record = self.records.get(replica)
+        if record is not None and (record.incarnation, record.state) == (incarnation, before):
+            self.records[replica] = replace(record, state=after)
+        self.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)
+
+    def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
+        """Report to a replica's shared breaker: a `failure`, with the successes not reported yet; or a probe's
+        `success`."""
+        self.tell(
+            "report",
+            replica=replica,
+            incarnation=incarnation,
+            outcome=outcome,
+            min_failures=knobs.failures,
+            error_rate=knobs.error_rate,
+            window_ms=knobs.window_ms,
+            open_ms=knobs.open_ms,
+            successes=successes,
+        )
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 
     async def beat(self, leaving: bool = False) -> PoolState:
-        """Renew the lease and learn the fleet; reassert where the store forgot us."""
-        k, epoch = self.keys, self._epoch
+        """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
+        epoch = self._epoch
         reply = await self.run(
             "beat",
-            (k.gateways, k.leases, k.replicas, k.breakers, k.active, k.agents, k.engines, k.reaped),
-            (self.gateway, epoch, LEASE_MS, MAX_GAP_MS, int(leaving), int(self.does_chores)),
+            gateway=self.gateway,
+            epoch=epoch,
+            lease_ms=LEASE_MS,
+            max_gap_ms=MAX_GAP_MS,
+            leaving=leaving,
+            does_chores=self.does_chores,
         )
-        fleet = parse_pool_state(reply, self.fleet)
-        if not fleet.known and epoch == self._epoch and not leaving:
+        state = parse_pool_state(reply, self.state)
+        if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:
-            self._records = still_known(self._records, self.fleet, fleet)
-        self.fleet = fleet
-        self._ownership.lapse(fleet.is_exact)
-        self.prefills.look(fleet)
-        return fleet
-
-    def take_back(self, replica: str, reservation: str, chain: Sequence[str]) -> asyncio.Future[Any]:
-        """Withdraw what a dead gateway's reservation claimed of a chain; the future counts the claims."""
-        return self._ownership.take_back(replica, reservation, chain)
-
-    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
-        """Record keys, shallow to deep, under the replica that owns them, before whatever is sent from now on."""
-        self._ownership.hold_at_once(replica, keys)
-
-    def read(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
-        """A plain command off the hot path; `at_once`: it is on its way before this returns."""
-        return _down() if self._wire is None else self._wire.send(*command, at_once=at_once)
+            self.records = still_known(self.records, self.state, state)
+        self.state = state
+        self._withdraw_unconfirmed(state)
+        self.prefills.end_finished(state)
+        return state

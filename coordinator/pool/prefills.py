@@ -1,11 +1,11 @@
-"""When a prefill is over whose first token nobody sees: that of a request whose answer is not streamed.
+"""When the prefill of a request is over whose answer is not streamed, so that nobody sees its first token.
 
 Its backlog ends when the replica's events have made the request's tip resident, or after the time that its prefill is
-predicted to take. A gateway looks at its own such requests at each heartbeat; no request waits for that. Where neither
-tells, the backlog ends with the answer: the replica has no agent, and its engine does not say how fast it computes.
+predicted to take. A gateway checks its own such requests at each heartbeat; no request waits for that. If the replica
+has no agent and its engine does not say how fast it computes, the backlog ends with the answer.
 
-A prediction that is too short lets a prompt in early, and the balance is a little worse. One that is too long makes the
-replica look busier than it is, at most until the answer is there.
+If a prediction is too short, the next prompt comes too early and the balance is a little worse. If it is too long, the
+replica looks busier than it is, at most until the answer is there.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from math import inf
 from typing import Any
 
 from coordinator.keys import PoolKeys
-from coordinator.pool.ownership import failed
+from coordinator.redis.wire import has_result
 from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NO_TIP, Reservation
 
 _SAFETY = 2.0
-"""For the request's own tokens: a long prompt takes longer for each token than the mean, and steps are shared."""
+"""Factor for the request's own tokens: a long prompt takes longer per token than the mean, and steps are shared."""
 _QUEUE_SHARE = 0.5
-"""Of what else is queued when a request is first looked at, so much is taken to stand before it. The rest came behind
-it, or is held for longer than its prefill took. Counted in full, what is held too long would lengthen what is held
-next, and under load nothing would end before its answer."""
+"""The share of the other queued tokens that is assumed to be computed first. The rest came later, or is held for longer
+than its prefill took. If all were counted, each backlog held too long would lengthen the next one, and under load none
+would end before its answer."""
 _LOOKUPS = 256
-"""At most, a heartbeat."""
+"""The most per heartbeat."""
 
 
 def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
     """How fast an engine has computed prompts since it started, by its own counters (named in
-    coordinator/engine/facts.py); None where it does not tell. Prefills that shared steps count each with all of the
-    time: it is rather faster."""
+    coordinator/engine/facts.py); None if they do not tell. The engine is rather faster than this: prefills that share
+    steps each count the whole time."""
     tokens, seconds = counters.get("prefill_computed_tokens", 0.0), counters.get("prefill_s", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def predicted_s(own_tokens: int, other_tokens: int, tokens_per_s: float) -> float:
-    """How long a prefill of `own_tokens` takes at most, likely, where `other_tokens` are queued on its replica, too."""
+    """How long a prefill of `own_tokens` is likely to take at most, with `other_tokens` queued on its replica as
+    well."""
     return (_SAFETY * own_tokens + _QUEUE_SHARE * max(0, other_tokens)) / tokens_per_s
 
 
 def is_computed(record: bytes | None, life: ReplicaRecord) -> bool:
-    """Whether a record of `own:<tip>` says that this life of the replica holds the whole prompt, and events say so."""
+    """Whether a record of `own:<tip>` says that this incarnation of the replica holds the whole prompt, by its
+    events."""
     match (record or b"").split(b" "):
         case [incarnation, b"resident", _, _, _, _, entry, *_]:
             return incarnation == life.incarnation.encode() and entry.isdigit() and int(entry) >= life.floor
@@ -55,8 +57,8 @@ def is_computed(record: bytes | None, life: ReplicaRecord) -> bool:
 
 
 def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
-    """The first of each replica, the same share for all: an engine computes in order, and one that hangs must not keep
-    those of others from being looked at."""
+    """The first requests of each replica, equally many of each: an engine computes in order, and one that hangs must
+    not keep the requests of others from being checked."""
     of_replica: dict[str, list[Reservation]] = defaultdict(list)
     for one in waiting:
         of_replica[one.replica].append(one)
@@ -65,8 +67,8 @@ def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
 
 
 class Prefills:
-    """Ends the backlog of what is in `live` and not streamed; `end(reservation id)` and `read(*command)` are the
-    pool's."""
+    """Ends the backlog of reservations in `live` that are not streamed. `end(reservation id)` and `read(*command)` are
+    the pool's."""
 
     def __init__(
         self,
@@ -82,16 +84,17 @@ class Prefills:
         self._tokens_per_s: dict[str, float] = {}
 
     def observe(self, replica: str, counters: Mapping[str, float]) -> None:
-        """The replica's engine counters as they stand now."""
+        """Take note of the replica's engine counters as they are now."""
         tokens_per_s = prefill_tokens_per_s(counters)
         if tokens_per_s is not None:
             self._tokens_per_s[replica] = tokens_per_s
 
-    def look(self, fleet: PoolState) -> None:
-        """At a heartbeat: end what is over by prediction, predict what is new, and ask for the tips of what is left."""
+    def end_finished(self, state: PoolState) -> None:
+        """At a heartbeat: end the prefills that are over by prediction, predict the new ones, and look up the tips of
+        the others."""
         now_s = time.monotonic()
-        if len(self._tokens_per_s) > len(fleet.replicas):
-            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in fleet.replicas}
+        if len(self._tokens_per_s) > len(state.replicas):
+            self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in state.replicas}
         unpredicted, waiting = [], []
         for one in self._live.values():
             if one.is_streamed or not one.backlog_tokens:
@@ -100,14 +103,14 @@ class Prefills:
                 self._end(one.id)
                 continue
             if one.prefilled_by_s is not None:
-                waiting.append(one)  # one seen for the first time is likely still being computed
+                waiting.append(one)  # not at the first heartbeat: then it is likely still being computed
             if one.prefilled_by_s in (None, inf):
                 one.prefilled_by_s = inf
                 unpredicted.append(one)
         self._predict([one for one in unpredicted if one.replica in self._tokens_per_s], now_s)
-        for one in in_turn((one for one in waiting if _tells_tip(fleet, one)), _LOOKUPS):
-            record = self._read("HGET", self._keys.own_prefix + one.tip, one.replica)
-            record.add_done_callback(partial(self._end_if_computed, one, fleet.replicas[one.replica]))
+        for one in in_turn((one for one in waiting if _tells_tip(state, one)), _LOOKUPS):
+            record = self._read("HGET", self._keys.own(one.tip), one.replica)
+            record.add_done_callback(partial(self._end_if_computed, one, state.replicas[one.replica]))
 
     def _predict(self, ones: list[Reservation], now_s: float) -> None:
         if ones:
@@ -118,7 +121,7 @@ class Prefills:
     def _set_due(
         self, ones: list[Reservation], replicas: list[str], now_s: float, queued: asyncio.Future[list[bytes | None]]
     ) -> None:
-        if failed(queued):
+        if not has_result(queued):
             return  # they are still unpredicted at the next heartbeat
         queued_tokens = {
             replica: int(text) if text is not None and text.isdigit() else 0
@@ -131,16 +134,16 @@ class Prefills:
                 one.prefilled_by_s = now_s + predicted_s(one.backlog_tokens, others, tokens_per_s)
 
     def _end_if_computed(self, one: Reservation, life: ReplicaRecord, record: asyncio.Future[bytes | None]) -> None:
-        if not failed(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
+        if has_result(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
             self._end(one.id)
 
 
-def _tells_tip(fleet: PoolState, one: Reservation) -> bool:
+def _tells_tip(state: PoolState, one: Reservation) -> bool:
     """Whether events can tell that the request's prompt is computed."""
-    life = fleet.replicas.get(one.replica)
+    life = state.replicas.get(one.replica)
     return (
         life is not None
         and life.incarnation == one.incarnation
         and one.tip not in ("", NO_TIP)
-        and fleet.is_exact(one.replica)
+        and state.is_exact(one.replica)
     )

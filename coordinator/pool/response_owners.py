@@ -13,15 +13,15 @@ _EVERYBODY = "-"
 
 
 def remember(pool: Pool, response_id: str, replica: str, incarnation: str, tenant: str | None) -> asyncio.Future[Any]:
-    """Write it down. The command leaves at once: the client that hears the id may go on by another gateway."""
+    """Write the owner down. The command leaves at once: the client's next request may reach another gateway."""
     place = f"{replica} {incarnation} {tenant or _EVERYBODY}"
     return pool.read("SET", pool.keys.response(response_id), place, "EX", RESPONSE_TTL_S, at_once=True)
 
 
 async def find(pool: Pool, response_id: str, tenant: str | None) -> tuple[str, str] | None:
-    """The replica and incarnation that made it for this tenant; None when unknown. Raises StoreError."""
+    """The replica and incarnation that made it for this tenant; None if unknown. Raises StoreError."""
     found = await pool.read("GET", pool.keys.response(response_id))
     if found is None:
         return None
-    words = readable(found).split(" ", 2)  # fewer than three where no gateway wrote it
+    words = readable(found).split(" ", 2)  # fewer than three if no gateway wrote it
     return (words[0], words[1]) if words[2:] == [tenant or _EVERYBODY] else None

@@ -1,1 +1,1 @@
-"""The wire to Redis: addresses, connections, limits of time, INFO."""
+"""The connection to Redis: addresses, pipelining, limits of time, INFO."""

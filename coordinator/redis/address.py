@@ -4,8 +4,8 @@
     redis+sentinel://host:26379,host2:26379/NAME/0           the master that these sentinels call NAME
     redis+cluster://host:6379,host2:6379                     a Redis Cluster: some of its nodes, to ask for the others
 
-(rediss+sentinel:// and rediss+cluster:// with TLS.) It is looked up for every connection and never remembered: who has
-lost one asks again, and finds the new master, or the node that the pool's slot went to.
+(rediss+sentinel:// and rediss+cluster:// with TLS.) The server is looked up for every connection and never remembered.
+So after a connection is lost, the next look-up finds the new master, or the node that has the pool's slot now.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from coordinator.errors import StoreDown, StoreError
 from coordinator.redis.wire import Wire, check_server
 
 _ASK_S = 0.3
-"""How long each of several servers may take to say where to go: those that are gone must leave time to go there."""
+"""How long each of several servers may take to name the one to use: time must remain to connect to it."""
 _SEVERAL = re.compile(r"(rediss?)\+(sentinel|cluster)")
 _SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 _Wire = TypeVar("_Wire", bound=Wire)
 _OF_THE_MASTER = {*_SENTINEL_LOGIN, "username", "password", "db"}
-"""Options that are not for sentinels."""
+"""Options that are only for the master, not for the sentinels."""
 _ENCODED = "percent-encode in a password what is no letter and no digit (# is %23, / is %2F, @ is %40)"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sentinels:
-    """Of all that answer, the one whose configuration is newest is believed: one that was away for a while still names
-    the old master."""
+    """The sentinels to ask. Of all that answer, the one with the newest configuration is believed: a sentinel that was
+    away for a while still names the old master."""
 
     asked: list[str]
     server_url: Callable[[str, int], str]
@@ -52,7 +52,7 @@ class _Sentinels:
         return self.server_url(host.decode(), int(port))
 
     async def check(self, wire: Wire, _key: str) -> None:
-        """The sentinels may not have noticed yet, or the server may not."""
+        """Raises StoreDown if the server is no master: it, or the sentinels, may not have noticed a failover yet."""
         role, *_ = await wire.send("ROLE")
         if role != b"master":
             raise StoreDown(f"the sentinels name a server whose role is {role.decode()}")
@@ -74,7 +74,7 @@ class _Cluster:
         raise StoreDown(f"no node of the cluster has slot {slot}" + (f" ({problems})" if problems else ""))
 
     async def check(self, wire: Wire, key: str) -> None:
-        """Asked for a key that is not there, the node says where else it may be while the slot moves away."""
+        """Raises StoreError if the slot is moving away: asked for a missing key, the node then names another one."""
         await wire.send("EXISTS", key)
 
 
@@ -91,7 +91,7 @@ async def connect(url: str, key: str, connect_s: float, on_broken: Callable[[Sto
 async def connect_as(
     kind: type[_Wire], url: str, key: str, connect_s: float, on_broken: Callable[[StoreError], None]
 ) -> _Wire:
-    """The same, of another kind."""
+    """Like `connect`, with a subclass of Wire."""
     group = _parse(url)
     if group is None:
         return await kind.open(url, connect_s, on_broken)
@@ -109,7 +109,7 @@ async def connect_as(
 
 
 async def _ask(urls: list[str], *commands: tuple[str, ...]) -> tuple[list[tuple[str, list[Any]]], str]:
-    """What each server that answers says to the commands, beside its URL; and why the others do not, in words."""
+    """The answers of each server that answers, with its URL; and in words, why the others did not."""
     answers = await asyncio.gather(*(_ask_one(url, commands) for url in urls), return_exceptions=True)
     told, problems = [], []
     for url, answer in zip(urls, answers, strict=True):
@@ -139,14 +139,14 @@ def _config_epoch(about_master: list[bytes]) -> int:
 
 
 def check_url(url: str) -> None:
-    """Raises StoreDown for a URL that names no store: how it should be written instead."""
+    """Raises StoreDown for a URL that names no store; the message says how to write it."""
     group = _parse(url)
     for server in [url] if group is None else [*group.asked, group.server_url("host", 6379)]:
         check_server(server)
 
 
 def _parse(url: str) -> _Sentinels | _Cluster | None:
-    """The servers to be asked; None where the URL names the one there is."""
+    """The servers to ask; None if the URL names the server itself."""
     parts = _split(url)
     several = _SEVERAL.fullmatch(parts.scheme)
     if several is not None:
@@ -188,9 +188,9 @@ def _sentinels(scheme: str, parts: SplitResult) -> _Sentinels:
 
 
 def split(url: str) -> SplitResult:
-    """`urlsplit` that takes several hosts: since CVE-2025-0938 Python's takes brackets around the first one only.
+    """`urlsplit` for several hosts: since CVE-2025-0938 Python's allows brackets around the first one only.
 
-    Raises ValueError for what is no URL.
+    Raises ValueError if the text is no URL.
     """
     scheme, slashes, rest = url.partition("://")
     netloc = re.split("[/?#]", rest, maxsplit=1)[0]
@@ -201,12 +201,12 @@ def split(url: str) -> SplitResult:
 
 
 def _split(url: str) -> SplitResult:
-    """Never quotes the URL: it may hold a password."""
+    """Its errors never quote the URL: it may hold a password."""
     try:
         parts = split(url)
     except ValueError:
         raise StoreDown(f"is no URL: {_ENCODED}") from None
-    # Of such a password, a part would be taken for the host, and be told to whoever reads a log.
+    # Part of such a password would be taken for the host, and be written to a log.
     stray = parts.netloc.partition("@")[2] if parts.scheme == "unix" else parts.netloc.partition("@")[2] + parts.path
     if "#" in url or "@" in stray:
         raise StoreDown(f"has a # or an @ too many: {_ENCODED}")

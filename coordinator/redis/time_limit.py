@@ -1,4 +1,4 @@
-"""Waiting for Redis, but not for long."""
+"""Waiting for a reply with a limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Reply = TypeVar("_Reply")
 
 
 async def answered(reply: Awaitable[_Reply], within_s: float) -> _Reply:
-    """What Redis replies. Raises StoreLate where it has not within so many seconds, and what `reply` raises."""
+    """Redis' reply. Raises StoreLate after `within_s` seconds without one, and whatever `reply` raises."""
     try:
         async with asyncio.timeout(within_s):
             return await reply

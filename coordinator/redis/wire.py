@@ -1,20 +1,20 @@
 """One connection to Redis, shared by every request of a gateway.
 
-Calls made in the same turn of the event loop leave in one write and share one read. A caller that runs out of
-time abandons its future: the reply is still read and dropped, so that nobody ever gets another caller's reply.
-A connection whose oldest reply is overdue is discarded, and every call on it fails as StoreDown: such a call may
-have run, or may still run when Redis resumes, which is what epochs are for (see pool.py). So is a connection to a
-server that has become a replica, or whose slot has moved, as its first refusal tells.
+Calls made in the same turn of the event loop leave in one write and share one read. A caller that runs out of time
+abandons its future: the reply is still read, and dropped, so nobody ever gets another caller's reply. A connection
+whose oldest reply is overdue is discarded, and every call on it fails with StoreDown. Such a call may have run, or may
+still run when Redis resumes: epochs protect against that (see pool.py). A connection is discarded as well if its server
+has become a replica, or its slot has moved, which the first refused call tells.
 
-redis-py opens the connection (URL, TLS, AUTH) and hands it over; hiredis packs and parses. Between them and this file
-there is no task that wakes up: replies are handed out in the call in which the socket gave them.
+redis-py opens the connection (URL, TLS, AUTH) and hands it over; hiredis packs and parses. No task has to wake up:
+replies are handed out in the same call in which the socket delivered them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import hiredis
@@ -28,16 +28,23 @@ from coordinator.scripts import Script
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
+Operands = tuple[Any, ...]
+"""Of a script: numkeys, KEYS and ARGV, as `Script.operands` makes them."""
 
 
 def fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """The failure counts as seen: there may be nobody who awaits it."""
+    """Fail a future that nobody may await: its error counts as retrieved."""
     future.set_exception(error)
     future.exception()
 
 
+def has_result(future: asyncio.Future[Any]) -> bool:
+    """Whether a future holds a result: it is not pending, was not cancelled, and holds no error."""
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 def check_server(url: str) -> None:
-    """Raises StoreDown for a server's URL that no connection can be made of: an unknown option, a wrong type."""
+    """Raises StoreDown for a server's URL that cannot be used: an unknown option, a value of a wrong type."""
     _connection(url, 1.0)
 
 
@@ -54,11 +61,11 @@ def _connection(url: str, connect_s: float) -> AbstractConnection:
 
 
 class _NoScript(StoreRefused):
-    """The server has forgotten a script."""
+    """The server has forgotten the script."""
 
 
 class _NotHere(StoreRefused):
-    """This server does not serve such calls any more, or not now: it has become a replica, or a slot has moved."""
+    """This server does not serve such calls any more, or not now: it has become a replica, or the slot has moved."""
 
 
 _NOT_HERE = ("READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED")
@@ -68,7 +75,7 @@ def _refusal(text: str) -> StoreRefused:
     code = text.partition(" ")[0]
     if code == "NOSCRIPT":
         return _NoScript(text)
-    # Redis 6.2 wraps what a script's own calls were refused with.
+    # Redis 6.2 wraps the error that a call inside a script got.
     return _NotHere(text) if code in _NOT_HERE or " -READONLY " in text else StoreRefused(text)
 
 
@@ -77,17 +84,17 @@ _BEHIND_S = 0.002
 
 
 class _Call:
-    __slots__ = ("future", "on_reply", "script", "sent_at", "tail", "timer")
+    __slots__ = ("future", "on_reply", "operands", "script", "sent_at", "timer")
 
     def __init__(self, sent_at: float) -> None:
         self.sent_at = sent_at
         self.future: asyncio.Future[Any] | None = None
-        """Of a call that somebody may await."""
+        """Set if somebody may await the call."""
         self.on_reply: Reply | None = None
-        """Of others; and told what comes when the future is done already."""
+        """Gets the reply if there is no future, or if the future is done already."""
         self.timer: asyncio.TimerHandle | None = None
         self.script: Script | None = None
-        self.tail: tuple[Any, ...] = ()
+        self.operands: Operands = ()
 
 
 class Wire(asyncio.Protocol):
@@ -103,7 +110,7 @@ class Wire(asyncio.Protocol):
         self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
         self._replies = hiredis.Reader(replyError=_refusal, notEnoughData=_INCOMPLETE)
-        # redis-py has no way to hand a connection over: what it keeps its stream in is looked up by name.
+        # redis-py has no public way to hand over a connection: its stream is in a private attribute.
         writer = connection._writer  # noqa: SLF001
         assert writer is not None
         self._transport = cast("asyncio.Transport", writer.transport)
@@ -123,11 +130,11 @@ class Wire(asyncio.Protocol):
         try:
             async with asyncio.timeout(connect_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
-            # One that comes while redis-py drains its socket is lost there (asyncio.wait_for, Python < 3.12).
+            # While redis-py drains its socket, a cancellation is lost (asyncio.wait_for, Python < 3.12).
             if task.cancelling() > cancellations:
                 raise asyncio.CancelledError
             return cls(connection, on_broken)
-        # RuntimeError is uvloop's word for a transport that was closed meanwhile, whoever uses it.
+        # uvloop raises RuntimeError if the transport was closed meanwhile.
         except (RedisError, OSError, TimeoutError, RuntimeError) as error:
             await connection.disconnect(nowait=True)
             raise StoreDown(f"cannot connect to Redis: {str(error) or f'no answer within {connect_s:g} s'}") from error
@@ -139,7 +146,7 @@ class Wire(asyncio.Protocol):
 
     def send(self, *command: Any, budget_s: float | None = None, at_once: bool = False) -> asyncio.Future[Any]:
         """Send a command; the future holds its reply (bytes, never decoded) or a StoreError (StoreLate after
-        `budget_s`). `at_once`: it does not wait for this turn of the loop to end."""
+        `budget_s`). With `at_once` it is sent before this turn of the loop ends."""
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         self._enqueue(call, command)
@@ -151,12 +158,11 @@ class Wire(asyncio.Protocol):
     def run(
         self,
         script: Script,
-        keys: Sequence[str],
-        args: Sequence[Any],
+        operands: Operands,
         budget_s: float | None = None,
         on_abandoned: Reply | None = None,
     ) -> asyncio.Future[Any]:
-        """Run a script; where the server has forgotten it, it is sent again with its text.
+        """Run a script. If the server has forgotten it, it is sent again with its text.
 
         After `budget_s` the future fails with StoreLate. A reply that comes when the caller has given up (late, or
         cancelled) goes to `on_abandoned`, in the order of the connection; an exception where Redis refused the call.
@@ -164,23 +170,22 @@ class Wire(asyncio.Protocol):
         call = _Call(self._loop.time())
         future = call.future = self._loop.create_future()
         call.on_reply = on_abandoned
-        self._enqueue_script(call, script, keys, args)
+        self._enqueue_script(call, script, operands)
         self._limit(call, budget_s)
         return future
 
     def tell(
         self,
         script: Script,
-        keys: Sequence[str],
-        args: Sequence[Any],
+        operands: Operands,
         on_reply: Reply | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Run a script that nobody waits for; `on_reply` gets its reply, or the StoreError that it ended with. Where it
-        is not urgent, it leaves with the next call that is, or in a moment."""
+        """Run a script that nobody waits for; `on_reply` gets its reply, or the StoreError in its place. If it is not
+        urgent, it leaves with the next urgent call, or after 2 ms."""
         call = _Call(self._loop.time())
         call.on_reply = on_reply
-        self._enqueue_script(call, script, keys, args)
+        self._enqueue_script(call, script, operands)
         self._schedule(is_urgent)
 
     def _schedule(self, is_urgent: bool) -> None:
@@ -191,15 +196,15 @@ class Wire(asyncio.Protocol):
         elif self._write_later is None and not self._writes_soon:
             self._write_later = self._loop.call_later(_BEHIND_S, self._write)
 
-    def _enqueue_script(self, call: _Call, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
-        call.script, call.tail = script, (len(keys), *keys, *args)
-        self._enqueue(call, ("EVALSHA", script.sha, *call.tail))
+    def _enqueue_script(self, call: _Call, script: Script, operands: Operands) -> None:
+        call.script, call.operands = script, operands
+        self._enqueue(call, ("EVALSHA", script.sha, *operands))
 
     def _enqueue(self, call: _Call, command: tuple[Any, ...]) -> None:
         if self._broken is not None:
             _give(call, self._broken)
             return
-        packed = hiredis.pack_command(command)  # first: it raises where an argument has no encoding
+        packed = hiredis.pack_command(command)  # first: it raises if an argument cannot be encoded
         self._pending.append(call)
         self._outbox.append(packed)
         if call.future is not None:
@@ -210,7 +215,7 @@ class Wire(asyncio.Protocol):
             call.timer = self._loop.call_later(budget_s, self._late, call, budget_s, True)
 
     def _late(self, call: _Call, budget_s: float, first_time: bool) -> None:
-        """The budget is Redis', not ours: if the loop itself ran late, replies may be waiting to be read."""
+        """The budget limits Redis, not this process: if the loop itself ran late, replies may be waiting to be read."""
         assert call.future is not None
         if call.future.done():
             return
@@ -221,7 +226,7 @@ class Wire(asyncio.Protocol):
         fail(call.future, StoreLate(f"no reply from Redis within {budget_s * 1000:.0f} ms"))
 
     def oldest_age_s(self) -> float:
-        """How long the oldest unanswered call has waited; 0 when none does."""
+        """How long the oldest unanswered call has waited; 0 if there is none."""
         return self._loop.time() - self._pending[0].sent_at if self._pending else 0.0
 
     # -- the socket ----------------------------------------------------------------------------------------------
@@ -253,11 +258,11 @@ class Wire(asyncio.Protocol):
         if isinstance(reply, StoreRefused):
             if isinstance(reply, _NoScript) and call.script is not None:
                 script, call.script = call.script, None
-                self._enqueue(call, ("EVAL", script.text, *call.tail))
+                self._enqueue(call, ("EVAL", script.text, *call.operands))
                 self._schedule(True)
                 return
-            # Only of a script: plain commands also look for what others keep in Redis, wherever in a cluster that is.
-            if isinstance(reply, _NotHere) and call.tail:
+            # Only for scripts: plain commands may also look for keys of others, which may be anywhere in a cluster.
+            if isinstance(reply, _NotHere) and call.operands:
                 self._pending.appendleft(call)
                 self._break(StoreDown(f"Redis does not serve this any more: {reply}"))
                 return
@@ -274,19 +279,19 @@ class Wire(asyncio.Protocol):
         self._on_broken(error)
 
     async def close(self, reason: str = "closed") -> None:
-        """Fail what is pending and drop the connection without waiting for Redis."""
+        """Fail the pending calls and drop the connection without waiting for Redis."""
         self._break(StoreDown(reason))
         self._transport.abort()
         await self._connection.disconnect(nowait=True)
 
 
 def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
-    """Hand a reply, or the StoreError in its place, to whoever it is for."""
+    """Hand a reply, or the StoreError in its place, to its caller."""
     if call.timer is not None:
         call.timer.cancel()
     future = call.future
     if future is None or future.done():
-        # Of a call that was given up, nobody knows on a broken connection whether it ran: no reply is told.
+        # If the connection broke, nobody knows whether an abandoned call ran: its on_reply is not called.
         if call.on_reply is not None and not (is_broken and future is not None):
             call.on_reply(reply)
     elif isinstance(reply, Exception):

@@ -244,8 +244,10 @@ class WatchSession:
         pairs = list(zip(keys, lives_s, strict=True))
         parts = [pairs[i : i + _CHUNKS_PER_CALL] for i in range(0, len(pairs), _CHUNKS_PER_CALL)]
         ttl_ms = self._settings.chunk_ttl_s * 1000
-        runs = (([key for key, _ in part], [ttl_ms, *(round(life_s * 1000) for _, life_s in part)]) for part in parts)
-        replies = await self._answers([self._wire.run(self._script, keys, args) for keys, args in runs])
+        script, chunks = self._script, [[key for key, _ in part] for part in parts]
+        lives_ms = [[round(life_s * 1000) for _, life_s in part] for part in parts]
+        runs = [script.operands(chunks=a, ttl_ms=ttl_ms, lives_ms=b) for a, b in zip(chunks, lives_ms, strict=True)]
+        replies = await self._answers([self._wire.run(script, operands) for operands in runs])
         found, now_s = list[_Tended](), self._loop.time()
         for part, flat in zip(parts, replies, strict=True):
             if flat is None:

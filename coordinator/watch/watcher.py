@@ -85,7 +85,8 @@ class Watcher:
     async def _holds_lease(self, wire: Wire, leaving: bool = False) -> bool:
         script = load("watch", self._allow_oom)
         try:
-            return bool(await answered(wire.run(script, (WATCHER,), (self._who, LEASE_MS, int(leaving))), ANSWER_S))
+            operands = script.operands(watcher=WATCHER, watcher_name=self._who, lease_ms=LEASE_MS, leaving=leaving)
+            return bool(await answered(wire.run(script, operands), ANSWER_S))
         except StoreRefused as error:
             # Before version 7, a full Redis gives nobody the lease. Then everybody watches: it is needed most then.
             if _FULL in str(error):

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from coordinator.errors import StoreError
-from coordinator.pool.inspect import read_owners
+from coordinator.pool.owners import read_owners
 from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt

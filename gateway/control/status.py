@@ -93,12 +93,12 @@ class Status:
                 counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
-            fleet = self._store.pool(member.pool).fleet if member.pool else None
-            if fleet is not None and not member.identity.is_taken:
-                is_open = fleet.open_until_ms.get(member.id, 0) > fleet.now_ms
+            state = self._store.pool(member.pool).state if member.pool else None
+            if state is not None and not member.identity.is_taken:
+                is_open = state.open_until_ms.get(member.id, 0) > state.now_ms
                 metrics.breaker_open.labels(member.id).set(is_open)
-                metrics.replica_active.labels(member.id).set(fleet.active.get(member.id, 0))
+                metrics.replica_active.labels(member.id).set(state.active.get(member.id, 0))
                 metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
-                for name, figure in fleet.engines.get(member.id, {}).items():
+                for name, figure in state.engines.get(member.id, {}).items():
                     if name in metrics.engine:
                         metrics.engine[name].labels(member.id).set(figure)

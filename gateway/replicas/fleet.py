@@ -156,7 +156,7 @@ class Fleet:
         member = self.members.get(replica)
         if member is None or not member.pool or member.identity.is_taken or not self._store.is_up(member.pool):
             return False
-        fleet = self._store.pool(member.pool).fleet
+        fleet = self._store.pool(member.pool).state
         return fleet is not None and fleet.is_exact(replica)
 
     def ready_replicas(self) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Hashable, Mapping
 import structlog
 
 from coordinator.errors import StoreError
-from coordinator.pool.liveness import mark, show, shown
+from coordinator.pool.progress import read_progress, write_progress
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
 from gateway.replicas.fleet import Fleet, Member
@@ -58,7 +58,7 @@ class AnswerProgress:
             if member.pool and not member.identity.is_taken and self._shared.get(replica) != count:
                 changed.setdefault(member.pool, {})[replica] = count
         for pool, counts in changed.items():
-            show(self._store.pool(pool), counts)
+            write_progress(self._store.pool(pool), counts)
         self._shared = dict(self.pieces)
 
 
@@ -154,21 +154,21 @@ class HangDetector:
         if timer.state == "ready" and stalled_s >= self._hang_s and member.is_answering:
             hint = "it has work, and shows no progress"
             _log.warning("hangs", replica=member.id, still_s=round(stalled_s), hint=hint)
-            mark(pool, member.id, timer.incarnation, "ready", "hung")
+            pool.change_state(member.id, timer.incarnation, "ready", "hung")
             del self._timers[member.id]
         elif timer.state == "hung" and (timer.has_progressed or stalled_s >= _RETRIED_AFTER * self._hang_s):
             _log.info("hangs no more" if timer.has_progressed else "may hang no more", replica=member.id)
-            mark(pool, member.id, timer.incarnation, "hung", "ready")
+            pool.change_state(member.id, timer.incarnation, "hung", "ready")
             del self._timers[member.id]
 
     async def _progress_of(self, member: Member, timer: StallTimer) -> Hashable:
         """All progress that the replica shows to this gateway, to the others and to its agent. None if its engine never
         told any counters: then it may just be slow. Raises StoreError."""
         pool = self._store.pool(member.pool)
-        last_shared = await shown(pool, member.id)
-        agent = pool.fleet.agents.get(member.id) if pool.fleet is not None else None
-        if agent is not None and pool.fleet is not None and pool.fleet.is_followed(member.id):
-            figures = pool.fleet.engines.get(member.id, {})
+        last_shared = await read_progress(pool, member.id)
+        agent = pool.state.agents.get(member.id) if pool.state is not None else None
+        if agent is not None and pool.state is not None and pool.state.is_followed(member.id):
+            figures = pool.state.engines.get(member.id, {})
         else:
             figures = await self._engine_figures(member)
         work = timer.work_done(figures, agent.seq if agent is not None else -1)

@@ -159,7 +159,7 @@ class HealthChecks:
     async def _read_pool_once(self, member: Member) -> None:
         """Learn what other gateways registered in a pool before this one registers anything there."""
         pool = self._store.pool(member.pool) if member.pool else None
-        if pool is not None and pool.fleet is None and self._store.is_up(pool.name):
+        if pool is not None and pool.state is None and self._store.is_up(pool.name):
             with suppress(StoreError):
                 await pool.beat()
 
@@ -224,14 +224,14 @@ class HealthChecks:
         """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""
         pool, identity = self._store.pool(member.pool), member.identity
         was_taken, now_s = identity.is_taken, time.monotonic()
-        if pool.fleet is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
+        if pool.state is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
             facts = IdentityFacts(
                 started=member.facts.started,
                 url=member.url,
                 is_alive=member.alive,
                 record=known,
-                is_followed=pool.fleet.is_followed(member.id),
-                has_other_worker=pool.fleet.worker not in ("", pool.gateway),
+                is_followed=pool.state.is_followed(member.id),
+                has_other_worker=pool.state.worker not in ("", pool.gateway),
             )
             identity.judge(facts, now_s, self._patience_s)
         if was_taken != identity.is_taken:

@@ -178,7 +178,7 @@ class Router:
     def succeeded(self, ticket: Ticket) -> None:
         """The replica answered. If its breaker was open and this request was the probe, the breaker closes."""
         self._outcomes_of(ticket.replica).succeeded(time.monotonic())
-        fleet = ticket.pool.fleet
+        fleet = ticket.pool.state
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
             ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
 

@@ -45,7 +45,7 @@ class Past:
     def use(self, prompt: str, age_s: int) -> None:
         """The prompt was last used earlier."""
         for link in self._stage.explain(chat_body(prompt))["chain"]:
-            own = self._keys.own_prefix + link["key"]
+            own = self._keys.own(link["key"])
             fields = str(self._client.hget(own, self._replica)).split(" ")
             fields[5] = str(int(fields[5]) - age_s * 1000)
             self._client.hset(own, self._replica, " ".join(fields))

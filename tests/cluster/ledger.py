@@ -35,7 +35,7 @@ class Ledger:
         """Where the tokens that a replica is believed to own are not the sum of its keys' records."""
         lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
         recorded = dict.fromkeys(lives, 0)
-        for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own_prefix + "*"):
+        for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own("*")):
             incarnation, _, _, span_tokens, _, last_use_ms, *_ = record.split(" ")
             if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
                 recorded[owner] += int(span_tokens)
@@ -62,7 +62,7 @@ class Ledger:
 
     async def forget_everything(self) -> None:
         """What FLUSHALL would do to the pool."""
-        await self._client.eval(_FORGET, 0, self._keys.own_prefix.removesuffix("own:") + "*")
+        await self._client.eval(_FORGET, 0, self._keys.own("").removesuffix("own:") + "*")
 
     async def all_keys(self) -> set[str]:
         """Of every pool."""

@@ -119,7 +119,7 @@ async def numbers(client: redis.Redis, key: str) -> dict[str, int]:
 
 async def owners(client: redis.Redis, key: str) -> dict[str, list[str]]:
     """replica → the fields of its record."""
-    return {name: text.split(" ") for name, text in (await hash_of(client, KEYS.own_prefix + key)).items()}
+    return {name: text.split(" ") for name, text in (await hash_of(client, KEYS.own(key))).items()}
 
 
 async def own(
@@ -127,7 +127,7 @@ async def own(
 ) -> None:
     """Write an ownership record as `place` would have."""
     used = await now_ms(client) if last_use_ms is None else last_use_ms
-    await client.hset(KEYS.own_prefix + key, name, f"{incarnation} claim gpu {SPAN_TOKENS} {hits} {used} other")
+    await client.hset(KEYS.own(key), name, f"{incarnation} claim gpu {SPAN_TOKENS} {hits} {used} other")
 
 
 async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:

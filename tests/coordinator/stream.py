@@ -72,8 +72,7 @@ def losses(keys: list[str]) -> list[Evicted]:
 
 async def lead(pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False) -> dict[str, str]:
     """One beat of an applier: the replicas that it holds, and their cursors."""
-    k = pool.keys
-    flat = await pool.run("lead", (k.leases, k.agents, k.cursors, k.asks), (who, lease_ms, int(leaving)))
+    flat = await pool.run("lead", applier=who, lease_ms=lease_ms, leaving=leaving)
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
 
@@ -102,12 +101,17 @@ class Stream:
         """The script's answer to one entry, for one who believes that the cursor is `cursor`."""
         entry_id, fields = entry
         lines = fields["transitions"].split("\n")
-        named = [KEYS.own_prefix + line.split(" ")[1] for line in lines if line[0] in "+-"]
-        k = KEYS
         reply = await self._pool.run(
             "apply",
-            [k.leases, k.cursors, k.replicas, k.owned_tokens, k.held(self.name), k.asks, *named],
-            [who, self.name, cursor, entry_id, fields["n"], fields["inc"], fields["at_ms"], *lines],
+            applier=who,
+            replica=self.name,
+            known_cursor=cursor,
+            stream_id=entry_id,
+            number=fields["n"],
+            incarnation=fields["inc"],
+            happened_ms=fields["at_ms"],
+            keys=[line.split(" ")[1] for line in lines if line[0] in "+-"],
+            transitions=lines,
         )
         return [part.decode() if isinstance(part, bytes) else part for part in reply]
 
@@ -121,7 +125,7 @@ async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dic
     began; with `holding_only` none that lies below its floor."""
     registry = {name: text.split(" ") for name, text in (await client.hgetall(KEYS.replicas)).items()}
     sums: dict[str, int] = {}
-    async for key in client.scan_iter(KEYS.own_prefix + "*"):
+    async for key in client.scan_iter(KEYS.own("*")):
         for name, text in (await client.hgetall(key)).items():
             incarnation, kind, _, span, _, used, by, *_ = text.split(" ")
             current, _, _, since, floor, _ = registry[name]

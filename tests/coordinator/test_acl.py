@@ -15,8 +15,8 @@ from coordinator.chores.worker import forget, rewind, sweep, trim
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
-from coordinator.pool.liveness import mark, show, shown
 from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs
 from coordinator.store import Store, StoreOptions
@@ -76,9 +76,9 @@ async def live_a_little(pool: Pool) -> None:
             await trim(pool, record, fleet)
             await pool.read("ZADD", pool.keys.held(record.replica), fleet.now_ms + 60_000, chain(1)[0])
             assert await rewind(pool, record, fleet.now_ms) == 1
-    mark(pool, "r1", "life1", "ready", "hung")
-    show(pool, {"r0": 1})
-    assert await shown(pool, "r0") == f"{pool.gateway} 1".encode()
+    pool.change_state("r1", "life1", "ready", "hung")
+    write_progress(pool, {"r0": 1})
+    assert await read_progress(pool, "r0") == f"{pool.gateway} 1".encode()
     pool.register(replica("r2", state="dead"))
     assert await forget(pool, (await pool.beat()).replicas["r2"])
     await pool.beat(leaving=True)

@@ -66,7 +66,7 @@ async def test_a_beat_tells_of_the_fleet(pool: Pool, client: redis.Redis) -> Non
     await drained(pool)
     await client.hset(KEYS.breakers, mapping={"r0": "1 0 0", "r1": "3 77 1"})
     fleet = await pool.beat()
-    assert pool.fleet is fleet
+    assert pool.state is fleet
     assert {name: (one.state, one.capacity_tokens) for name, one in fleet.replicas.items()} == {
         "r0": ("ready", 500),
         "r1": ("dead", 0),

@@ -49,7 +49,7 @@ async def write(client: redis.Redis, keys: list[str], state: Ownership) -> None:
     batch = client.pipeline(transaction=False)
     for key, records in zip(keys, state, strict=True):
         for name, life in records.items():
-            batch.hset(KEYS.own_prefix + key, name, f"{life} claim gpu 100 0 {used} other")
+            batch.hset(KEYS.own(key), name, f"{life} claim gpu 100 0 {used} other")
     await batch.execute()
 
 
@@ -108,7 +108,7 @@ async def test_a_placement_sees_the_depth_that_explain_saw_and_cleans_as_it_goes
         assert placed is not None
         assert placed.matched_keys == depths(state)[chosen]
         for key in keys[max(depths(state).values()) :]:
-            assert set(await client.hgetall(KEYS.own_prefix + key)) == {chosen}
+            assert set(await client.hgetall(KEYS.own(key))) == {chosen}
 
 
 async def test_a_chain_that_nobody_knows_costs_one_look(pool: Pool, client: redis.Redis) -> None:

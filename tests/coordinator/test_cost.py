@@ -70,7 +70,7 @@ async def test_of_what_lies_in_cpu_memory_the_part_that_it_is_not_worth_is_charg
     await register(pool, 2, capacity_tokens=CAPACITY_TOKENS)
     keys = chain(*range(12))
     for key in keys[:4]:
-        await client.hset(KEYS.own_prefix + key, "r0", f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
+        await client.hset(KEYS.own(key), "r0", f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
     found = await by_replica(pool, request("x", keys, knobs=PolicyKnobs(cpu_credit=0.25)))
     assert (found["r0"]["matched_tokens"], found["r0"]["credit_tokens"]) == (400, 100)
     assert found["r0"]["charged_tokens"] == 800 + 300

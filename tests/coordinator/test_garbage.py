@@ -14,11 +14,11 @@ from coordinator.agent.agent_store import AgentStore
 from coordinator.agent.engine_session import Handover
 from coordinator.chores import repair
 from coordinator.chores.applier import Applier
-from coordinator.chores.repair import LOOK_THROUGH_EVERY_MS
+from coordinator.chores.repair import CHECK_FLIGHT_EVERY_MS
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import credit, is_unchanged, tell_measured
-from coordinator.pool.inspect import read_owners
+from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.response_owners import find, remember
@@ -204,7 +204,7 @@ async def placed_whole(cluster: Cluster) -> None:
             assert placed is not None
             entry = await cluster.client.hget(KEYS.flight("gw0"), asked.reservation)
             assert entry.split(" ")[:2] == [placed.replica, "life1"]
-            assert await cluster.client.hget(KEYS.own_prefix + keys[-1], placed.replica)
+            assert await cluster.client.hget(KEYS.own(keys[-1]), placed.replica)
             cluster.pool.done(asked.reservation)
             await drained(cluster.pool)
             assert not await cluster.client.hexists(KEYS.flight("gw0"), asked.reservation)
@@ -253,7 +253,7 @@ async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluste
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
     await cluster.client.hset(KEYS.active, "r0", 7)
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
-    cluster.chores._repair._looked_through_ms -= LOOK_THROUGH_EVERY_MS
+    cluster.chores._repair._flight_checked_ms -= CHECK_FLIGHT_EVERY_MS
     await mended(cluster)
 
 
@@ -267,17 +267,13 @@ async def test_owned_tokens_that_change_while_they_are_summed_are_right(
     pool.done("more")
     await drained(pool)
 
-    def changing(name: str, *args: Any) -> Any:
+    def changing(name: str, **arguments: Any) -> Any:
         nonlocal changes
-        reply = run(name, *args)
+        reply = run(name, **arguments)
         if name == "recount" and changes:
             changes -= 1
             lost = chain("more", *range(9))[changes]
-            pool.tell(
-                "drop",
-                [pool.keys.replicas, pool.keys.owned_tokens, KEYS.held("r1"), KEYS.own_prefix + lost],
-                ["r1", 10**15, lost],
-            )
+            pool.tell("drop", replica="r1", before_ms=10**15, keys=[lost])
         return reply
 
     monkeypatch.setattr(pool, "run", changing)

@@ -45,7 +45,7 @@ def test_a_slug_is_its_own_slug(name: str) -> None:
 def spelled_by(keys: PoolKeys) -> list[str]:
     return [
         *(keys.replicas, keys.breakers, keys.active, keys.backlog_tokens, keys.owned_tokens, keys.turn),
-        *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own_prefix, keys.bound_slot(0)),
+        *(keys.gateways, keys.leases, keys.flight("g"), keys.held("r"), keys.own("k"), keys.bound_slot(0)),
         *(keys.agents, keys.engines, keys.asks, keys.reports, keys.entries, keys.cursors),
         *(keys.events("r"), keys.measured("r"), keys.response("id}{x")),
     ]

@@ -92,7 +92,7 @@ class Walk:
         if self.dice.random() < 0.5:
             lost.live.clear()
         if self.dice.random() < 0.5:
-            await witness.run("reap", (*witness.keys.of_load(lost.gateway), witness.keys.reaped), (lost.gateway, 1))
+            await witness.run("reap", gateway=lost.gateway, at_most=1)
         else:
             await beaten(witness)
         await lost.beat()
@@ -129,7 +129,7 @@ class Walk:
                 if records[name][0] == incarnation:
                     active[name] += 1
                     backlog[name] += int(tokens)
-        async for key in self.client.scan_iter(KEYS.own_prefix + "*"):
+        async for key in self.client.scan_iter(KEYS.own("*")):
             for name, text in (await hash_of(self.client, key)).items():
                 incarnation, _, _, span, *_ = text.split(" ")
                 if records[name][0] == incarnation:

@@ -43,7 +43,7 @@ async def restore(pool: Pool, client: redis.Redis, name: str, claimed: list[str]
     """Undo what a placement changed, for the next to see the same state."""
     pool.done("a")
     for key in claimed:
-        await client.hdel(KEYS.own_prefix + key, name)
+        await client.hdel(KEYS.own(key), name)
     await client.hdel(KEYS.owned_tokens, name)
     await drained(pool)
 

@@ -171,6 +171,6 @@ async def test_a_record_that_cannot_be_read_confirms_nothing_and_ends_no_heartbe
     await followed(client)
     keys = chain(1)
     await place_plain(pool, "a", keys)
-    await client.hset(KEYS.own_prefix + keys[-1], "r0", "life1 resident gpu")
+    await client.hset(KEYS.own(keys[-1]), "r0", "life1 resident gpu")
     await beat(pool, 2)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}

@@ -38,13 +38,13 @@ async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> As
 
 async def reap_a_piece(pool: Pool, limit: int) -> int:
     """As a reaper does that dies then; returns how many are left."""
-    return int(await pool.run("reap", (*pool.keys.of_load("gw1"), pool.keys.reaped), ("gw1", limit)))
+    return int(await pool.run("reap", gateway="gw1", at_most=limit))
 
 
 async def test_all_is_given_back_and_seen_to_in_pieces(
     pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("_GIVEN_BACK_AT_ONCE", "_SEEN_TO_AT_ONCE", "_KEYS_AT_ONCE"):
+    for limit in ("_GIVEN_BACK_AT_ONCE", "_HANDLED_AT_ONCE", "_KEYS_AT_ONCE"):
         monkeypatch.setattr(reaper, limit, 2)
     await agent_record(client, "r0")
     await beaten(pool)
@@ -142,7 +142,8 @@ during an upgrade."""
 async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, dead: Pool, client: redis.Redis) -> None:
     await agent_record(client, "r0")
     await reap_a_piece(pool, 2)
-    told = await client.eval(OLDER_REAP, 5, *KEYS.of_load("gw1"), "gw1", await now_ms(client))
+    keys = (KEYS.gateways, KEYS.flight("gw1"), KEYS.replicas, KEYS.active, KEYS.backlog_tokens)
+    told = await client.eval(OLDER_REAP, 5, *keys, "gw1", await now_ms(client))
     assert len(told) == 2 * (REQUESTS - 2)
     assert await numbers(client, KEYS.active) == await numbers(client, KEYS.backlog_tokens) == {}
     await beaten(pool)

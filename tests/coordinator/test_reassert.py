@@ -95,12 +95,13 @@ async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Re
     asked = request("old", chain(1))
     wire = pool._wire
     assert wire is not None
-    old = asked.script_args("gw0", pool._epoch, "place")
+    script = pool._script("place")
+    old = asked.operands(script, KEYS, "gw0", pool._epoch, explain=False)
     pool.reassert()
-    reply = await wire.run(pool._script("place"), asked.script_keys(KEYS, "gw0"), old)
+    reply = await wire.run(script, old)
     assert reply == [b"stale"]
     assert await numbers(client, KEYS.active) == {}
-    assert await client.exists(KEYS.own_prefix + chain(1)[0]) == 0
+    assert await client.exists(KEYS.own(chain(1)[0])) == 0
 
 
 async def test_a_place_of_a_gateway_that_the_store_forgot_reasserts_and_is_placed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
 from coordinator.known_pools import known_pools
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Operands, Wire
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
@@ -50,9 +50,9 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     ran: set[str] = set()
     enqueue = Wire._enqueue_script
 
-    def noting(self: Wire, call: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> None:
+    def noting(self: Wire, call: Any, script: Script, operands: Operands) -> None:
         ran.add(script.name)
-        enqueue(self, call, script, keys, args)
+        enqueue(self, call, script, operands)
 
     monkeypatch.setattr(Wire, "_enqueue_script", noting)
     pool = store.pool("m")
@@ -181,7 +181,7 @@ async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: Re
 
             async def is_seen(name: str = name) -> bool:
                 snapshot = await (await survey.for_pool(name)).snapshot(name)
-                return f"r-{name}" in snapshot.fleet.replicas and "gw0" in snapshot.gateway_leases_ms
+                return f"r-{name}" in snapshot.state.replicas and "gw0" in snapshot.gateway_leases_ms
 
             await eventually(is_seen)
     finally:

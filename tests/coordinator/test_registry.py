@@ -8,7 +8,6 @@ from dataclasses import replace
 import redis.asyncio as redis
 
 from coordinator.chores.worker import forget
-from coordinator.pool.liveness import mark
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import BreakerKnobs
@@ -72,10 +71,10 @@ async def test_a_state_changes_where_it_is_still_as_it_was_seen_and_all_else_sta
     await place(pool, "a", chain(1))
     before = await record_of(client, "r0")
     for stale in (("r0", "life0", "ready"), ("r0", "life1", "dead"), ("r9", "life1", "ready")):
-        mark(pool, *stale, "hung")
+        pool.change_state(*stale, "hung")
     await drained(pool)
     assert await record_of(client, "r0") == before
-    mark(pool, "r0", "life1", "ready", "hung")
+    pool.change_state("r0", "life1", "ready", "hung")
     await drained(pool)
     assert await record_of(client, "r0") == replace(before, state="hung")
     assert list(await hash_of(client, KEYS.replicas)) == ["r0"]
@@ -84,7 +83,7 @@ async def test_a_state_changes_where_it_is_still_as_it_was_seen_and_all_else_sta
 
 async def test_a_replica_that_hangs_is_chosen_by_nobody_who_has_another(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
-    mark(pool, "r0", "life1", "ready", "hung")
+    pool.change_state("r0", "life1", "ready", "hung")
     assert {(await place(pool, f"p{number}", chain(number))).replica for number in range(8)} == {"r1"}
 
 
@@ -189,10 +188,9 @@ async def test_an_agent_that_comes_while_its_replica_is_forgotten_is_asked_for_a
     pool: Pool, client: redis.Redis
 ) -> None:
     await pool.register(replica("r0", state="dead"))
-    keys = pool.keys.of_forget("r0")
-    assert int(await pool.run("forget", keys, ("r0", "life1", 0))) > 0
+    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=False)) > 0
     await agent_record(client)
-    assert int(await pool.run("forget", keys, ("r0", "life1", 1))) == 0
+    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=True)) == 0
     assert await hash_of(client, KEYS.asks) == {"r0": "restate"}
 
 

@@ -1,96 +1,95 @@
-"""The scripts' contract: header, body and Python wrapper agree, every file is shipped, and a flushed cache heals."""
+"""The scripts' contract: bodies and callers keep to the headers, every file is shipped, and a flushed cache heals."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import tomllib
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
 import coordinator
 from coordinator.keys import WATCHER
-from coordinator.scripts import NAMES, PolicyKnobs, load, source
-from tests.coordinator.stage import chain, drained, joined, numbers, place, register
+from coordinator.scripts import NAMES, load, signature, source
+from coordinator.signature import lua_locals
+from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, place, register
 from tests.coordinator.wrappers import ARGUMENTS, CHUNK, wrapper_calls
 from tests.redis_server import RedisServer
 
 FOLDER = Path(coordinator.__file__).parent
 LUA = FOLDER / "lua"
+README = FOLDER / "README.md"
 
 
-@dataclass
-class Header:
-    """What a script's opening comment declares: names by index, and where an open-ended rest begins."""
-
-    names: dict[int, str] = field(default_factory=dict)
-    rest: int | None = None
-
-
-def headers(name: str) -> dict[str, Header]:
-    comment = re.match(r"(?:--.*\n)+", source(name))
-    assert comment is not None
-    found = {"KEYS": Header(), "ARGV": Header()}
-    for array, index, rest, text in re.findall(r"(KEYS|ARGV)\[(\d+)(\.\.)?\] (\S.*?)(?=   |\n|$)", comment[0]):
-        if rest:
-            found[array].rest = int(index)
-        else:
-            found[array].names.setdefault(int(index), re.split(r"[(;,]|: ", text)[0].strip())
-    return found
-
-
-def uses(name: str, array: str) -> tuple[set[int], bool]:
-    """The literal indices in the body, and whether an open-ended rest is read."""
-    body = re.sub(r"--.*", "", source(name))
-    indices = re.findall(rf"{array}\[([^\]]+)\]", body)
-    literal = {int(index) for index in indices if index.isdigit()}
-    return literal, any(not index.isdigit() for index in indices) or f"#{array}" in body
+def body(name: str) -> str:
+    """A script's own code and that of its includes, without the locals that its header defines and without comments."""
+    return re.sub(r"--.*", "", source(name).replace(lua_locals(signature(name)), ""))
 
 
 def test_every_lua_file_is_a_known_script() -> None:
     assert sorted(file.stem for file in LUA.glob("*.lua")) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("array", ["KEYS", "ARGV"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_header_lists_exactly_what_the_body_reads(name: str, array: str) -> None:
-    header = headers(name)[array]
-    literal, reads_rest = uses(name, array)
-    assert set(header.names) == literal
-    assert sorted(header.names) == list(range(1, len(header.names) + 1))
-    assert (header.rest is not None) == reads_rest
-    assert header.rest in (None, len(header.names) + 1)
-
-
-def test_the_places_where_chains_begin_are_those_of_the_header_of_place() -> None:
-    declared = re.search(r"local FIRST_OWN, FIRST_TOKENS\b.*= (\d+), (\d+)", source("place"))
-    assert declared is not None
-    assert [int(n) for n in declared.groups()] == [headers("place")["KEYS"].rest, headers("place")["ARGV"].rest]
+def test_a_body_reads_every_value_by_the_name_that_its_header_declares(name: str) -> None:
+    code = body(name)
+    assert not re.search(r"(KEYS|ARGV)\[\d+\]|\((KEYS|ARGV), *\d", code)
+    names = re.findall(r"[\w]+", " ".join(re.findall(r"local (.*?) =", lua_locals(signature(name)))))
+    unused = [one for one in names if not re.search(rf"\b{one}\b", code)]
+    assert unused in ([], ["own_count"]), "which FLIGHT_OFFSET is made of"
+    redefined = [one for one in names if re.search(rf"^local (function )?([\w, ]+, )?{one}\b", code, re.MULTILINE)]
+    assert redefined == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_the_wrapper_passes_what_the_header_lists(name: str) -> None:
+def test_lines_keep_their_numbers_up_to_the_first_include(name: str) -> None:
+    lines = (LUA / f"{name}.lua").read_text().splitlines()
+    assert lines[lines.index("") - 1].startswith("--"), "the header, and behind it the line in which the locals come"
+    first = next((at for at, line in enumerate(lines) if line.startswith("-- include")), len(lines))
+    expected = [lua_locals(signature(name)) if at == lines.index("") else line for at, line in enumerate(lines[:first])]
+    assert source(name).splitlines()[:first] == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headers_name_keys_of_the_data_model_with_their_types(name: str) -> None:
+    rows = re.findall(r"^\| `kvgate:(?:\{m\}:)?(\w+)(?::<\w+>)?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE)
+    types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's
+    assert {key.name: key.kind for key in signature(name).keys} == {
+        key.name: types[key.name] for key in signature(name).keys
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_callers_pass_what_a_script_must_receive(name: str) -> None:
     keys, args = (await wrapper_calls())[name]
     assert args == ARGUMENTS[name]
-    header = headers(name)
-    for array, sent in (("KEYS", keys), ("ARGV", args)):
-        fixed = len(header[array].names)
-        assert len(sent) == fixed if header[array].rest is None else len(sent) >= fixed
-    declared = [header["KEYS"].names[i] for i in sorted(header["KEYS"].names)]
-    for key, sent_key in zip(declared, keys, strict=False):
-        pool = "" if sent_key == WATCHER else r"\{m\}:"
-        assert re.fullmatch(f"kvgate:{pool}" + re.sub(r"<\w+>", "[^:]+", key), sent_key)
-    beyond = {key.split(":")[2] for key in keys[len(declared) :] if key != CHUNK}
-    assert beyond <= ({"own", "flight"} if name == "sweep" else {"own"})
+    declared, patterns = signature(name).keys, []
+    for key in declared:
+        spelled = f"kvgate:{{m}}:{key.name}" + (":[^:]+" if key.of else "")
+        patterns.append({"watcher": WATCHER, "chunks": CHUNK}.get(key.name, spelled).replace("{m}", r"\{m\}"))
+    rest = patterns[-1] if declared[-1].is_many else "$^"
+    for at, sent in enumerate(keys):
+        assert any(re.fullmatch(pattern, sent) for pattern in (patterns[at : at + 1] or [rest])) or (
+            name == "sweep" and re.fullmatch(r"kvgate:\{m\}:(own|flight):[^:]+", sent)
+        )
 
 
-def test_the_knobs_are_named_in_the_header_of_place() -> None:
-    names = headers("place")["ARGV"].names
-    fields = [name for name in PolicyKnobs.__dataclass_fields__ if name != "name"]
-    assert [names[i] for i in (*range(12, 20), 22, 25)] == fields
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"after": None}, r"mark\(\) missing 1 required keyword-only argument: 'after'"),
+        ({"since": 1}, r"mark\(\) got an unexpected keyword argument 'since'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_with_the_names_of_script_and_argument(
+    changes: dict[str, Any], message: str
+) -> None:
+    arguments = {"replica": "r0", "incarnation": "life1", "before": "ready", "after": "hung"} | changes
+    with pytest.raises(TypeError, match=message):
+        load("mark", allow_oom=True).operands(KEYS, **{name: one for name, one in arguments.items() if one is not None})
 
 
 async def test_every_script_loads(client: redis.Redis) -> None:

@@ -122,7 +122,7 @@ async def test_a_store_that_restarts_empty_is_told_everything_again(store: Store
         assert sorted(await hash_of(client, KEYS.flight("gw0"))) == ["a", "b"]
         assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
         assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100}
-    await eventually(lambda: pool.fleet is not None and pool.fleet.known)
+    await eventually(lambda: pool.state is not None and pool.state.known)
 
 
 async def test_requests_placed_while_it_was_down_are_counted_when_it_is_up(

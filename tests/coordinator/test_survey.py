@@ -98,7 +98,7 @@ async def test_what_kvgates_own_user_may_not_ask_is_told_as_refused(
     assert server.info is not None
     assert server.info.version_text
     assert (server.hash_value_limit_bytes, server.sampled_keys) == (None, ())
-    assert (pools, snapshot.fleet.replicas) == ([], {})
+    assert (pools, snapshot.state.replicas) == ([], {})
 
 
 async def test_a_user_that_may_not_see_chunks_is_told_so(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -118,9 +118,9 @@ async def test_a_snapshot_shows_agents_leases_and_what_is_not_applied_yet(
     async with surveying(redis_server, client, READS) as survey:
         assert "m" in await survey.pools()
         snapshot = await survey.snapshot("m")
-        assert set(snapshot.fleet.replicas) == {"r0", "r1"}
-        assert snapshot.fleet.is_exact("r0")
-        assert snapshot.gateway_leases_ms["gw0"] > snapshot.fleet.now_ms
+        assert set(snapshot.state.replicas) == {"r0", "r1"}
+        assert snapshot.state.is_exact("r0")
+        assert snapshot.gateway_leases_ms["gw0"] > snapshot.state.now_ms
         assert snapshot.oldest_unapplied_ms == {}
         await stream.say(*gains(["a"]))
         first, second = await survey.snapshot("m"), await survey.snapshot("m")

@@ -134,7 +134,7 @@ async def test_a_tier_in_cpu_memory_is_worth_what_its_agent_measured(pool: Pool,
     await register(pool, 2)
     keys = chain(*range(COUNT))
     for name in ("r0", "r1"):
-        await client.hset(KEYS.own_prefix + keys[-1], name, f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
+        await client.hset(KEYS.own(keys[-1]), name, f"life1 resident cpu {SPAN_TOKENS} 0 {2**40} 1 0 1")
     await client.hset(KEYS.tiers, "r0", "0.5 -")
     found = await by_replica(pool, request("x", keys, knobs=PolicyKnobs(cpu_credit=0.75)))
     assert {name: each["credit_tokens"] for name, each in found.items()} == {"r0": 400, "r1": 600}

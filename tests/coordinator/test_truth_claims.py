@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import ownership
+from coordinator.pool import pool as pool_module
 from coordinator.pool.engine_feedback import credit
-from coordinator.pool.ownership import CONFIRM_S
-from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.pool.pool import CONFIRM_S, PlaceRequest, Pool
 from coordinator.scripts import Placement, PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,
@@ -34,7 +33,7 @@ from tests.coordinator.stream import Stream, followed, gains
 @pytest.fixture
 def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time in which events must confirm a claim is over with the next heartbeat."""
-    monkeypatch.setattr(ownership, "CONFIRM_S", 0.0)
+    monkeypatch.setattr(pool_module, "CONFIRM_S", 0.0)
 
 
 async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[PlaceRequest, Placement]:
@@ -250,7 +249,7 @@ async def test_a_copy_in_cpu_memory_beats_none_and_loses_to_one_in_gpu_memory(
     pool.done("a")
     for i, key in enumerate(keys):
         used = await now_ms(client)
-        await client.hset(KEYS.own_prefix + key, "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
+        await client.hset(KEYS.own(key), "r1", f"life1 resident gpu 100 0 {used} 0 {100 * (i + 1)} aa")
     await drained(pool)
     for seed in range(8):
         assert (await place(pool, "b", keys, seed=seed)).replica == "r1"

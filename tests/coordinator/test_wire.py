@@ -28,7 +28,7 @@ FOREVER_S = 3600.0
 
 
 def script(text: str) -> Script:
-    return Script("test", text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script("test", text, sha1(text.encode(), usedforsecurity=False).hexdigest(), lambda: ())
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def test_calls_of_one_turn_leave_in_one_write(redis_server: RedisServer, c
         writes = count_writes(wire)
         await asyncio.gather(*(wire.send("ECHO", i) for i in range(50)))
         assert len(writes) == 1
-        await asyncio.gather(*(wire.run(script(ECHO), (), (i, 0)) for i in range(50)))
+        await asyncio.gather(*(wire.run(script(ECHO), (0, i, 0)) for i in range(50)))
         assert len(writes) <= 3  # the script was unknown to the server: the calls of one read are repeated together
 
 
@@ -102,7 +102,7 @@ async def test_replies_never_go_to_the_wrong_caller(redis_server: RedisServer, c
     async def call(wire: Wire, name: str) -> None:
         budget_s = dice.choice([FOREVER_S, 0.0001, 0.002])
         work = SLOW if dice.random() < 0.02 else 0
-        reply = wire.run(script(ECHO), (), (name, work), budget_s, lambda late: abandoned.__setitem__(name, late))
+        reply = wire.run(script(ECHO), (0, name, work), budget_s, lambda late: abandoned.__setitem__(name, late))
         if dice.random() < 0.3:
             asyncio.get_running_loop().call_later(dice.random() * 0.004, reply.cancel)
         try:
@@ -131,8 +131,8 @@ async def test_a_late_caller_fails_at_its_budget_and_others_do_not(
         redis_server.pause()
         try:
             late: list[Any] = []
-            hasty = wire.run(script(ECHO), (), ("hasty", 0), 0.01, late.append)
-            patient = wire.run(script(ECHO), (), ("patient", 0), FOREVER_S)
+            hasty = wire.run(script(ECHO), (0, "hasty", 0), 0.01, late.append)
+            patient = wire.run(script(ECHO), (0, "patient", 0), FOREVER_S)
             with pytest.raises(StoreLate):
                 await hasty
             assert not patient.done()
@@ -150,18 +150,18 @@ async def test_what_nobody_waits_for_is_told_its_reply_or_why_there_is_none(
 ) -> None:
     told: list[Any] = []
     async with wired(redis_server.url) as (wire, _):
-        wire.tell(script(ECHO), (), ("first", 0), told.append)
-        wire.tell(script("return redis.error_reply('NO')"), (), (), told.append)
-        wire.tell(script(ECHO), (), ("unheard", 0))
+        wire.tell(script(ECHO), (0, "first", 0), told.append)
+        wire.tell(script("return redis.error_reply('NO')"), (0,), told.append)
+        wire.tell(script(ECHO), (0, "unheard", 0))
         for _ in range(2):  # scripts that were unknown to the server are sent again behind the first
             assert await wire.send("PING") == b"PONG"
         redis_server.pause()
         try:
-            wire.tell(script(ECHO), (), ("lost", 0), told.append)
+            wire.tell(script(ECHO), (0, "lost", 0), told.append)
             await wire.close("had enough")
         finally:
             redis_server.resume()
-        wire.tell(script(ECHO), (), ("too late", 0), told.append)
+        wire.tell(script(ECHO), (0, "too late", 0), told.append)
     assert told[0] == b"first"
     assert [type(reply) for reply in told[1:]] == [StoreRefused, StoreDown, StoreDown]
 
@@ -169,7 +169,7 @@ async def test_what_nobody_waits_for_is_told_its_reply_or_why_there_is_none(
 async def test_a_refusal_reaches_a_caller_that_gave_up_as_well(redis_server: RedisServer, client: redis.Redis) -> None:
     async with wired(redis_server.url) as (wire, _):
         late: list[Any] = []
-        wire.run(script("return redis.error_reply('NO')"), (), (), FOREVER_S, late.append).cancel()
+        wire.run(script("return redis.error_reply('NO')"), (0,), FOREVER_S, late.append).cancel()
         await wire.send("PING")
         await eventually(lambda: late)
         assert isinstance(late[0], Exception)
@@ -193,9 +193,9 @@ async def test_when_the_server_goes_every_pending_call_fails(client: redis.Redis
 async def test_a_server_that_has_become_a_replica_has_lost_the_connection(name: str) -> None:
     with running_redis(server_named(name)) as server:
         async with wired(server.url) as (wire, broken):
-            assert await wire.run(script("return redis.call('INCR', KEYS[1])"), ("kvgate:n",), ()) == 1
+            assert await wire.run(script("return redis.call('INCR', KEYS[1])"), (1, "kvgate:n")) == 1
             await wire.send("REPLICAOF", "127.0.0.1", "1")
-            calls = [wire.run(script("return redis.call('INCR', KEYS[1])"), ("kvgate:n",), ()), wire.send("PING")]
+            calls = [wire.run(script("return redis.call('INCR', KEYS[1])"), (1, "kvgate:n")), wire.send("PING")]
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(result) for result in results} == {StoreDown}
             assert "READONLY" in str(broken[0])
@@ -278,7 +278,7 @@ def test_a_connection_that_is_lost_while_it_is_opened_or_handed_over_is_down(
 def test_the_wire_works_on_uvloop(redis_server: RedisServer) -> None:
     async def main() -> list[Any]:
         async with wired(redis_server.url) as (wire, _):
-            late = wire.run(script(ECHO), (), ("late", SLOW), 0.0001)
+            late = wire.run(script(ECHO), (0, "late", SLOW), 0.0001)
             replies = await asyncio.gather(late, *(wire.send("ECHO", i) for i in range(3)), return_exceptions=True)
             return list(replies)
 

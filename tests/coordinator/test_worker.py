@@ -170,7 +170,7 @@ async def test_what_an_older_incarnation_left_behind_is_dropped_and_not_subtract
     await pool.register(replica("r0", "life2"))
     await place(pool, "b", new)
     assert await trimmed(pool) == 300
-    assert await client.exists(*(KEYS.own_prefix + key for key in old)) == 0
+    assert await client.exists(*(KEYS.own(key) for key in old)) == 0
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
 
 

@@ -14,9 +14,8 @@ from coordinator.chores.repair import Repair, _Recount
 from coordinator.chores.worker import forget, rewind, sweep
 from coordinator.keys import PoolKeys
 from coordinator.pool.engine_feedback import credit, tell_measured
-from coordinator.pool.liveness import mark
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.watch.watch_session import WatchSession, WatchSettings
@@ -36,19 +35,19 @@ class Recorder(Wire):
     def __init__(self) -> None:
         self.calls: dict[str, tuple[list[str], list[Any]]] = {}
 
-    def run(self, script: Script, keys: Any, args: Any, *_: Any) -> asyncio.Future[Any]:
-        self.calls[script.name] = (list(keys), list(args))
+    def run(self, script: Script, operands: Operands, *_: Any) -> asyncio.Future[Any]:
+        self.tell(script, operands)
         return asyncio.get_running_loop().create_future()
 
-    def tell(self, script: Script, keys: Any, args: Any, *_: Any) -> None:
-        self.calls[script.name] = (list(keys), list(args))
+    def tell(self, script: Script, operands: Operands, *_: Any) -> None:
+        first_argument = 1 + operands[0]
+        self.calls[script.name] = (list(operands[1:first_argument]), list(operands[first_argument:]))
 
     def send(self, *command: Any, at_once: bool = False) -> asyncio.Future[Any]:
         names = {load(name, allow_oom=True).text: name for name in NAMES}
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if command[0] == "EVAL":
-            count = command[2]
-            self.calls[names[command[1]]] = (list(command[3 : 3 + count]), list(command[3 + count :]))
+            self.tell(load(names[command[1]], allow_oom=True), command[2:])
         elif command[0] == "ZCARD":
             reply.set_result(len(_KEYS))
         elif command[0] in ("ZRANGE", "ZRANGEBYSCORE"):
@@ -97,14 +96,14 @@ async def _gateway_calls(wire: Recorder) -> None:
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     await _begun(forget(pool, record), rewind(pool, record, 0))
     repair = Repair(pool)
-    await _begun(repair.look(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
+    await _begun(repair.repair(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.drop("r0", 41, _KEYS)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
-    mark(pool, "r0", "life1", "ready", "hung")
+    pool.change_state("r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
     await asyncio.sleep(0)
@@ -124,7 +123,7 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", "place", "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
+        *("gw0", 3, "res", 0, "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
         *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", _KEYS[-1], 0.5, _SHAPE, 1, 0.25, 7, 9),
     ],
     "settle": ["done", "adopted"],
@@ -141,7 +140,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
     "lead": ["gw0", 3000, 0],
     "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
-    "sweep": ["r0", 0, *_KEYS],
+    "sweep": ["r0", 0, 2, *_KEYS],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, 0],

@@ -1,5 +1,7 @@
--- Two hashes take turns of ttl_ms: who writes first in a turn empties what was written two turns ago. Their field "@" is
--- the turn's number. A hash of a later turn is from before the clock went back: it is kept, and is of this turn from now on.
+-- Writes a request's chain down, for the replica's agent and for the reaper. Two hashes, bound:0 and bound:1, take
+-- turns of ttl_ms. The first writer of a turn empties the hash of two turns ago. The field "@" holds the number of the
+-- turn. If a hash is of a later turn, the clock went back since it was written: it is kept and belongs to this turn
+-- from now on.
 
 -- include safe
 

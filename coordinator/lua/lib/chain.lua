@@ -1,11 +1,13 @@
--- Who owns how much of a chain. KEYS[FIRST_OWN..] are own:<key>, shallow to deep; a record in one is
---   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation id> [<tokens>]", a prediction,
---     with the tokens behind it once an answer has told them, or
+-- Who owns how much of a chain. The keys own:<key> of the chain are KEYS[OWN_OFFSET + index], shallow to deep. A record
+-- in one of them is
+--   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation> [<tokens>]", a prediction; <tokens>
+--     is the length of the prompt up to the key, once an answer has told it, or
 --   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
--- events told in that entry of the replica's stream; it holds while <entry> is not below the replica's floor.
--- Existence is searched exactly (EXISTS on ranges, bisected). Which replicas own a shallower part is galloped:
--- whoever holds a prefix holds everything before it, so owner sets only grow towards the root. Where that does
--- not hold (a capped key), a replica's credit is understated, never invented.
+--     events said in that entry of the replica's stream; it holds while <entry> is not below the replica's floor.
+-- Which keys exist is found exactly, by bisection with EXISTS over ranges. How deep each replica owns the chain is
+-- found by bisection, too: a replica that holds a prefix holds everything before it, so the set of owners only grows
+-- towards the root. Where this is not so (a key with the maximum of owners), a replica's match comes out too small,
+-- never too large.
 
 -- include owned
 
@@ -13,12 +15,12 @@ local MAX_STEPS = 4
 
 -- The deepest index in lo..hi whose key exists, or 0.
 local function deepest_existing(lo, hi)
-  if hi < lo or redis.call('EXISTS', unpack(KEYS, FIRST_OWN + lo - 1, FIRST_OWN + hi - 1)) == 0 then
+  if hi < lo or redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 then
     return 0
   end
   while lo < hi do
     local middle = math.ceil((lo + hi) / 2)
-    if redis.call('EXISTS', unpack(KEYS, FIRST_OWN + middle - 1, FIRST_OWN + hi - 1)) > 0 then
+    if redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + middle, OWN_OFFSET + hi)) > 0 then
       lo = middle
     else
       hi = middle - 1
@@ -27,8 +29,8 @@ local function deepest_existing(lo, hi)
   return lo
 end
 
--- Whether a record holds: of this life, and not below the floor. `lives` is replica -> { incarnation, floor }, or false
--- where the replica's own record cannot be read.
+-- Whether a record holds: it is of this incarnation, and not below the floor. `life` is { incarnation, floor }, or
+-- false if the replica's own record cannot be read.
 local function holds(record, life)
   if not life or string.match(record, '^%S+') ~= life[1] then
     return false
@@ -40,32 +42,35 @@ local function holds(record, life)
   return entry == nil or tonumber(entry) >= life[2]
 end
 
--- The owners of key `index` whose record holds, and those whose record is of a past life (both: replica -> record).
--- (What lies below a floor stays until the worker sweeps it: it counts in owned_tokens.)
+-- The owners of key `index` whose records hold, and those whose records are of a past incarnation (both: replica ->
+-- record). A record below the floor is in neither: it stays until the worker sweeps it, because owned_tokens count it.
 local function owners_of(index, lives)
-  local fields = redis.pcall('HGETALL', KEYS[FIRST_OWN + index - 1]) -- empty where it is no hash
+  local fields = redis.pcall('HGETALL', KEYS[OWN_OFFSET + index]) -- empty if it is no hash
   local owners, stale = {}, {}
   for i = 1, #fields, 2 do
-    if holds(fields[i + 1], lives[fields[i]]) then
-      owners[fields[i]] = fields[i + 1]
-    elseif lives[fields[i]] == nil or (lives[fields[i]] and string.match(fields[i + 1], '^%S+') ~= lives[fields[i]][1]) then
-      stale[fields[i]] = fields[i + 1]
+    local replica, record = fields[i], fields[i + 1]
+    local life = lives[replica]
+    if holds(record, life) then
+      owners[replica] = record
+    elseif life == nil or (life and string.match(record, '^%S+') ~= life[1]) then
+      stale[replica] = record
     end
   end
   return owners, stale
 end
 
--- Drops owners' records of key `index`. One that cannot be read may have been counted in owned_tokens (KEYS[5]).
+-- Drops records of key `index`. A record that cannot be read may be counted in owned_tokens, so they are summed again.
 local function drop(index, records)
   for replica, record in pairs(records) do
-    redis.call('HDEL', KEYS[FIRST_OWN + index - 1], replica)
+    redis.call('HDEL', KEYS[OWN_OFFSET + index], replica)
     if not string.find(record, OWNERSHIP) then
-      mark(KEYS[5], replica, 1)
+      mark(owned_tokens_key, replica, 1)
     end
   end
 end
 
--- depth[replica] = deepest index it owns, for the replicas in `below` that are not known yet; record[replica] = there.
+-- For each replica in `below` whose depth is not known yet, finds the deepest index between `lo` and `hi` that it owns:
+-- sets depth[replica] to the index and record[replica] to the record there.
 local function gallop(lo, below, hi, lives, depth, record)
   local open = false
   for replica in pairs(below) do
@@ -91,9 +96,10 @@ local function gallop(lo, below, hi, lives, depth, record)
   gallop(lo, below, middle, lives, depth, record)
 end
 
--- Walks the chain of `count` keys from the tip up; below `start` a prefix is worth nothing.
+-- Walks the chain of `count` keys from the tip up. Matches that end above index `start` are worth nothing, so they are
+-- not looked for. With `clean`, records of past incarnations are dropped.
 -- Returns depth (replica -> index), record (replica -> its record there), and the deepest index at which a key exists
--- once records of past lives are gone (what lies below a floor still is there).
+-- after that (keys with nothing but records below a floor exist, too).
 local function walk(count, lives, clean, start)
   local depth, record = {}, {}
   local owners = {}
@@ -108,7 +114,7 @@ local function walk(count, lives, clean, start)
       break
     end
     if left == 0 then
-      left = redis.call('EXISTS', KEYS[FIRST_OWN + top - 1]) * top
+      left = redis.call('EXISTS', KEYS[OWN_OFFSET + top]) * top
     end
     top = deepest_existing(1, top - 1)
   end
@@ -116,7 +122,7 @@ local function walk(count, lives, clean, start)
     for replica, text in pairs(owners) do
       depth[replica], record[replica] = top, text
     end
-    -- What ends within a first block is never resident: the gallop starts at the first key that has owners.
+    -- A key that ends within the first block is never resident: the search starts at the first key that has owners.
     local first, below = start, nil
     repeat
       below = first < top and owners_of(first, lives) or {}
@@ -125,7 +131,7 @@ local function walk(count, lives, clean, start)
     gallop(first - 1, below, top, lives, depth, record)
   end
   for replica, text in pairs(record) do
-    if not string.find(text, OWNERSHIP) then -- what lies above it is not seen this time
+    if not string.find(text, OWNERSHIP) then -- its shallower records are not looked for this time
       if clean then
         drop(depth[replica], { [replica] = text })
       end

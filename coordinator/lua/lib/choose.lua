@@ -1,9 +1,9 @@
--- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched, credit
--- (what the matched tokens are worth on the medium that holds them, and what can be loaded beyond them), and held_tokens,
--- the most that any of them holds.
--- Each policy returns the index chosen; ties fall to chance (the caller seeds it).
+-- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched
+-- (tokens) and credit (what the matched tokens are worth on their medium, plus what can be loaded beyond them).
+-- `held_tokens` is the most that any candidate has matched. Each policy returns the index of its choice. Ties are
+-- broken at random; the caller seeds the generator.
 
--- No replica above max(min_slack, load_factor * mean) active requests is chosen while another is below.
+-- No replica with more than max(min_slack, load_factor * mean) active requests is chosen while another one has fewer.
 local function guard_limit(fleet, knobs)
   local total = 0
   for i = 1, fleet.count do
@@ -21,7 +21,7 @@ local function guard_limit(fleet, knobs)
   return math.huge
 end
 
--- The least of `cost`, among equals the least of `tie`, among those a random one.
+-- The index with the least `cost`; among equals the one with the least `tie`; among those a random one.
 local function least(fleet, limit, cost, tie)
   local best, equals
   for i = 1, fleet.count do
@@ -39,8 +39,8 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
--- What each cache is believed to hold. One that is nearly full counts as full: what is in it goes up and down with every
--- prompt, and the difference is no reason to spare one of them for ever.
+-- How many tokens each cache is believed to hold. A nearly full cache counts as full: its sum goes up and down with
+-- every prompt, and without this one replica could be spared for ever because of the difference.
 local function occupied_tokens(fleet)
   local occupied = {}
   for i = 1, fleet.count do
@@ -50,19 +50,19 @@ local function occupied_tokens(fleet)
   return occupied
 end
 
--- In tokens, on every candidate (why: docs/adr/0002-placing.md):
+-- The cost of each candidate, in tokens (why: docs/adr/0002-placing.md):
 --   backlog + 3 * charged + displaced + load
--- Charged: what the replica has to compute. Of a prefix that other requests share, what it lacks is charged at this
--- request's share of it: computed once, later requests hit it there too. But a copy takes cache: its share never
--- falls below copy_weight times the part of the cache it takes. A prefix nobody else has used is charged in full. Of a
--- replica that does not say how much it holds, ASSUMED_CAPACITY_TOKENS stands for that: not to share at all would leave
--- all conversations with whoever holds their system prompt.
--- Displaced: what of a copy, or of a prompt that nobody holds, finds the cache full, and pushes out something that
--- somebody will compute again. An owner is never charged for what every replica would have to compute: while all are
--- idle, the owner with most credit (on the GPU, a deepest one) is always the cheapest. What LMCache's store has, every
--- replica that loads from it lacks equally little: then the load decides.
--- Load: request_cost_tokens for each request in flight, and a tenth of what is new to every cache: large contexts that
--- somebody has to compute are better kept where less is going on, as they will be asked for again there.
+-- charged: the tokens that the replica has to compute. If other requests share the prefix, its missing tokens are
+-- charged in part: once computed, later requests hit them there, too. But a copy takes room in the cache, so this share
+-- never falls below copy_weight times the part of the cache that the copy takes. A prefix that no other request has
+-- used is charged in full. If a replica does not say how much it holds, ASSUMED_CAPACITY_TOKENS is used: with no share
+-- at all, every conversation would stay on the replica that holds its system prompt.
+-- displaced: the tokens of a copy, or of a prompt that no replica holds, for which the cache has no room. They push out
+-- tokens that a later request will compute again. An owner is not charged for tokens that every replica would have to
+-- compute. So while all are idle, the owner with the most credit (on the GPU, a deepest one) is always the cheapest.
+-- All replicas that load from LMCache's store miss equally little of what it has: then the load decides.
+-- load: request_cost_tokens for each request in flight, and a tenth of the tokens that no cache has. A large context
+-- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
 local ASSUMED_CAPACITY_TOKENS = 100000
 
 local function prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
@@ -108,7 +108,7 @@ local function power_of_two(fleet)
   return fleet.active[b] < fleet.active[a] and b or a
 end
 
--- The first of the rendezvous order that is a candidate and not above the load guard.
+-- The first replica in the rendezvous order that is a candidate and below the load guard.
 local function first_in_order(fleet, order, limit)
   local index = {}
   for i = 1, fleet.count do

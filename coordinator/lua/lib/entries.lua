@@ -1,9 +1,10 @@
--- The numbers of a replica's stream: how far it has come, and how far it was applied.
+-- The numbers in a replica's event stream. Entries are numbered from 1. `entries` counts those published; `cursors`
+-- says which one was applied last.
 
 -- include safe
 
--- The last entry applied of a replica's stream, "<stream id> <number>"; '' where there is none. Behind it its number, and
--- true where there is one that cannot be read.
+-- Returns three values: the cursor of a replica's stream, "<stream id> <number>" ("": nothing was applied yet, or it
+-- cannot be read); its number; whether there is a cursor that cannot be read.
 local function cursor_of(cursors_key, replica)
   local cursor = redis.call('HGET', cursors_key, replica) or ''
   local id_ms, id, number = string.match(cursor, '^(%d+)%-(%d+) (%d+)$')
@@ -13,13 +14,14 @@ local function cursor_of(cursors_key, replica)
   return '', 0, cursor ~= ''
 end
 
--- Fails, before anything is written, where the key is no stream.
+-- Raises an error, before the script writes anything, if the key is of another type than a stream.
 local function check_stream(key)
   redis.call('XREAD', 'COUNT', 1, 'STREAMS', key, '$')
 end
 
--- How many entries a replica's stream has had, from which the next is numbered. A count that cannot be read, or that is
--- below what was applied or voided already, is made again from these and from the entries behind.
+-- How many entries were published to a replica's stream; the next one gets the number after it. The count is made again
+-- if it cannot be read, or if it is below the last number applied or below the floor: it is the largest of these two
+-- and of the numbers in the entries behind the cursor.
 local function entries_of(entries_key, replica, stream_key, cursors_key, floor)
   local text = redis.call('HGET', entries_key, replica) or '0'
   local cursor, applied = cursor_of(cursors_key, replica)

@@ -1,6 +1,7 @@
--- Expiries of a hash's records once Redis' clock went back by `back_ms` (0: it did not). What lies beyond `seen_ms`, which
--- nothing written since can reach, was written before: it moves back as well. What is beyond `latest_ms` even then ends there.
--- `flat` is the hash as HGETALL answers, and is changed with it. `pattern` splits a record in three; the second is when it ends.
+-- Corrects the expiries in a hash's records after Redis' clock went back by `back_ms` (0: it did not). An expiry beyond
+-- `seen_ms` must have been written before the clock went back, so it moves back by as much. An expiry that is still
+-- beyond `latest_ms` is set to `latest_ms`. `flat` is the hash as HGETALL returns it, and is changed as well. `pattern`
+-- splits a record in three parts, of which the second is the expiry.
 local function keep_in_time(key, flat, pattern, back_ms, seen_ms, latest_ms)
   for i = 1, #flat, 2 do
     local head, until_text, rest = string.match(flat[i + 1], pattern)

@@ -1,11 +1,12 @@
--- Load accounting. flight:<gateway> is the truth; active and backlog_tokens are its sums over the
--- reservations made since each replica's current incarnation was registered. A flight entry is
+-- Load accounting. flight:<gateway> is the truth. active and backlog_tokens are its sums, over the reservations that
+-- were made since the current incarnation of each replica was registered. An entry in flight is
 --   "<replica> <incarnation> <since_ms> <backlog_tokens> <tip>"
--- where since_ms is the record's: an incarnation that is registered again starts from zero again.
+-- where since_ms is that of the replica's record: an incarnation that is registered again starts from zero again.
 
 -- include safe
 
--- The current incarnation of a replica and the time since when, or nil; true behind them where its record cannot be read.
+-- The current incarnation of a replica and its since_ms; nil if there is none. The third value is true if the replica
+-- has a record that cannot be read.
 local function life_of(replicas_key, replica)
   local record = field_of(replicas_key, replica)
   if record then
@@ -14,7 +15,7 @@ local function life_of(replicas_key, replica)
   end
 end
 
--- The flight entry of a reservation that a gateway states; nil where the incarnation is not the current one.
+-- The entry in flight for a reservation that a gateway states; nil if its incarnation is not the current one.
 local function entry_of(replicas_key, replica, incarnation, backlog, tip)
   local current, since_ms = life_of(replicas_key, replica)
   if incarnation == current then
@@ -22,7 +23,7 @@ local function entry_of(replicas_key, replica, incarnation, backlog, tip)
   end
 end
 
--- Puts a new entry into flight and into the sums.
+-- Puts a new entry into flight and adds it to the sums.
 local function count_in(id, entry, flight_key, active_key, backlog_key)
   local replica, backlog = string.match(entry, '^(%S+) %S+ %S+ (%S+)')
   write_counted(active_key, '', flight_key, id, entry)
@@ -30,8 +31,8 @@ local function count_in(id, entry, flight_key, active_key, backlog_key)
   add(backlog_key, replica, tonumber(backlog))
 end
 
--- Takes so many requests and their backlog out of the sums; what an earlier life was given died with it. Returns the
--- entry's words; nil where it cannot be read.
+-- Subtracts `requests` and the entry's backlog from the sums. The sums do not include reservations of an earlier
+-- incarnation, so nothing is subtracted for these. Returns the fields of the entry; nil if it cannot be read.
 local function uncount(entry, requests, replicas_key, active_key, backlog_key)
   local replica, incarnation, since_ms, backlog, tip = string.match(entry, '^(%S+) (%S+) (%d+) (%d+) ?(%S*)')
   if replica == nil then
@@ -52,7 +53,7 @@ local function uncount(entry, requests, replicas_key, active_key, backlog_key)
   return replica, incarnation, since_ms, tip
 end
 
--- Takes an entry that left flight out of the sums.
+-- Subtracts an entry that has left flight from the sums.
 local function give_back(entry, replicas_key, active_key, backlog_key)
   uncount(entry, 1, replicas_key, active_key, backlog_key)
 end

@@ -1,5 +1,6 @@
--- What an ownership record adds to its replica's owned_tokens: its span, where it is of the current life and was used
--- since that began. One that cannot be read may have been counted: then its replica's are to be summed again.
+-- What an ownership record adds to its replica's owned_tokens: its span, if the record is of the current incarnation
+-- and was used since that was registered. A record that cannot be read may have been counted: then the sum is marked,
+-- and made again.
 
 -- include safe
 

@@ -1,4 +1,4 @@
--- A hash as a table; empty where the key is no hash.
+-- A hash as a table; empty if the key is no hash.
 local function pairs_of(key)
   local flat, map = redis.pcall('HGETALL', key), {}
   for i = 1, #flat, 2 do
@@ -7,7 +7,7 @@ local function pairs_of(key)
   return map
 end
 
--- The words of a text as the keys of a table.
+-- The words of a text, as the keys of a table.
 local function set_of(names)
   local set = {}
   for name in string.gmatch(names, '%S+') do

@@ -1,38 +1,39 @@
--- What does not lie on a GPU: what a token in a replica's CPU memory is worth, and what LMCache has of a chain in this
--- Redis, from where every replica that it serves can load it.
---   tiers       replica -> "<cpu> <store>": the part of its prefill that loading a token saves, as its agent measured it;
---               "-": not measured (cpu), nothing to load from (store); "?": not measured there yet (store)
---   chunk:<key> "<tokens> <name>": so many of the tokens behind the key fill whole chunks, and LMCache calls the last so.
--- Whether a chunk is there nobody has to tell: it has a TTL, is evicted, is deleted, and Redis itself knows.
+-- What caches besides a GPU's are worth: CPU memory of a replica, and LMCache's chunks in this Redis, which every
+-- replica that LMCache serves can load.
+--   tiers        replica -> "<cpu> <store>": the part of a token's prefill that loading it saves, as the agent measured
+--                it. <cpu> "-": not measured. <store> "-": nothing to load from; "?": not measured there yet.
+--   chunk:<key>  "<tokens> <name>": so many of the tokens up to the key fill whole chunks; <name> is LMCache's name of
+--                the last of them.
+-- Nobody reports whether a chunk is still there: chunks expire, are evicted and are deleted, so the script asks Redis.
 
 local MIN_STORED_TOKENS, NO_TIERS = 64, '- -'
 
--- A part of 1; nil where it cannot be read.
+-- A number from 0 to 1; nil if the text is none.
 local function share_of(text)
   local share = tonumber(text)
   return share and share >= 0 and share <= 1 and share or nil
 end
 
 local function tier_credits(record, cpu_default, store_default)
-  if not record then -- nearly always, without LMCache: a match for each candidate is what would cost
+  if not record then -- nearly always so without LMCache: then no pattern is matched for each candidate
     return cpu_default, 0
   end
   local cpu, store = string.match(record, '^(%S+) (%S+)')
   return share_of(cpu) or cpu_default, share_of(store) or (store == '?' and store_default or 0)
 end
 
--- The deepest key of the chain up to which all chunks that are known of are there, and its tokens in chunks; 0, 0
--- where there is none.
+-- The deepest key of the chain up to which all known chunks are there, and the tokens in these chunks; 0, 0 if there is
+-- none.
 local function stored_prefix(count)
-  local base, names = string.match(KEYS[1], '^(.*:)[^:]+$'), {}
+  local base, names = string.match(replicas_key, '^(.*:)[^:]+$'), {}
   for i = 1, count do
-    names[i] = base .. 'chunk:' .. string.sub(KEYS[FIRST_OWN + i - 1], -32)
+    names[i] = base .. 'chunk:' .. string.sub(KEYS[OWN_OFFSET + i], -32)
   end
   local records, known, chunks = redis.call('MGET', unpack(names)), {}, {}
   for i = 1, count do
     if records[i] then
       local tokens, chunk = string.match(records[i], '^(%d+) (.+)')
-      if chunk and tonumber(tokens) <= tonumber(ARGV[FIRST_TOKENS + i - 1]) then
+      if chunk and tonumber(tokens) <= tonumber(ARGV[TOKENS_OFFSET + i]) then
         known[#known + 1], chunks[#chunks + 1] = { i, tonumber(tokens) }, chunk
       end
     end
@@ -44,17 +45,18 @@ local function stored_prefix(count)
       there = there + 1
     end
   end
-  if type(there) ~= 'number' or there == 0 then -- an error: these names are not this user's to see
+  if type(there) ~= 'number' or there == 0 then -- an error: this user may not see keys of these names
     return 0, 0
   end
   return known[there][1], known[there][2]
 end
 
--- Says what each candidate's cache is worth to the prompt, on the medium that it is on and with what can be loaded
--- beyond it: fills in fleet.credit, cpu_credit and store_credit. Returns the keys and tokens that LMCache has in Redis.
+-- Says what each candidate's cache is worth to the prompt: what it has matched, on the medium that holds it, plus what
+-- it can load beyond that. Sets fleet.credit, cpu_credit and store_credit. Returns how many keys and tokens LMCache has
+-- in Redis.
 local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_default, store_default)
   local tiers, measured, is_stored, stored_keys, stored_tokens = pairs_of(tiers_key), nil, false, 0, 0
-  for replica, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is expected of others
+  for replica, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is assumed of the others
     if record == NO_TIERS then
       tiers[replica] = nil
     else

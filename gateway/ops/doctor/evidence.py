@@ -75,12 +75,12 @@ class PoolEvidence:
         """The registered replicas, as of the last snapshot."""
         if not self.snapshots:
             return []
-        return [record for name, record in sorted(self.last.fleet.replicas.items()) if name not in self.retired]
+        return [record for name, record in sorted(self.last.state.replicas.items()) if name not in self.retired]
 
     def agent(self, replica: str) -> AgentRecord | None:
         """The agent of a registered replica in its current life; None if it has none."""
-        fleet = self.last.fleet
-        agent, record = fleet.agents.get(replica), fleet.replicas[replica]
+        state = self.last.state
+        agent, record = state.agents.get(replica), state.replicas[replica]
         return agent if agent is not None and agent.incarnation == record.incarnation else None
 
 

@@ -70,7 +70,7 @@ def _looked_at(evidence: Evidence) -> str:
     counted = {
         "gateway": sum(not gateway.problem for gateway in evidence.gateways),
         "replica": len(evidence.replicas()),
-        "agent": sum(len(pool.last.fleet.agents) for pool in evidence.pools if pool.snapshots),
+        "agent": sum(len(pool.last.state.agents) for pool in evidence.pools if pool.snapshots),
         "LMCache server": len(evidence.lmcache),
     }
     some = [f"{count} {name}{'' if count == 1 else 's'}" for name, count in counted.items() if count]

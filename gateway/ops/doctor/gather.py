@@ -133,7 +133,7 @@ async def _snapshot(survey: Survey | Unknown, name: str) -> PoolSnapshot | None:
 def _with_snapshot(pool: PoolEvidence, snapshot: PoolSnapshot | None, lasting: set[str] | None) -> PoolEvidence:
     if snapshot is None:
         return pool
-    dead = {name for name, record in snapshot.fleet.replicas.items() if record.state == "dead"}
+    dead = {name for name, record in snapshot.state.replicas.items() if record.state == "dead"}
     return replace(
         pool, snapshots=(snapshot,), retired=frozenset(dead - lasting) if lasting is not None else frozenset()
     )

@@ -91,7 +91,7 @@ async def test_an_agent_is_not_told_to_wait_for_an_hour_and_gets_the_replica_in_
 
 async def test_a_dead_watchers_lease_is_over_in_seconds(pool: Pool, client: redis.Redis, clock: Clock) -> None:
     async def watches(who: str) -> bool:
-        return bool(await pool.run("watch", (WATCHER,), (who, LEASE_MS, 0)))
+        return bool(await pool.run("watch", watcher=WATCHER, watcher_name=who, lease_ms=LEASE_MS, leaving=False))
 
     assert await watches("gw0")
     await clock.step(-HOUR_MS)

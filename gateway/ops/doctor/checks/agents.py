@@ -70,7 +70,7 @@ def attended(pool: PoolEvidence) -> Iterator[Result]:
         if agent is None:
             if not _is_foreign(pool, record.replica) and _publishes(pool, record.replica):
                 yield MISSING.seen(subject, "it has no agent in its current life", **values)
-        elif (late_ms := pool.last.fleet.now_ms - agent.lease_until_ms) > 0:
+        elif (late_ms := pool.last.state.now_ms - agent.lease_until_ms) > 0:
             yield GONE.seen(
                 subject, f"the lease of its agent {agent.agent} ran out {late_ms / 1000:.0f} s ago", **values
             )
@@ -95,7 +95,7 @@ def heard(pool: PoolEvidence) -> Iterator[Result]:
 def learned(pool: PoolEvidence) -> Iterator[Result]:
     """Whether agents know the whole cache of their engines, even what was in it before they listened."""
     for record in _followed(pool):
-        age_ms = pool.last.fleet.now_ms - record.since_ms
+        age_ms = pool.last.state.now_ms - record.since_ms
         if age_ms > _RELEARNING_MS and all(_is_relearning(snapshot, record.replica) for snapshot in pool.snapshots):
             what = f"its agent does not know the engine's whole cache; the engine has run for {age_ms / 60_000:.0f} min"
             yield RELEARNING.seen(f"replica {record.replica}", what)
@@ -105,7 +105,7 @@ def applied(pool: PoolEvidence) -> Iterator[Result]:
     """Whether the agents' entries are applied, and without delay."""
     for record in _followed(pool):
         subject, last = f"replica {record.replica}", pool.last
-        if last.fleet.applied_until_ms.get(record.replica, 0) < last.fleet.now_ms:
+        if last.state.applied_until_ms.get(record.replica, 0) < last.state.now_ms:
             yield NOT_APPLIED.seen(subject, "nobody has the lease to apply its agent's events")
         elif (
             behind_ms := min(each.oldest_unapplied_ms.get(record.replica, 0) for each in pool.snapshots)
@@ -122,7 +122,7 @@ def _alive(pool: PoolEvidence) -> list[ReplicaRecord]:
 
 def _followed(pool: PoolEvidence) -> list[ReplicaRecord]:
     """Those whose agent reports that it hears events."""
-    return [record for record in _alive(pool) if pool.last.fleet.is_followed(record.replica)]
+    return [record for record in _alive(pool) if pool.last.state.is_followed(record.replica)]
 
 
 def _is_foreign(pool: PoolEvidence, replica: str) -> bool:
@@ -139,7 +139,7 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
 
 def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
     """The last event that its agent applied and the prompt tokens that its engine computed, in its current life."""
-    agent, figures = snapshot.fleet.agents.get(record.replica), snapshot.fleet.engines.get(record.replica, {})
+    agent, figures = snapshot.state.agents.get(record.replica), snapshot.state.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
         return _NO_EVENT, 0.0
     return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)
@@ -152,5 +152,5 @@ def _lately(computed: list[tuple[int, float]]) -> float:
 
 
 def _is_relearning(snapshot: PoolSnapshot, replica: str) -> bool:
-    agent = snapshot.fleet.agents.get(replica)
+    agent = snapshot.state.agents.get(replica)
     return agent is not None and agent.is_relearning

@@ -52,7 +52,7 @@ def steps(evidence: Evidence) -> Iterator[Result]:
     for pool in evidence.pools:
         for snapshot in pool.snapshots[-1:]:
             at_ms, by_ms = snapshot.went_back
-            ago_ms, ahead_ms = snapshot.fleet.now_ms - at_ms, snapshot.tick_ms - snapshot.fleet.now_ms
+            ago_ms, ahead_ms = snapshot.state.now_ms - at_ms, snapshot.tick_ms - snapshot.state.now_ms
             if by_ms and ago_ms < _STEP_IS_TOLD_MS:
                 when = f"{ago_ms // 60_000} min ago" if ago_ms >= 0 else "at a time in the future"
                 yield STEPPED.seen("Redis", f"its clock went back by {by_ms / 1000:.0f} s, {when}")

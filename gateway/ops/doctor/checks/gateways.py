@@ -101,7 +101,7 @@ def unasked(evidence: Evidence) -> Iterator[Result]:
         for pool in evidence.pools
         for snapshot in pool.snapshots[-1:]
         for name, until_ms in snapshot.gateway_leases_ms.items()
-        if until_ms >= snapshot.fleet.now_ms
+        if until_ms >= snapshot.state.now_ms
     }
     if evidence.gateways and not all(gateway.problem == "" for gateway in evidence.gateways):
         return  # one that does not answer may be the one that was not asked

@@ -191,8 +191,8 @@ def hung(pool: PoolEvidence) -> Iterator[Result]:
 def broken(pool: PoolEvidence) -> Iterator[Result]:
     """Whether a replica failed so often that its breaker is open."""
     for record in pool.records():
-        fleet = pool.last.fleet
-        open_ms = fleet.open_until_ms.get(record.replica, 0) - fleet.now_ms
+        state = pool.last.state
+        open_ms = state.open_until_ms.get(record.replica, 0) - state.now_ms
         if record.state == "ready" and open_ms > 0:
             yield BREAKER_OPEN.seen(f"replica {record.replica}", f"its breaker is open for another {open_ms} ms")
 
@@ -201,7 +201,7 @@ def watched(pool: PoolEvidence) -> Iterator[Result]:
     """Whether the pool has a gateway."""
     if not pool.snapshots:
         yield Unchecked(pool.subject, "its gateways, agents and events", "Redis does not answer")
-    elif max(pool.last.gateway_leases_ms.values(), default=0) < pool.last.fleet.now_ms:
+    elif max(pool.last.gateway_leases_ms.values(), default=0) < pool.last.state.now_ms:
         yield UNWATCHED.seen(pool.subject, f"no gateway has a lease on its {len(pool.records())} replicas")
 
 
@@ -209,7 +209,7 @@ def readable(pool: PoolEvidence) -> Iterator[Result]:
     """Whether every record in the pool's keys was readable in the last hour."""
     if pool.snapshots:
         snapshot = pool.last
-        late = [each for each in snapshot.unreadable if each.last_ms > snapshot.fleet.now_ms - _LATELY_MS]
+        late = [each for each in snapshot.unreadable if each.last_ms > snapshot.state.now_ms - _LATELY_MS]
         if late:
             told = ", ".join(f"{each.key} ({each.times} so far, the last in field {each.field})" for each in late)
             yield UNREADABLE.seen(pool.subject, f"unreadable records in the last hour: {told}")
@@ -277,7 +277,7 @@ def identities(evidence: Evidence) -> Iterator[Result]:
     }
     for pool in evidence.pools:
         for replica in pool.replicas:
-            found = (snapshot.fleet.replicas.get(replica.id) for snapshot in pool.snapshots)
+            found = (snapshot.state.replicas.get(replica.id) for snapshot in pool.snapshots)
             records = [record for record in found if record is not None]
             lives = {record.incarnation for record in records}
             if replica.started and lives and replica.started not in lives and _are_start_times(lives):

@@ -77,7 +77,7 @@ def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
     now_ms = NOW_MS + int(at_s * 1000)
     return PoolSnapshot(
         pool="m",
-        fleet=PoolState(
+        state=PoolState(
             known=True,
             expired_gateways=(),
             replicas={
@@ -136,13 +136,13 @@ def with_gateway(**changes: Any) -> Evidence:
     return replace(HEALTHY, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
-def with_fleet(**changes: Any) -> Evidence:
+def with_state(**changes: Any) -> Evidence:
     """The healthy cluster, in whose registry something is otherwise for r1, in all snapshots; None takes it out."""
 
     def changed(snapshot: PoolSnapshot) -> PoolSnapshot:
         fields = {}
         for field, change in changes.items():
-            entries = getattr(snapshot.fleet, field) | {}
+            entries = getattr(snapshot.state, field) | {}
             if change is None:
                 del entries["r1"]
             elif isinstance(change, dict) and field in ("replicas", "agents"):
@@ -150,7 +150,7 @@ def with_fleet(**changes: Any) -> Evidence:
             else:
                 entries["r1"] = change
             fields[field] = entries
-        return replace(snapshot, fleet=replace(snapshot.fleet, **fields))
+        return replace(snapshot, state=replace(snapshot.state, **fields))
 
     return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(map(changed, POOL.snapshots))),))
 

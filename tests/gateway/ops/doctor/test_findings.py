@@ -21,18 +21,18 @@ from tests.gateway.ops.doctor.cluster import (
     info,
     replica,
     told,
-    with_fleet,
     with_gateway,
     with_redis,
     with_replica,
     with_snapshots,
+    with_state,
 )
 
 GIB = 2**30
 
 
 def unfollowed(**changes: Any) -> Evidence:
-    pool = replace(with_fleet(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
+    pool = replace(with_state(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
     return replace(HEALTHY, pools=(pool,))
 
 
@@ -43,23 +43,23 @@ def counted(tokens: float) -> dict[str, float]:
 def unheard_while_computing(*tokens_at_each_snapshot: int) -> Evidence:
     snapshots = []
     for snapshot, tokens in zip(POOL.snapshots, tokens_at_each_snapshot, strict=True):
-        agents = snapshot.fleet.agents | {"r1": replace(snapshot.fleet.agents["r1"], seq=100)}
-        engines = snapshot.fleet.engines | {"r1": counted(tokens)}
-        snapshots.append(replace(snapshot, fleet=replace(snapshot.fleet, agents=agents, engines=engines)))
+        agents = snapshot.state.agents | {"r1": replace(snapshot.state.agents["r1"], seq=100)}
+        engines = snapshot.state.engines | {"r1": counted(tokens)}
+        snapshots.append(replace(snapshot, state=replace(snapshot.state, agents=agents, engines=engines)))
     return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(snapshots)),))
 
 
 def another_pool() -> Evidence:
     other = replace(replica("r9"), pool="n", cards=card(root="/models/m"))
-    here = POOL.snapshots[0].fleet
-    fleet = replace(
+    here = POOL.snapshots[0].state
+    state = replace(
         here,
         replicas={"r9": replace(here.replicas["r0"], replica="r9")},
         agents={"r9": here.agents["r0"]},
         applied_until_ms={"r9": NOW_MS + 1000},
         engines={},
     )
-    snapshots = tuple(replace(snapshot, pool="n", fleet=fleet) for snapshot in POOL.snapshots)
+    snapshots = tuple(replace(snapshot, pool="n", state=state) for snapshot in POOL.snapshots)
     return replace(HEALTHY, pools=(POOL, replace(POOL, name="n", replicas=(other,), snapshots=snapshots)))
 
 
@@ -126,9 +126,9 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("events-off", unfollowed(endpoints=()), set()),
     ("events-exposed", with_replica(open_endpoints={"tcp://*:5557": "10.0.0.5 port 5557"}), set()),
     ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
-    ("replica-dead", with_fleet(replicas={"state": "dead"}), set()),
-    ("replica-hangs", with_fleet(replicas={"state": "hung"}), set()),
-    ("breaker-open", with_fleet(open_until_ms=NOW_MS + 60_000), set()),
+    ("replica-dead", with_state(replicas={"state": "dead"}), set()),
+    ("replica-hangs", with_state(replicas={"state": "hung"}), set()),
+    ("breaker-open", with_state(open_until_ms=NOW_MS + 60_000), set()),
     ("no-gateway", with_snapshots(gateway_leases_ms={}), {"gateway-in-other-redis"}),
     ("records-unreadable", with_snapshots(unreadable=(UNREADABLE,)), set()),
     ("hash-settings-differ", cached(block_size="32"), set()),
@@ -136,15 +136,15 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("replicas-serve-differently", with_replica(cards=card("other")), set()),
     ("replicas-serve-differently", with_replica(cards=card(max_model_len=8192)), set()),
     ("name-in-two-pools", another_pool(), set()),
-    ("replica-not-registered", with_fleet(replicas=None, agents=None), set()),
-    ("agent-missing", with_fleet(agents=None), set()),
-    ("agent-missing", with_fleet(agents={"incarnation": "1800"}), set()),
-    ("agent-gone", with_fleet(agents={"lease_until_ms": NOW_MS - 60_000}), set()),
-    ("agent-deaf", with_fleet(agents={"mode": "none"}), set()),
-    ("events-missing", with_fleet(agents={"seq": -1}), set()),
+    ("replica-not-registered", with_state(replicas=None, agents=None), set()),
+    ("agent-missing", with_state(agents=None), set()),
+    ("agent-missing", with_state(agents={"incarnation": "1800"}), set()),
+    ("agent-gone", with_state(agents={"lease_until_ms": NOW_MS - 60_000}), set()),
+    ("agent-deaf", with_state(agents={"mode": "none"}), set()),
+    ("events-missing", with_state(agents={"seq": -1}), set()),
     ("events-missing", unheard_while_computing(9000, 10_000, 11_000, 13_000, 14_000), set()),
-    ("agent-relearning", with_fleet(agents={"is_relearning": True}), set()),
-    ("events-not-applied", with_fleet(applied_until_ms=None), set()),
+    ("agent-relearning", with_state(agents={"is_relearning": True}), set()),
+    ("events-not-applied", with_state(applied_until_ms=None), set()),
     ("events-behind", with_snapshots(oldest_unapplied_ms={"r1": 4000}), set()),
     ("clock-skew", with_replica(clock_ahead_s=(3.1, 5.0)), set()),
     ("clock-skew", with_replica(clock_ahead_s=(-60.0, -58.0)), set()),
@@ -207,7 +207,7 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         ),
         with_chunk(f"kvchunk@org/m@01000200@0@{HASH}"),
         with_chunk(f"kvchunk@another/model@01000100@0@{HASH}"),
-        with_fleet(applied_until_ms=NOW_MS + 60_000),
+        with_state(applied_until_ms=NOW_MS + 60_000),
         with_snapshots(oldest_unapplied_ms={"r1": 400}),
         with_replica(clock_ahead_s=(-0.5, 3.0)),
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
@@ -269,7 +269,7 @@ def test_counters_that_come_later_than_the_events_do_not_make_an_agent_deaf() ->
 
 
 def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None:
-    evidence = with_fleet(agents={"is_relearning": True}, replicas={"since_ms": NOW_MS - 60_000})
+    evidence = with_state(agents={"is_relearning": True}, replicas={"since_ms": NOW_MS - 60_000})
     assert examine(evidence).findings == ()
 
 

@@ -1,4 +1,4 @@
-"""Reading ownership for people: what `kvgate owners` and /v1/route/explain show."""
+"""Who owns the keys of a chain, for people: `kvgate owners` and /v1/route/explain."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from coordinator.registry import each
 
 
 async def read_owners(pool: Pool, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """For each key, shallow to deep, its owners' records. Owners of a past incarnation are told as stale;
-    what cannot be read is left out."""
-    replies = await asyncio.gather(*(pool.read("HGETALL", pool.keys.own_prefix + key) for key in keys))
+    """For each key, shallow to deep, its owners' records. Records of a past incarnation are marked as stale; records
+    that cannot be read are left out."""
+    replies = await asyncio.gather(*(pool.read("HGETALL", pool.keys.own(key)) for key in keys))
     return [
         {"key": key, "owners": list(each(flat, partial(_owner, pool)).values())}
         for key, flat in zip(keys, replies, strict=True)
@@ -22,7 +22,7 @@ async def read_owners(pool: Pool, keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _owner(pool: Pool, replica: str, record: str) -> dict[str, Any]:
-    """Raises ValueError where the record cannot be read."""
+    """Raises ValueError if the record cannot be read."""
     incarnation, kind, medium, span_tokens, hits, last_use_ms, by, *told = record.split(" ")
     known = pool.records.get(replica)
     is_past = known is None or known.incarnation != incarnation

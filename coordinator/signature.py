@@ -1,0 +1,198 @@
+"""What a script takes, declared once: in the header of its Lua file.
+
+    -- KEYS
+    --   hash    replicas, owned_tokens
+    --   zset    held:<replica>
+    --   hash    own:<key>...: shallow to deep
+    -- ARGV
+    --   text    replica
+    --   number  before_ms: keys that were used at this time or later are kept
+    --   flag    leaving
+    --   text    keys...: in the order of own
+
+Each line has a kind, names, and after a colon an explanation; lines that are indented deeper continue it. The kind of a
+key is its type in Redis; the kind of an argument is `text`, `number` or `flag`. Three forms stand for several values:
+
+    tokens...                       all that follow
+    settled(event, reservation)...  the same, in groups
+    kept[kept_count]                as many as the argument `kept_count` says, which Python fills in
+
+Two things are made from a header:
+
+`lua_locals` makes one line of Lua that defines `replicas_key`, `held_key`, `replica` (text), `before_ms` (a number) and
+`leaving` (a boolean). Values of these forms stay in KEYS or ARGV, as text: KEYS[OWN_OFFSET + i] is the i-th of `own`,
+and ARGV[KEYS_OFFSET + i] the i-th of `keys`. For groups, SETTLED_SIZE is the number of their fields.
+
+`flattener` makes a Python function that takes the arguments by name and returns what EVALSHA takes behind the digest:
+numkeys, KEYS and ARGV. A call that does not fit raises TypeError, like that of any Python function. A pool's PoolKeys
+spell the KEYS: `held:<replica>` is `keys.held(replica)`, and `own:<key>...` is `keys.own(key)` for each of the argument
+`keys`. A key that PoolKeys does not have is an argument itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+from coordinator.keys import PoolKeys
+
+HEADER = re.compile(r"(?:--.*\n)+")
+Flattener = Callable[..., tuple[Any, ...]]
+_LINE = re.compile(r"--   (\w+) +(\S.*)")
+_NAME = re.compile(r"(\w+)(?::<(\w+)>)?(?:\((\w+(?:, \w+)*)\))?(?:(\.\.\.)|\[(\w+)\])?(?:, |$)")
+_LUA_VALUES = {"number": "tonumber({})", "flag": "{} == '1'"}
+_KINDS = {"KEYS": ("hash", "zset", "string", "list", "stream"), "ARGV": ("text", "number", "flag")}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One name in a header."""
+
+    kind: str
+    name: str
+    of: str = ""
+    """What a key is named after: `replica` in `held:<replica>`."""
+    fields: tuple[str, ...] = ()
+    """Of each group."""
+    is_many: bool = False
+    count: str = ""
+    """The argument that says how many there are; empty if all to the end."""
+
+    @property
+    def is_spelled(self) -> bool:
+        """Whether PoolKeys spells this key."""
+        return hasattr(PoolKeys, self.name)
+
+    @property
+    def argument(self) -> str:
+        """The Python argument that a key is made from; empty for a key that a pool has only once."""
+        if not self.is_spelled:
+            return self.name
+        return f"{self.of}s" if self.of and self.is_many else self.of
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the header of one script declares, in order."""
+
+    script: str
+    keys: tuple[Parameter, ...]
+    args: tuple[Parameter, ...]
+
+
+def read_signature(script: str, text: str) -> Signature:
+    """Raises ValueError if the header declares it wrongly."""
+    header = HEADER.match(text)
+    found: dict[str, list[Parameter]] = {"KEYS": [], "ARGV": []}
+    section: str | None = None
+    for line in header[0].splitlines() if header else ():
+        if line in ("-- KEYS", "-- ARGV"):
+            section = line[3:]
+        elif declared := _LINE.fullmatch(line):
+            if section is None:
+                raise ValueError(f"{script}.lua: {line} is neither under KEYS nor under ARGV")
+            found[section] += _parameters(script, section, declared[1], declared[2].partition(": ")[0])
+    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]))
+    _check(signature)
+    return signature
+
+
+def _check(signature: Signature) -> None:
+    """Raises ValueError if values could not be told apart."""
+    single = {one.name: one.kind for one in signature.args if not one.is_many}
+    for one in (*signature.keys, *signature.args):
+        if one.count and single.get(one.count) != "number":
+            raise ValueError(f"{signature.script}.lua: {one.count} is no number among the arguments")
+        if one.is_many and one.kind in _LUA_VALUES:
+            raise ValueError(f"{signature.script}.lua: {one.name} can only be text")
+    for parameters in (signature.keys, signature.args):
+        for one, following in pairwise(parameters):
+            if one.is_many and not (one.count and following.is_many):
+                raise ValueError(f"{signature.script}.lua: nothing can follow {one.name}")
+
+
+def _parameters(script: str, section: str, kind: str, names: str) -> list[Parameter]:
+    found, at = list[Parameter](), 0
+    while at < len(names):
+        name = _NAME.match(names, at)
+        if name is None or kind not in _KINDS[section]:
+            raise ValueError(f"{script}.lua: cannot read the header at {kind} {names[at:]}")
+        fields = tuple(name[3].split(", ")) if name[3] else ()
+        is_many = bool(name[4] or name[5])
+        found.append(Parameter(kind, name[1], name[2] or "", fields, is_many, name[5] or ""))
+        at = name.end()
+    return found
+
+
+def lua_locals(signature: Signature) -> str:
+    """One line of Lua that gives each declared value its name."""
+    names, values, offsets = list[str](), list[str](), list[str]()
+    for array, parameters in (("KEYS", signature.keys), ("ARGV", signature.args)):
+        offset = str(sum(not one.is_many for one in parameters))
+        for at, one in enumerate(parameters, 1):
+            if one.is_many:
+                constant = f"{one.name.upper()}_OFFSET"
+                offsets.append(f"local {constant} = {offset}")
+                offset = f"{constant} + {one.count}"
+                if one.fields:
+                    offsets.append(f"local {one.name.upper()}_SIZE = {len(one.fields)}")
+            else:
+                names.append(f"{one.name}_key" if array == "KEYS" else one.name)
+                values.append(_LUA_VALUES.get(one.kind, "{}").format(f"{array}[{at}]"))
+    if names:
+        offsets.insert(0, f"local {', '.join(names)} = {', '.join(values)}")
+    return " ".join(offsets)
+
+
+def flattener(signature: Signature) -> Flattener:
+    """A function of PoolKeys and the arguments by name. Its code is generated once: `place` is on the request path."""
+    counts = {one.count: one.argument for one in signature.keys if one.count}
+    counts |= {one.count: one.name for one in signature.args if one.count}
+    needed = dict.fromkeys(
+        (
+            *(one.argument for one in signature.keys if one.argument),
+            *(one.name for one in signature.args if one.name not in counts),
+        )
+    )
+    several = [f"len({one.argument})" for one in signature.keys if one.is_many]
+    numkeys = " + ".join([str(len(signature.keys) - len(several)), *several])
+    values = [
+        numkeys,
+        *map(_key, signature.keys),
+        *[_argument(signature.script, one, counts) for one in signature.args],
+    ]
+    code = f"def {signature.script}(k=None, /, *, {', '.join(needed)}):\n return ({', '.join(values)},)"
+    namespace: dict[str, Any] = {"flat": _flat}
+    exec(code, namespace)  # noqa: S102 - of nothing but the names in a header, as dataclasses do
+    made: Flattener = namespace[signature.script]
+    return made
+
+
+def _key(one: Parameter) -> str:
+    """Python for one key, or for a row of them."""
+    if not one.is_spelled:
+        return f"*{one.name}" if one.is_many else one.name
+    if one.is_many:
+        return f"*map(k.{one.name}, {one.argument})"
+    return f"k.{one.name}({one.of})" if one.of else f"k.{one.name}"
+
+
+def _argument(script: str, one: Parameter, counts: dict[str, str]) -> str:
+    """Python for one argument, or for a row of them."""
+    if one.fields:
+        return f"*flat({script!r}, {one.name!r}, {len(one.fields)}, {one.name})"
+    if one.is_many:
+        return f"*{one.name}"
+    if one.name in counts:
+        return f"len({counts[one.name]})"
+    return f"1 if {one.name} else 0" if one.kind == "flag" else one.name
+
+
+def _flat(script: str, name: str, size: int, groups: Sequence[Sequence[Any]]) -> list[Any]:
+    items = list(chain.from_iterable(groups))
+    if len(items) != size * len(groups):
+        raise TypeError(f"{script}() takes groups of {size} as {name!r}")
+    return items
