@@ -1,10 +1,9 @@
-"""Where replicas are, besides those that are listed.
+"""Finds replicas that are not listed in the configuration.
 
-    settings    what can be followed: DNS names, a Kubernetes service
-    source      what following means, and what an address makes a replica called
+    source      what every source has in common, and how it names a replica by its address
     dns         addresses, or SRV records, of names
     kubernetes  EndpointSlices of the API server
-    discovery   the listed replicas and those found, each engine once
+    discovery   joins the listed replicas and those found; each engine counts once
 
-Only this gateway's own: what it finds is what it sends requests to (see docs/adr/0008-discovery.md).
+Each gateway uses what it finds itself (see docs/adr/0008-discovery.md).
 """
