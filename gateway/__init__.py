@@ -21,8 +21,8 @@ The rooms of this package (a file or a folder each), in the order in which a req
     ops/         the command `kvgate`, the doctor, clusters on one machine, commands for replica hosts
     simulator/   a server that behaves like vLLM, for tests and laptops
 
-coordinator/README.md explains replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place and settle.
-A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
+coordinator/README.md explains the words replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place
+and settle. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
 """
 
 from importlib.metadata import PackageNotFoundError, version
