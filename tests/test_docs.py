@@ -57,6 +57,14 @@ def test_every_promise_of_behaviour_names_a_test_that_exists() -> None:
             assert len(meant) == 1, f"{file}::{function}{cut} means {meant or 'no test'}"
 
 
+def test_every_file_that_a_document_names_exists() -> None:
+    for document in DOCUMENTS:
+        for name in re.findall(
+            r"`((?:gateway|coordinator|tests|bench|deploy|configs|docs)/[\w./-]+)`", document.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
 def test_no_document_names_a_path_of_one_machine() -> None:
     for document in DOCUMENTS:
         assert not re.search(r"(?<![\w.])/(root|work|home)/", document.read_text()), document
