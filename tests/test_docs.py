@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from gateway.ops.cli import app
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("coordinator", "deploy", "docs")
@@ -63,6 +66,20 @@ def test_every_file_that_a_document_names_exists() -> None:
             r"`((?:gateway|coordinator|tests|bench|deploy|configs|docs)/[\w./-]+)`", document.read_text()
         ):
             assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
+def test_every_kvgate_command_of_a_document_exists_with_these_options() -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for document in DOCUMENTS:
+        text = document.read_text().replace("\\\n", " ")
+        blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL))
+        spans = re.findall(r"(?<!`)`([^`]+)`(?!`)", text.replace("\n", " "))
+        for typed in [*blocks.splitlines(), *spans]:
+            command = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?kvgate ([a-z][\w-]*)([^#|]*)", typed)
+            if command is not None:
+                assert command[1] in known, f"{document.name}: {typed}"
+                options = {option for parameter in known[command[1]].params for option in parameter.opts} | {"--help"}
+                assert set(re.findall(r"(?<!\S)--[a-z-]+", command[2])) <= options, f"{document.name}: {typed}"
 
 
 def test_no_document_names_a_path_of_one_machine() -> None:
