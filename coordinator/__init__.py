@@ -2,7 +2,8 @@
 
 keys              how every key is spelled
 registry          the records of replicas and agents, and the state of a pool that a heartbeat returns
-scripts           the Lua scripts as typed values; lua/ has their text
+scripts           the Lua scripts as typed values
+lua/              the text of the scripts
 signature         the header of a script: which KEYS and ARGV it takes
 store             the connections of a process; hands out a Pool for each base model
 store_connection  one connection to the store: up or down, and what follows from it
@@ -15,5 +16,6 @@ engine/           what an engine says of itself: its metrics and its LMCache ser
 watch/            looks after a Redis that chunks fill: TTLs, evictions, memory
 lmcache_chunks    the names of LMCache's chunks in Redis, from a prompt's tokens
 known_pools       which pools a cluster has
+finding           the words of a finding: severity, why, fix; the watch and the doctor share them
 survey            what a Redis and the pools in it tell of themselves, for the doctor
 """

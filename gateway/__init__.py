@@ -1,34 +1,29 @@
 """The gateway: HTTP in, HTTP out.
 
-A request's way through this package, in order (each word is a file, or a folder, here):
+The rooms of this package (a file or a folder each), in the order in which a request meets them:
 
-    http/        a client's connection (`protocol`), and one request with its answer (`exchange`)
-    app          proxied paths go to `proxy`, the rest to `control` (FastAPI)
-    keyring      who is calling: API keys and tenants
-    admission    is there room: uploads, requests in flight, bytes; and how much of it one client gets (`fairness`)
-    body         the body, as it comes
-    paths        which paths may reach a replica, and how they are spelled there
-    reader       from the body to a `job`, ready to be placed
-    reading/     what the body says, what must not reach the engine; in another process where that takes long
-    prompt/      the prompt as a byte stream, and its chain of prefix keys
-    routing/     where it goes: `router` asks the store for a placement, or falls back to `rendezvous`
-    upstream/    the only module that speaks to replicas: a connection each, an answer as it arrives
-    proxy        the request path, from the body to the answer; `attempt` places, sends and retries
-    relay        an answer on its way back, and what it teaches
-    held         how much of answers a request holds, counted with request bodies
-    excerpts     what is read of JSON that is too large to be parsed
-    error_shapes what an error looks like in the API of its path
-    sse          what is looked at in a stream while its bytes go by
-    audit        what the engine says it had cached, against what was predicted
-    discovery/   where replicas are that are not listed: DNS names, a Kubernetes service
-    fleet        the replicas that this gateway knows, and the models that they serve
-    identity     whether a replica's record in the registry describes this gateway's engine
-    health_checks  whether replicas are alive, and in which incarnation; registers that for all gateways
-    moves        moves requests that wait for a first byte away from a replica that dies
-    hangs        finds replicas that are alive and make no progress
+    server       the process: sockets, uvicorn, signals
+    app          builds all parts of a gateway once; sends each request to `relay/` or to `control/`
+    endpoints    every API path, with everything that is known of it
+    http/        HTTP/1.1 towards clients: connections, and one exchange of request and answer at a time
+    request/     reads a request: who calls, is there room, the body, what the body says
+    prompt/      turns a prompt into a byte stream and its chain of prefix keys
+    routing/     chooses a replica: by a placement in Redis, or by hashing while Redis is away
+    relay/       sends a request to its replica, retries, and passes the answer on to the client
+    upstream/    HTTP/1.1 towards replicas; nothing else speaks to them
+    replicas/    which replicas there are, whether they live, and what they serve
+    control/     the paths that a gateway answers itself: health, readiness, models, explain
+    metrics/     what a gateway counts, for Prometheus
+    settings/    the configuration file: its fields, checks and defaults
+    errors       the exception that ends a request, in OpenAI's JSON shape
+    deadlines    time limits of requests, with one timer for all
+    tasks        background tasks: keeps them, logs their failures, cancels them on close
+    logs         structured logs without prompts, keys or headers
+    ops/         the command `kvgate`, the doctor, clusters on one machine, commands for replica hosts
+    simulator/   a server that behaves like vLLM, for tests and laptops
 
-Words (replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place, settle) are those of
-coordinator/README.md. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
+coordinator/README.md explains the words replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place
+and settle. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
 """
 
 from importlib.metadata import PackageNotFoundError, version

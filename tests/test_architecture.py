@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -153,3 +155,32 @@ def test_no_module_is_a_drawer_for_everything() -> None:
     assert [
         name_of(file) for folder in PACKAGES for file in sources(folder) if names & set(file.with_suffix("").parts)
     ] == []
+
+
+def docstring(package: Path) -> str:
+    return ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+
+
+def mapped(package: Path) -> set[str]:
+    """The rooms that a package's docstring lists, in lines of `name   words`, or of two such pairs side by side."""
+    rows = [re.split(r" {2,}", line.strip()) for line in docstring(package).splitlines()]
+    names = [name for row in rows if len(row) in (2, 4) for name in row[::2]]
+    return {one for name in names if re.fullmatch(r"[a-z_*/, ]+", name) for one in name.split(", ")}
+
+
+def rooms(package: Path) -> set[str]:
+    files = {file.stem for file in package.glob("*.py")} - {"__init__", "__main__"}
+    return files | {f"{each.name}/" for each in package.iterdir() if each.is_dir() and each.name != "__pycache__"}
+
+
+WITH_MAP = {"gateway", "coordinator"} | {
+    name_of(file.parent) for folder in ("gateway", "coordinator") for file in sources(folder) if mapped(file.parent)
+}
+
+
+@pytest.mark.parametrize("package", sorted(WITH_MAP))
+def test_the_map_of_a_package_names_every_room_and_nothing_that_is_not_there(package: str) -> None:
+    listed, there = mapped(ROOT / package), rooms(ROOT / package)
+    named = listed | set(re.findall(r"`([a-z_]+/?)`", docstring(ROOT / package)))
+    assert {room for room in there if not any(fnmatchcase(room, name) for name in named)} == set()
+    assert {name for name in listed if not any(fnmatchcase(room, name) for room in there)} == set()

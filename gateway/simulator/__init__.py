@@ -28,5 +28,6 @@ is refused with vLLM's message. Where to look:
     offload        vLLM's CPU tier                   lmcache          LMCache's chunks in CPU memory
     chunk_redis    ... and in a Redis                throughput       two of LMCache's metrics
     events         vLLM's KV events                  publisher        sends them over ZeroMQ, and replays them
-    metrics, stats vLLM's metrics                    faults           failures on demand
+    metrics        vLLM's metrics                    stats            counts of one engine, which metrics shows
+    faults         failures on demand
 """

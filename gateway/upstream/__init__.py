@@ -4,7 +4,6 @@ client      sends requests: those of clients, and those for control
 origin      the connections to one replica's address
 connection  one HTTP/1.1 connection
 answer      a replica's answer as it arrives
-sockets     socket options that detect a host that is gone
 excerpts    reads large JSON in part
 errors      UpstreamError
 """
