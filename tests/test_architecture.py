@@ -116,7 +116,7 @@ def test_only_upstream_speaks_to_replicas() -> None:
 def test_the_coordinator_knows_nothing_of_the_gateway_and_speaks_http_in_one_place() -> None:
     for library in ("gateway", "bench", "fastapi", "starlette", "uvicorn", "aiohttp"):
         assert importers(library, ("coordinator",)) == set()
-    assert importers("httpx", ("coordinator",)) == {"coordinator/engine/control_client.py"}
+    assert importers("httpx", ("coordinator",)) == {"coordinator/agent/control_client.py"}
 
 
 def test_what_an_engine_says_of_itself_is_read_without_the_agent() -> None:

@@ -3,6 +3,7 @@
 agent               follows the engine from one process to the next
 engine_session      follows one process: events in, transitions of keys out
 http_engine         what the engine tells over HTTP
+control_client      sends its requests, and limits their time and their answers
 agent_store         what the agent publishes and reads in Redis
 
 feed                batches of KV events over ZMQ, live and replayed

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from coordinator.engine.control_client import ControlClient, ControlError
+from coordinator.agent.control_client import ControlClient, ControlError
 from coordinator.engine.facts import base_card, parse_metrics, parse_models
 from coordinator.engine.lmcache_server import parse_speeds, parse_tier
 from coordinator.keys import pool_slug
@@ -128,7 +128,7 @@ class HttpEngine:
         """Every few seconds. While the server is away, its last answer counts: chunk names do not change."""
         self._tier_due_s = time.monotonic() + _LMCACHE_EVERY_S
         try:
-            status, config, metrics = await asyncio.gather(
+            status, config, (_, metrics) = await asyncio.gather(
                 self._client.get_json(self._lmcache + "/status", _LMCACHE_TIMEOUT_S),
                 self._client.get_json(self._lmcache + "/config", _LMCACHE_TIMEOUT_S),
                 self._client.get(self._lmcache + "/metrics", _LMCACHE_TIMEOUT_S),
@@ -136,7 +136,7 @@ class HttpEngine:
         except ControlError:
             return
         self._tier = parse_tier(status, config, self._root) or self._tier
-        self._speeds = parse_speeds(metrics.body.decode("utf-8", "replace"))
+        self._speeds = parse_speeds(metrics.decode("utf-8", "replace"))
 
     async def detokenize(self, tokens: Sequence[int]) -> str | None:
         try:
@@ -151,7 +151,7 @@ class HttpEngine:
         cards = parse_models(await self._client.get_json(self._url + "/v1/models", _TIMEOUT_S))
         base = base_card(cards)
         if base is None:
-            raise ControlError("protocol", "/v1/models lists no model")
+            raise ControlError("/v1/models lists no model")
         self._model, self._root = base.id, base.root
         events, replay = self._given
         if not events:
@@ -168,9 +168,9 @@ class HttpEngine:
             return None
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        status, body, _ = await self._client.get(self._url + path, _TIMEOUT_S)
+        status, body = await self._client.get(self._url + path, _TIMEOUT_S)
         if status >= _SERVER_ERRORS:
-            raise ControlError("protocol", f"GET {path} answered {status}")
+            raise ControlError(f"GET {path} answered {status}")
         return status, body
 
 

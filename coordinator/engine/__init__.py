@@ -1,8 +1,7 @@
-"""Control requests to replicas, and what their engines tell over HTTP.
+"""What a replica and the servers beside it tell over HTTP, for gateways and agents.
 
-control_client   sends the requests, and limits their time and their answers
 facts            models, cache size, start time and counters of an engine
 lmcache_server   chunk names and load speeds of an LMCache server
-light_json       which JSON is cheap enough to parse
+light_json       parses JSON answers, if that is cheap
 sockets          socket options that notice a gone host
 """

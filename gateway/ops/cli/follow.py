@@ -87,8 +87,8 @@ def agent(
     """
     with long_lived_imports():
         from coordinator.agent.agent import Agent
+        from coordinator.agent.control_client import ControlClient
         from coordinator.agent.http_engine import HttpEngine
-        from coordinator.engine.control_client import ControlClient
         from gateway.logs import configure
         from gateway.settings.base import short_id
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from coordinator.agent.control_client import ControlClient
 from coordinator.agent.http_engine import EngineAway, HttpEngine, event_endpoints
-from coordinator.engine.control_client import ControlClient
 from coordinator.keys import pool_slug
 from tests.web_server import serving
 

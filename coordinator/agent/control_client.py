@@ -1,0 +1,81 @@
+"""The agent's requests to its engine and to the LMCache server beside it, over httpx."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import httpx
+
+from coordinator.engine.light_json import parse_answer
+from coordinator.engine.sockets import SOCKET_OPTIONS
+
+MAX_ANSWER_BYTES = 2 * 2**20
+"""Any parser of such an answer takes less than 50 ms."""
+
+
+class ControlError(Exception):
+    """A server gave no usable answer."""
+
+
+class ControlClient:
+    """Sends requests on pooled connections. Create it inside a running loop; `close` it at the end.
+
+    Each method raises ControlError, also if the answer is larger than MAX_ANSWER_BYTES, or not complete within
+    `timeout_s`.
+    """
+
+    def __init__(self, connect_s: float, keep_alive_s: float, api_key: str | None = None) -> None:
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(keepalive_expiry=keep_alive_s), socket_options=SOCKET_OPTIONS, trust_env=False
+            ),
+            timeout=httpx.Timeout(None, connect=connect_s),
+            headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
+        )
+
+    async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
+        """The status and body of an answer, whatever they are."""
+        return await self._send("GET", url, timeout_s)
+
+    async def get_json(self, url: str, timeout_s: float) -> Any:
+        """A JSON document. Any other answer than a 200 with JSON is an error."""
+        return _parsed(f"GET {url}", *await self._send("GET", url, timeout_s))
+
+    async def post_json(self, url: str, document: Any, timeout_s: float) -> Any:
+        """The JSON answer to a JSON document. Any other answer than a 200 with JSON is an error."""
+        return _parsed(f"POST {url}", *await self._send("POST", url, timeout_s, json=document))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _send(self, method: str, url: str, timeout_s: float, json: Any = None) -> tuple[int, bytes]:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s), self._http.stream(method, url, json=json) as response:
+                async for piece in response.aiter_raw():
+                    body += piece
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise ControlError(f"{method} {url} answered more than {MAX_ANSWER_BYTES} bytes")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # OSError: TimeoutError, too
+            raise ControlError(f"{method} {url}: {_cause(error)}") from error
+        return response.status_code, bytes(body)
+
+
+def _parsed(asked: str, status: int, body: bytes) -> Any:
+    try:
+        return parse_answer(asked, status, body)
+    except ValueError as error:
+        raise ControlError(str(error)) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The words of the system, if it has any: httpx, httpcore and anyio wrap its errors in their own."""
+    system = ""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
+            system = os.strerror(inner.errno).lower()
+        inner = inner.__cause__ or inner.__context__
+    return system or str(error) or type(error).__name__
