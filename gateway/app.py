@@ -27,7 +27,7 @@ from gateway.relay.moves import Moves
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
-from gateway.relay.stored_responses import Responses
+from gateway.relay.stored_responses import StoredResponses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
@@ -74,20 +74,18 @@ class Gateway:
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
-        responses = Responses(self.store, self.fleet)
+        responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress)
         attempts = Attempts(settings, router, self.fleet, self.upstream, relay, self.metrics, admission, self.moves)
         timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
-        self.proxy = Proxy(
-            keyring, admission, self.reader, attempts, responses.pin, self.metrics, timeouts, logs_requests
-        )
+        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, logs_requests)
 
         # The paths that this gateway answers itself.
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
-        explainer = Explainer(self.reader, router, self.fleet, responses.pin)
+        explainer = Explainer(self.reader, router, self.fleet, responses)
         self.control: ASGIApp = build_control(
             self.status, self.fleet, keyring, admission, explainer, self.metrics, timeouts.body_s
         )

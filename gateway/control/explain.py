@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from coordinator.pool.owners import read_owners
 from gateway.endpoints import endpoint_of
 from gateway.errors import ApiError
 from gateway.prompt import Prompt
+from gateway.relay.stored_responses import StoredResponses
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller
@@ -19,14 +20,12 @@ from gateway.request.reader import Job, Reader
 from gateway.request.reading import Body, BodyHead
 from gateway.routing.router import Router
 
-Pin = Callable[[Job], Awaitable[None]]
-
 
 class Explainer:
     """Answers explain requests."""
 
-    def __init__(self, reader: Reader, router: Router, fleet: Fleet, pin: Pin) -> None:
-        self._pin = pin
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet, responses: StoredResponses) -> None:
+        self._responses = responses
         self._reader = reader
         self._router = router
         self._fleet = fleet
@@ -37,7 +36,7 @@ class Explainer:
         """The decision that a placement would take now. Raises ApiError for a request that would be refused."""
         job = Job("explain", "POST", path or "", endpoint_of(path or ""), "", caller, self._reader.policy(headers), {})
         await self._reader.fill(job, BodyHead(path or ""), slot, body)
-        await self._pin(job)
+        await self._responses.pin(job)
         if job.prompt is None:
             raise ApiError(400, "invalid_json", "body: send the request to explain.", "body")
         pool = self._router.pool(job)
@@ -50,7 +49,7 @@ class Explainer:
         request = self._router.request(job, pool, (), "")
         if not request.serving:
             reason = "in the registry, the ids of its replicas belong to other engines"
-            return answer | _fallback(job, reason, self._router.order_apart(job))
+            return answer | _fallback(job, reason, self._router.unshared_order(job))
         try:
             decided = await pool.explain(request)
             owners = await read_owners(pool, job.prompt.keys)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -20,11 +19,12 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
+from gateway.relay.stored_responses import StoredResponses
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.memory import LARGE_BYTES, LargeBodies
-from gateway.request.reader import Job, Reader
+from gateway.request.reader import Reader
 from gateway.request.reading import Body
 from gateway.settings.limit_settings import TimeoutSettings
 
@@ -32,8 +32,6 @@ _log = structlog.get_logger("kvgate.proxy")
 
 CLIENT_GONE = 499
 """The status that is counted if the client hung up (nginx's convention)."""
-
-Pin = Callable[[Job], Awaitable[None]]
 
 
 class Proxy:
@@ -45,7 +43,7 @@ class Proxy:
         admission: Admission,
         reader: Reader,
         attempts: Attempts,
-        pin: Pin,
+        responses: StoredResponses,
         metrics: Metrics,
         timeouts: TimeoutSettings,
         logs_requests: bool,
@@ -54,7 +52,7 @@ class Proxy:
         self._admission = admission
         self._reader = reader
         self._attempts = attempts
-        self._pin = pin
+        self._responses = responses
         self._metrics = metrics
         self._body_s = timeouts.body_s
         self._logs_requests = logs_requests
@@ -114,7 +112,7 @@ class Proxy:
         try:
             job = await self._reader.read(exchange, reply.request_id, caller, slot, body)
             del body  # only the job's body still counts as held
-            await self._pin(job)
+            await self._responses.pin(job)
             await self._attempts.run(job, reply)
         except asyncio.CancelledError:
             if exchange.is_gone:

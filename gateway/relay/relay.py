@@ -16,7 +16,7 @@ from gateway.relay.audit import Audit, read_usage
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
 from gateway.relay.sse import MAX_EVENT_BYTES, EventRelay, split_events
-from gateway.relay.stored_responses import Responses
+from gateway.relay.stored_responses import StoredResponses
 from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
@@ -48,7 +48,7 @@ class StreamBroken(Exception):
 class Relay:
     """Passes answers on to clients, and learns from them."""
 
-    def __init__(self, reader: Reader, responses: Responses, audit: Audit, progress: AnswerProgress) -> None:
+    def __init__(self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress) -> None:
         self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses

@@ -18,7 +18,7 @@ from gateway.upstream.excerpts import WINDOW_BYTES
 _ID_IN_BODY = re.compile(rb'"id"\s*:\s*"(resp_[^"]{1,128})"')
 
 
-class Responses:
+class StoredResponses:
     """Remembers which replica made a response, and pins the requests that name the response to that replica."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:

@@ -48,7 +48,7 @@ class Router:
         request = self.request(job, pool, tried, last.request.reservation if last is not None else "")
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
-            ticket = self._place_apart(job, pool, request)
+            ticket = self._place_unshared(job, pool, request)
         self._metrics.placement_s.observe(time.perf_counter() - started)
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
@@ -139,15 +139,15 @@ class Router:
             return [record.replica for record in serving if record.replica == job.pinned]
         return rendezvous_order((record.replica for record in ready_or_all(serving)), _affinity(job))
 
-    def _place_apart(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
+    def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
-        replica = first_usable(self.order_apart(job), self._avoided(pool), request.tried)
+        replica = first_usable(self.unshared_order(job), self._avoided(pool), request.tried)
         if replica is None:
             return None
         lives, urls = job.served.unshared, job.served.replicas
         return Ticket(pool, request, replica, lives[replica], urls[replica], "fallback", 0, None)
 
-    def order_apart(self, job: Job) -> list[str]:
+    def unshared_order(self, job: Job) -> list[str]:
         """The replicas whose ids mean other engines in the store, in the order in which gateways try them."""
         if job.pinned:
             return [job.pinned] if job.pinned in job.served.unshared else []
