@@ -184,3 +184,12 @@ def test_the_map_of_a_package_names_every_room_and_nothing_that_is_not_there(pac
     named = listed | set(re.findall(r"`([a-z_]+/?)`", docstring(ROOT / package)))
     assert {room for room in there if not any(fnmatchcase(room, name) for name in named)} == set()
     assert {name for name in listed if not any(fnmatchcase(room, name) for room in there)} == set()
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for file in (file for folder in ("gateway", "coordinator") for file in sources(folder)):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name_of(file))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.simulator.cache import Block, BlockCache
 from gateway.simulator.events import EventLog, Events
-from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.offload import CpuTier
 from gateway.simulator.sequence import SequenceState, TokenSequence
 from gateway.simulator.settings import SimSettings
+from gateway.simulator.sim_lmcache import SimLmcache
 from gateway.simulator.stats import EngineStats
 
 _FULL_SPEED_BURST_STEPS = 16

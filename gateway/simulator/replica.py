@@ -13,13 +13,13 @@ from gateway.simulator.errors import RequestRefused, bad_request, bad_value
 from gateway.simulator.faults import Faults
 from gateway.simulator.generation import Generation
 from gateway.simulator.images import ImageReader
-from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.metrics import SimMetrics
 from gateway.simulator.prompt import EnginePrompt
 from gateway.simulator.publisher import EventPublisher
 from gateway.simulator.sampling import TokenLimit, token_limit
 from gateway.simulator.sequence import EventTag
 from gateway.simulator.settings import SimSettings
+from gateway.simulator.sim_lmcache import SimLmcache
 from gateway.tasks import Tasks
 
 _RECENT = 64

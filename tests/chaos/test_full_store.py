@@ -20,7 +20,7 @@ from redis.exceptions import OutOfMemoryError
 
 from bench.cluster import running_cluster
 from coordinator.watch.key_samples import kind_of
-from gateway.ops.local.status import cluster_status
+from gateway.ops.local.cluster_status import cluster_status
 from tests.chaos.stage import Stage
 from tests.cluster.clients import Load, ask, is_complete, running_load
 from tests.cluster.ledger import Ledger

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli import cluster, config, doctor, follow, owners, replica, serve
+from gateway.ops.cli import config, doctor, follow, owners, replica, serve
+from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.local.errors import ClusterError
 

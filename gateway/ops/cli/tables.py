@@ -11,7 +11,7 @@ from rich.table import Table
 
 from gateway.ops.cli.config import counted
 from gateway.ops.doctor.examine import Diagnosis
-from gateway.ops.local.status import MemberStatus
+from gateway.ops.local.cluster_status import MemberStatus
 
 # Wide enough for any row. A terminal wraps long lines itself; a program that reads the output needs whole lines.
 _WIDTH = 1000

@@ -9,7 +9,7 @@
     waiting         messages while the cluster starts, and when it does not
     ports           free ports, and the locks that keep two clusters apart
     state_dir       cluster.json for programs, processes.json for `down`, the gateways' configurations
-    status          which members of a cluster answer; stopping a detached one
+    cluster_status  which members of a cluster answer; stopping a detached one
     demo            the first requests of a new cluster
     errors          ClusterError
 

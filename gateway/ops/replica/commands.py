@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.ops.replica import lmcache, vllm
+from gateway.ops.replica import lmcache_options as lmcache
+from gateway.ops.replica import vllm
 from gateway.ops.replica.model_size import HOW, UnknownSize, kv_bytes_per_token
 from gateway.ops.replica.settings import ReplicaFile
 from gateway.ops.replica.sharing import (

@@ -15,9 +15,9 @@ from gateway.simulator.answers import text_answer
 from gateway.simulator.chunk_redis import Lane
 from gateway.simulator.engine import SimEngine
 from gateway.simulator.generation import Generation
-from gateway.simulator.lmcache import SimLmcache
 from gateway.simulator.prompt import PromptBuilder
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
+from gateway.simulator.sim_lmcache import SimLmcache
 from tests.gateway.simulator.conftest import RunningReplica, StartReplica, cached_tokens_of
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis

@@ -134,7 +134,7 @@ def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:
       kvgate down
       kvgate down --state-dir .kvgate-8090
     """
-    from gateway.ops.local.status import stop_cluster
+    from gateway.ops.local.cluster_status import stop_cluster
 
     stopped = asyncio.run(stop_cluster(state_dir.resolve()))
     typer.echo(stopped if stopped.running else f"nothing runs in {state_dir}")
@@ -155,7 +155,7 @@ def status(
     """
     from dataclasses import asdict
 
-    from gateway.ops.local.status import cluster_status
+    from gateway.ops.local.cluster_status import cluster_status
 
     members = asyncio.run(cluster_status(state_dir.resolve()))
     if as_json:
