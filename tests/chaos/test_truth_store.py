@@ -15,7 +15,7 @@ from tests.polling import eventually
 AWAY_S = 10.0
 CAP = 10
 AGENT_WITH_SMALL_CAP = (
-    "import sys; from coordinator.agent import link; link.STREAM_CAP = int(sys.argv.pop(1));"
+    "import sys; from coordinator.agent import agent_store; agent_store.STREAM_CAP = int(sys.argv.pop(1));"
     "from gateway.ops.cli import main; main()"
 )
 

@@ -11,8 +11,7 @@ import pytest
 
 from bench.vllm import install
 from bench.vllm.server import environment
-from gateway.app import _is_proxied
-from gateway.endpoints import ENDPOINTS
+from gateway.endpoints import ENDPOINTS, is_proxied
 from gateway.request.paths import is_denied
 from gateway.settings.gateway_settings import SecuritySettings
 from tests.vllm.request_fields import OVERWRITTEN, PASSED, PATHS, STRIPPED, WITHOUT_ENGINE
@@ -43,7 +42,7 @@ def fields(tmp_path_factory: pytest.TempPathFactory) -> list[Field]:
     assert printed.returncode == 0, printed.stderr
     found = [Field(**row) for row in json.loads(printed.stdout.splitlines()[-1])]
     denied = SecuritySettings().denied_paths
-    passed = [row for row in found if _is_proxied(row.path) and not is_denied(row.path, denied)]
+    passed = [row for row in found if is_proxied(row.path) and not is_denied(row.path, denied)]
     return [row for row in passed if row.path not in WITHOUT_ENGINE]
 
 
