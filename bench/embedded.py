@@ -14,9 +14,8 @@ from pathlib import Path
 
 from coordinator.errors import StoreDown
 from coordinator.pool.pool import Pool
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import ReplicaRecord
-from coordinator.store_connection import load_scripts
 from gateway.ops.local.embedded_redis import find_redis_server
 from gateway.ops.local.ports import free_ports
 

@@ -25,8 +25,7 @@ from coordinator.redis.checks import settings_warnings
 from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire
-from coordinator.scripts import NAMES, load
+from coordinator.redis.wire import Wire, load_scripts
 
 _log = structlog.get_logger("kvgate.store")
 
@@ -213,18 +212,6 @@ class StoreConnection:
             except StoreError as error:
                 _log.warning("could not deregister", pool=pool.name, error=str(error))
             pool.detach()  # another heartbeat would register this gateway again
-
-
-async def load_scripts(wire: Wire) -> bool:
-    """Load every script. Returns whether the server knows script flags (Redis >= 7)."""
-    try:
-        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
-        allow_oom = True
-    except StoreRefused:
-        allow_oom = False
-    # All at once: one after the other would take too long in a gateway whose event loop is busy.
-    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
-    return allow_oom
 
 
 async def _inspect(wire: Wire, url: str) -> list[str]:

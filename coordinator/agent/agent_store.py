@@ -23,10 +23,9 @@ from coordinator.known_pools import list_pool
 from coordinator.pool.placed_chains import read_chains
 from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import AgentRecord, ReplicaRecord, readable
 from coordinator.scripts import load
-from coordinator.store_connection import load_scripts
 
 _log = structlog.get_logger("kvgate.agent")
 

@@ -21,10 +21,9 @@ from coordinator.keys import PoolKeys
 from coordinator.redis.address import connect
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import pairs, readable
 from coordinator.scripts import load
-from coordinator.store_connection import load_scripts
 
 _log = structlog.get_logger("kvgate.applier")
 

@@ -24,7 +24,7 @@ from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
-from coordinator.scripts import Script
+from coordinator.scripts import NAMES, Script, load
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
@@ -298,3 +298,15 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
         fail(future, reply)
     else:
         future.set_result(reply)
+
+
+async def load_scripts(wire: Wire) -> bool:
+    """Load every script. Returns whether the server knows script flags (Redis >= 7)."""
+    try:
+        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
+        allow_oom = True
+    except StoreRefused:
+        allow_oom = False
+    # All at once: one after the other would take too long in a gateway whose event loop is busy.
+    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
+    return allow_oom

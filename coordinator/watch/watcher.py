@@ -17,9 +17,8 @@ from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import WATCHER
 from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import load
-from coordinator.store_connection import load_scripts
 from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession, WatchSettings
 
 _log = structlog.get_logger("kvgate.watch")

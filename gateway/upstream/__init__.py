@@ -1,4 +1,4 @@
-"""The only package that speaks to replicas.
+"""The only package of a gateway that speaks to replicas.
 
 client      sends requests: those of clients, and those for control
 origin      the connections to one replica's address

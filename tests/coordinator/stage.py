@@ -14,11 +14,10 @@ import redis.asyncio as redis
 from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.redis.wire import Wire
+from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
-from coordinator.store_connection import load_scripts
 
 SPAN_TOKENS = 100
 KEYS = PoolKeys("m")

@@ -11,8 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.redis.wire import Wire
-from coordinator.store_connection import load_scripts
+from coordinator.redis.wire import Wire, load_scripts
 from tests.coordinator.stage import (
     KEYS,
     chain,
