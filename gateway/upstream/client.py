@@ -39,6 +39,9 @@ class Upstream:
     def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
+        self._control_origins: dict[str, Origin] = {}
+        """The gateway's own requests have their own connections: a client's request never gets one that a check
+        left."""
         self._kept: frozenset[str] | None = None
         """The replicas whose connections are kept for the next request; None means all."""
         self._connect_s = timeouts.connect_s
@@ -46,23 +49,18 @@ class Upstream:
         self._idle_s = timeouts.idle_s
         self._deadlines = Deadlines()
 
-    async def send(
-        self,
-        method: str,
-        url: str,
-        target: str,
-        headers: Headers,
-        body: Sequence[Buffer] = (),
-        *,
-        with_key: bool = True,
-    ) -> Answer:
-        """Send one request to the replica at `url`, and wait for its answer's head. `target` (path and query) and the
-        pieces of the body are sent unchanged. Raises UpstreamError."""
+    async def send(self, method: str, url: str, target: str, headers: Headers, body: Sequence[Buffer] = ()) -> Answer:
+        """Send a client's request to the replica at `url`, and wait for its answer's head. `target` (path and query)
+        and the pieces of the body are sent unchanged. Raises UpstreamError."""
         origin = self._origins.get(url) or self._new_origin(url)
+        return await self._send(origin, method, target, headers, body, self._key_line)
+
+    async def _send(
+        self, origin: Origin, method: str, target: str, headers: Headers, body: Sequence[Buffer], key_line: str
+    ) -> Answer:
         lines = [f"{method} {origin.path_prefix}{target} HTTP/1.1\r\nhost: {origin.host_header}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
-        if with_key:
-            lines.append(self._key_line)
+        lines.append(key_line)
         body_bytes = sum(map(len, body))
         if body_bytes or method in _WITH_BODY:
             lines.append(f"content-length: {body_bytes}\r\n")
@@ -88,8 +86,9 @@ class Upstream:
     def keep_only(self, urls: Iterable[str]) -> None:
         """From now on, keep connections to these replicas only. Running requests to others finish."""
         self._kept = frozenset(urls)
-        for url in self._origins.keys() - self._kept:
-            self._origins.pop(url).retire()
+        for origins in (self._origins, self._control_origins):
+            for url in origins.keys() - self._kept:
+                origins.pop(url).retire()
 
     async def get(self, url: str, path: str, timeout_s: float, with_key: bool = True) -> ControlAnswer:
         """GET a path of the replica at `url` for control, within `timeout_s`. Raises UpstreamError.
@@ -109,7 +108,10 @@ class Upstream:
             raise UpstreamError("timeout", f"{url}{path} did not answer within {timeout_s:g} s") from None
 
     async def _get(self, url: str, path: str, with_key: bool) -> ControlAnswer:
-        answer = await self.send("GET", url, path, _CONTROL_HEADERS, with_key=with_key)
+        origin = self._control_origins.get(url)
+        if origin is None:
+            origin = self._control_origins[url] = Origin(url, self._connect_s, self._keep_alive_s)
+        answer = await self._send(origin, "GET", path, _CONTROL_HEADERS, (), self._key_line if with_key else "")
         try:
             if not await answer.gathered(MAX_CONTROL_BYTES, lambda _size_bytes: True):
                 raise UpstreamError("protocol", f"GET {url}{path} answered more than {MAX_CONTROL_BYTES} bytes")
@@ -127,5 +129,5 @@ class Upstream:
             raise UpstreamError("protocol", str(error)) from error
 
     async def close(self) -> None:
-        for origin in self._origins.values():
+        for origin in (*self._origins.values(), *self._control_origins.values()):
             origin.close()
