@@ -1,4 +1,4 @@
-"""Which endpoints of KV events others may reach, and whether they do: on real sockets."""
+"""Whether other hosts can reach endpoints of KV events, on real sockets."""
 
 from __future__ import annotations
 
