@@ -23,8 +23,7 @@ Serve = Callable[[Answer], Awaitable[str]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts servers that send the given answer and gives their URLs. The answer learns whether a stream is
-    requested."""
+    """Starts servers that send the given answer, and gives their URLs. The answer is told if a stream is wanted."""
     servers: list[asyncio.Server] = []
 
     async def start(answer: Answer) -> str:
@@ -134,8 +133,7 @@ async def test_what_has_no_end_when_the_load_ends_is_unanswered(http: aiohttp.Cl
 
 
 async def test_a_gateway_that_is_not_ready_or_was_taken_out_comes_last(http: aiohttp.ClientSession) -> None:
-    """No gateway is running. The first gateway that the balancer checks comes last until it has checked the others
-    too."""
+    """No gateway is running. The gateway that the balancer checks first comes last until all are checked."""
     balancer = Balancer([f"http://127.0.0.1:{port}" for port in free_ports(3)])
     assert {balancer.order()[0] for _ in range(3)} == {0, 1, 2}
     balancer.take_out(1)

@@ -1,4 +1,4 @@
-"""Small events and chains for tests: blocks of four tokens, and text with five bytes to a token."""
+"""Small events and chains for tests: blocks of four tokens, and text with five bytes per token."""
 
 from __future__ import annotations
 

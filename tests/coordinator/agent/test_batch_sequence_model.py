@@ -1,5 +1,4 @@
-"""The order of an engine's batches, whatever happens between engine and reader. No sockets: a list stands for the
-network."""
+"""The order of an engine's batches, whatever happens between engine and reader. No sockets: the network is a list."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ LIVES = st.lists(EVENTS, min_size=1, max_size=4)
 
 @dataclass
 class World:
-    """An engine, the network to a sequence, and the items that come out. Hypothesis draws the order of arrival and of
-    reading."""
+    """An engine, the network to a sequence, and the items that come out. Hypothesis draws the order of arrivals and
+    reads."""
 
     draw: st.DataObject
     ring: int

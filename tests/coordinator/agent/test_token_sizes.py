@@ -1,5 +1,4 @@
-"""The text length of tokens, learned from an engine's detokenizer. It locates a byte position of a text among its
-tokens."""
+"""The text length of tokens, learned from an engine's detokenizer. It locates bytes of a text among its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether other hosts can reach endpoints of KV events, on real sockets."""
+"""Which endpoints of KV events may be open to other hosts, and whether they are: on real sockets."""
 
 from __future__ import annotations
 
