@@ -1,6 +1,5 @@
-"""A server that one request harms: `POST /harm` holds its event loop for a second, keeps 60 MB, and makes it refuse
-chats from then on. Its argument is the port.
-"""
+"""A server that one request harms. `POST /harm` blocks its event loop for a second and leaks 60 MB. From then on the
+server refuses chats. Its argument is the port."""
 
 from __future__ import annotations
 

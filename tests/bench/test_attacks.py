@@ -1,4 +1,4 @@
-"""bench.attacks: its rows say what happened, and it can fail."""
+"""bench.attacks: its rows tell what happened, and a run can fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def leaky(tmp_path: Path) -> Iterator[Target]:
 
 
 def _listens(port: int) -> bool:
-    """Whether a socket of this machine listens on the port (state 0A)."""
+    """Whether a socket on this machine listens on the port (state 0A)."""
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in map(str.split, lines))
 

@@ -1,4 +1,4 @@
-"""The client that benchmarks ask with, where what it asks does not answer."""
+"""The client of the benchmarks, when servers do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.offload`, made small: what is asked, where KV is then, and what is said of it."""
+"""A small `python -m bench.offload`: its requests, where the KV is stored, and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK_BYTES = SimLmcacheSettings(cpu_gb=1, chunk_tokens=CHUNK).chunk_kv_bytes
 
 
 def twice(_seed: int, _sizes: object) -> Workload:
-    """More than the GPU holds, asked about once before and once in the measurement."""
+    """More prompts than the GPU can hold. Each is requested once before the measurement and once during it."""
     assert PROMPTS * PROMPT_TOKENS > BLOCKS * 16
     asks = [one_turn(n, user(words(f"{n}" * PROMPT_TOKENS * BYTES_PER_TOKEN))) for n in range(PROMPTS)]
     return Workload(asks, asks, list(range(PROMPTS)))

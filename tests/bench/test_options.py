@@ -1,4 +1,4 @@
-"""Bad options of benchmarks are refused before anything is started, with the name of what is wrong."""
+"""A benchmark refuses a bad option before it starts anything, and names the option."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_bad_option_is_named(
     place = module if find_spec(module).submodule_search_locations is None else f"{module}.__main__"
     benchmark = import_module(place)
     monkeypatch.setattr(sys, "argv", [module, *options])
-    monkeypatch.setattr("bench.record.begin", lambda: None)  # a benchmark's process, as which it takes signals
+    monkeypatch.setattr("bench.record.begin", lambda: None)  # it installs signal handlers for a benchmark
     with pytest.raises(SystemExit) as ended:
         benchmark.main()
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""bench.overhead, run as a user runs it: what it writes is what it measured."""
+"""bench.overhead, run as a user runs it: it writes what it measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench.report: what a page of results says, and what it says of results that are not there."""
+"""bench.report: the content of a results page, also when results are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOID = ("meta", "br", "path", "use", "rect")
 
 @dataclass
 class Page(HTMLParser):
-    """The page as a browser takes it: its elements, and the text of each table row."""
+    """The page as a browser parses it: its elements, and the text of each table row."""
 
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
@@ -203,10 +203,10 @@ def test_medians_are_over_seeds_and_percentiles_as_the_client_takes_them(full: P
 
 def test_the_best_is_emphasised_whoever_has_it_unless_it_does_not_compete(full: Page) -> None:
     assert {"119", "0.70"} <= set(full.best)  # sglang-router's CPU and added latency
-    assert not {"217", "332", "7.0", "0.10"} & set(full.best)  # kvgate costs more; "gives up" fails most requests
+    assert not {"217", "332", "7.0", "0.10"} & set(full.best)  # kvgate's are higher; "gives up" fails most requests
     assert "60.0" not in full.best
     assert {"50.0", "80.0"} <= set(full.best)
-    assert "6.0" not in full.best  # the oracle's
+    assert "6.0" not in full.best  # the oracle's value
 
 
 def test_goals_of_a_placement_are_met_or_missed(full: Page) -> None:

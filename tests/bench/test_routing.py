@@ -1,4 +1,4 @@
-"""`python -m bench.routing`, made small: what is asked, who routes, and what is then said of it."""
+"""A small `python -m bench.routing`: its requests, its systems, and its report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_conversations_find_their_turns_and_are_split_evenly(system: Syste
     row = await routed(system)
     assert (row.requests, row.failed) == (CONVERSATIONS * TURNS, 0)
     assert len(row.ttft_ms) == row.requests
-    assert row.cache_share > 0.4  # of three turns, the second finds one and the third two
+    assert row.cache_share > 0.4  # of three turns, the second finds one turn cached and the third two
     assert sum(row.split) == pytest.approx(1, abs=0.001)
     assert max(row.split) <= 0.75
     assert (row.wrong_share is None) == (system.instances == 0)
@@ -88,7 +88,7 @@ def test_the_peak_load_is_that_of_a_replica_whose_queue_grows() -> None:
     watch.active = [[6] * 20, [2] * 20]
     watch.waiting = [[1] * 20, [0] * 20]
     assert watch.peak_load() is None
-    watch.waiting[1][9] = 3  # it has less to do than the other
+    watch.waiting[1][9] = 3  # this replica has less to do than the other
     assert watch.peak_load() is None
     watch.waiting[0][9] = 3
     assert watch.peak_load() == 1.5

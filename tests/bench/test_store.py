@@ -1,4 +1,4 @@
-"""bench.store, run as a user runs it: what it writes is what it measured."""
+"""bench.store, run as a user runs it: it writes what it measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     assert (claims["kind"], residents["kind"], large["kind"]) == ("claim", "resident", "resident")
     for row in rows["memory"]:
         assert row["keys"] == 2000
-        assert 100 < row["bytes_per_key"] < 2000  # a key's name, its record, its place in `held`
+        assert 100 < row["bytes_per_key"] < 2000  # a key's name, its record and its entry in `held`
         assert row["used_bytes"] > row["bytes_per_key"] * row["keys"]
         assert row["hit_share"] > 0.9, "placements do not know what was written for them"
         assert row["times_script_us"] > 0

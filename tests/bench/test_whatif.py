@@ -1,4 +1,4 @@
-"""Cost expressions tried out in virtual time: quick, the same every time, and of the same mixes."""
+"""Cost expressions in virtual time: runs are fast and repeatable, and use the same mixes as the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every coordinator test runs on each version of Redis, and leaves no key that the data model does not know."""
+"""Every coordinator test runs on each version of Redis, and leaves no key that the data model does not list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MORTAL = (":response:", ":measured:", ":chunk:")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A plain `pytest` need not collect thousands of tests for versions of Redis that it leaves out."""
+    """A plain `pytest` does not collect thousands of tests for versions of Redis that it skips."""
     if "redis_version" in metafunc.fixturenames:
         left_out = "not older_redis" in metafunc.config.option.markexpr
         metafunc.parametrize("redis_version", EACH_REDIS[:1] if left_out else EACH_REDIS, scope="session")
@@ -34,7 +34,7 @@ def redis_server(redis_version: str) -> Iterator[RedisServer]:
 
 
 def documented_patterns() -> list[re.Pattern[str]]:
-    """The key patterns of the data model's table: `kvgate:{m}:own:<key>` and so on."""
+    """The key patterns of the data model's table, such as `kvgate:{m}:own:<key>`."""
     names = re.findall(r"^\| `(kvgate:[^`]+)`", README.read_text(), flags=re.MULTILINE)
     patterns = (re.escape(name).replace(r"\{m\}", r"\{[a-z0-9._-]{1,64}\}") for name in names)
     return [re.compile(re.sub(r"<\w+>", ".+", pattern)) for pattern in patterns]
@@ -57,14 +57,14 @@ async def client(redis_server: RedisServer) -> AsyncIterator[redis.Redis]:
 
 @pytest.fixture
 async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[Pool]:
-    """A gateway's pool `m`, joined."""
+    """The pool `m` of a gateway that has joined."""
     async with joined(redis_server.url, "gw0") as pool:
         yield pool
 
 
 @pytest.fixture
 async def stream(redis_server: RedisServer, pool: Pool, client: redis.Redis) -> AsyncIterator[Stream]:
-    """The event stream of r0, with an agent; gw0 holds its lease. r1 stands beside it, without an agent."""
+    """The event stream of r0, which has an agent; gw0 holds the lease on the stream. The replica r1 has no agent."""
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         await attend(link)

@@ -1,4 +1,4 @@
-"""What coordinator tests stand on: pools with a connection of their own and no heartbeat but the test's."""
+"""Fixtures of coordinator tests: each pool has its own connection, and only the test sends heartbeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = PoolKeys("m")
 
 @asynccontextmanager
 async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> AsyncIterator[Pool]:
-    """A pool on a connection of its own."""
+    """A pool on its own connection."""
     wire = await Wire.open(url, 5.0, lambda _error: None)
     pool = Pool("m", gateway, budget_s)
     pool.attach(wire, await load_scripts(wire))
@@ -49,22 +49,22 @@ async def running(store: Store) -> AsyncIterator[Store]:
 
 
 async def beaten(pool: Pool) -> PoolState:
-    """A heartbeat, and what it named is reaped."""
+    """Sends a heartbeat and reaps the gateways that it names."""
     fleet = await pool.beat()
     await Reaper(pool).reap(fleet)
     return fleet
 
 
 async def chain_of(client: redis.Redis, tip: str) -> str | None:
-    """What a placement wrote down of its chain."""
+    """The chain that a placement stored for its tip."""
     found = [await client.hget(KEYS.bound_slot(slot), tip) for slot in (0, 1)]
     return next((text for text in found if text is not None), None)
 
 
 async def drained(*pools: Pool) -> None:
-    """Wait until everything these pools have written behind was executed."""
+    """Waits until the server has run every command that these pools sent without waiting."""
     for pool in pools:
-        for _ in range(3):  # a batch sent in the next turn, and what its replies cause
+        for _ in range(3):  # a batch sent in the next turn, and the calls that its replies cause
             await pool.read("PING")
 
 
@@ -73,14 +73,14 @@ def replica(name: str, incarnation: str = "life1", state: str = "ready", capacit
 
 
 async def register(pool: Pool, count: int, **changes: Any) -> list[str]:
-    """Replicas r0, r1, …"""
+    """Registers replicas r0, r1, …"""
     names = [f"r{i}" for i in range(count)]
     await asyncio.gather(*(pool.register(replica(name, **changes)) for name in names))
     return names
 
 
 def chain(*parts: Any) -> list[str]:
-    """A key for each part, each a digest of everything before it: chains with equal beginnings share keys."""
+    """A key for each part. Each key is a digest of all parts up to it, so chains with equal beginnings share keys."""
     keys, digest = [], blake2b(digest_size=16)
     for part in parts:
         digest.update(f"{part}|".encode())
@@ -89,7 +89,7 @@ def chain(*parts: Any) -> list[str]:
 
 
 def request(reservation: str, keys: list[str], **changes: Any) -> PlaceRequest:
-    """A prompt of 100 tokens a key."""
+    """A request whose prompt has 100 tokens per key."""
     tokens = [SPAN_TOKENS * (i + 1) for i in range(len(keys))]
     prompt_tokens = SPAN_TOKENS * len(keys) or 1
     plain = PlaceRequest(reservation, keys, tokens, prompt_tokens, PolicyKnobs(), seed=1, may_report=True)
@@ -117,20 +117,20 @@ async def numbers(client: redis.Redis, key: str) -> dict[str, int]:
 
 
 async def owners(client: redis.Redis, key: str) -> dict[str, list[str]]:
-    """replica → the fields of its record."""
+    """replica → the fields of its ownership record."""
     return {name: text.split(" ") for name, text in (await hash_of(client, KEYS.own(key))).items()}
 
 
 async def own(
     client: redis.Redis, key: str, name: str, incarnation: str = "life1", hits: int = 0, last_use_ms: int | None = None
 ) -> None:
-    """Write an ownership record as `place` would have."""
+    """Writes an ownership record as `place` would."""
     used = await now_ms(client) if last_use_ms is None else last_use_ms
     await client.hset(KEYS.own(key), name, f"{incarnation} claim gpu {SPAN_TOKENS} {hits} {used} other")
 
 
 async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
-    """Every key that matches a pattern (all of them without one) and its value."""
+    """The value of every key that matches a pattern, or of every key if there is no pattern."""
     readers: dict[str, Callable[[str], Any]] = {
         "string": client.get,
         "hash": client.hgetall,
@@ -146,6 +146,6 @@ async def dump(client: redis.Redis, *patterns: str) -> dict[str, Any]:
 
 
 async def calls_of(client: redis.Redis) -> dict[str, int]:
-    """Commands executed since CONFIG RESETSTAT, those inside scripts included."""
+    """The commands executed since CONFIG RESETSTAT, including those inside scripts."""
     stats = await client.info("commandstats")
     return {name.removeprefix("cmdstat_"): int(value["calls"]) for name, value in stats.items()}

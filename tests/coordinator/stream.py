@@ -1,4 +1,4 @@
-"""What tests of event streams stand on: an agent's connection, and a stream that is applied one entry at a time."""
+"""Fixtures for tests of event streams: an agent's connection, and a stream that is applied one entry at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESET = Reset()
 async def linked(
     url: str, name: str = "r0", agent: str = "agent0", incarnation: str = "life1"
 ) -> AsyncIterator[AgentStore]:
-    """An agent's link; it has not attended yet."""
+    """An agent's connection, before its first heartbeat."""
     link = await AgentStore.open(url, "m", name, agent)
     try:
         await link.register(incarnation, 0, f"http://{name}.test:8000")
@@ -33,7 +33,7 @@ async def linked(
 
 
 async def attend(link: AgentStore, leaving: bool = False, **changes: Any) -> Attended:
-    """A heartbeat that must succeed."""
+    """Sends a heartbeat, which must succeed."""
     answer = await link.attend(replace(VITALS, **changes), leaving)
     assert isinstance(answer, Attended)
     return answer
@@ -48,19 +48,20 @@ async def agent_record(
     waiting: int = 0,
     lease_ms: int = 60_000,
 ) -> None:
-    """What an agent's heartbeat leaves, with a lease as long as the test needs."""
+    """Writes the record of an agent's heartbeat, with a lease as long as the test needs."""
     until_ms = await now_ms(client) + lease_ms
     await client.hset(KEYS.agents, name, f"agent0 {incarnation} {until_ms} {mode} {relearning} {waiting} -1")
 
 
 async def followed(client: redis.Redis, name: str = "r0", applied_ms: int = 60_000, **record: Any) -> None:
-    """What the heartbeats of an agent and of an applier leave: the replica is exact, unless `record` says otherwise."""
+    """Writes the result of an agent's and an applier's heartbeats. The replica is exact, unless `record` changes
+    that."""
     await agent_record(client, name, **record)
     await client.hset(KEYS.leases, f"events:{name}", f"gw0 {await now_ms(client) + applied_ms}")
 
 
 def gains(keys: list[str], first: int = 0, medium: str = "gpu", span: int = SPAN_TOKENS) -> list[Resident]:
-    """A chain's keys become resident, from the one at index `first` on."""
+    """Transitions that make a chain's keys resident, starting with the key at index `first`."""
     return [
         Resident(key, span * (i + 1), span, medium, BLOCK_HASH + i) for i, key in enumerate(keys[first:], start=first)
     ]
@@ -71,13 +72,13 @@ def losses(keys: list[str]) -> list[Evicted]:
 
 
 async def lead(pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False) -> dict[str, str]:
-    """One beat of an applier: the replicas that it holds, and their cursors."""
+    """One heartbeat of an applier: the replicas that it holds, and their cursors."""
     flat = await pool.run("lead", applier=who, lease_ms=lease_ms, leaving=leaving)
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
 
 class Stream:
-    """One replica's stream: `say` publishes an entry, `apply_next` applies what comes after the cursor."""
+    """One replica's stream. `say` publishes an entry, and `apply_all` applies the entries after the cursor."""
 
     def __init__(self, pool: Pool, client: redis.Redis, link: AgentStore, name: str = "r0") -> None:
         self._pool = pool
@@ -86,19 +87,19 @@ class Stream:
         self.name = name
 
     async def say(self, *transitions: Transition) -> int:
-        """Publish one entry; returns its number."""
+        """Publishes one entry and returns its number."""
         return await self.link.publish(transitions, 0.0, 0)
 
     async def cursor(self) -> str:
         return await self._client.hget(KEYS.cursors, self.name) or ""
 
     async def unread(self) -> list[tuple[str, dict[str, str]]]:
-        """The entries behind the cursor."""
+        """The entries after the cursor."""
         after = (await self.cursor()).split(" ")[0]
         return list(await self._client.xrange(KEYS.events(self.name), f"({after}" if after else "-"))
 
     async def offer(self, entry: tuple[str, dict[str, str]], cursor: str, who: str = "gw0") -> list[Any]:
-        """The script's answer to one entry, for one who believes that the cursor is `cursor`."""
+        """The script's reply to one entry, for an applier that believes the cursor is `cursor`."""
         entry_id, fields = entry
         lines = fields["transitions"].split("\n")
         reply = await self._pool.run(
@@ -116,13 +117,13 @@ class Stream:
         return [part.decode() if isinstance(part, bytes) else part for part in reply]
 
     async def apply_all(self, who: str = "gw0") -> list[list[Any]]:
-        """Apply everything unread, in order."""
+        """Applies all unread entries, in order."""
         return [await self.offer(entry, await self.cursor(), who) for entry in await self.unread()]
 
 
 async def counted_tokens(client: redis.Redis, holding_only: bool = False) -> dict[str, int]:
-    """What owned_tokens must say of each replica, from the records themselves: those of its current life, used since it
-    began; with `holding_only` none that lies below its floor."""
+    """The correct owned_tokens of each replica, counted from the ownership records. It counts records of the current
+    incarnation whose last use is after its start. With `holding_only` it leaves out residents below the floor."""
     registry = {name: text.split(" ") for name, text in (await client.hgetall(KEYS.replicas)).items()}
     sums: dict[str, int] = {}
     async for key in client.scan_iter(KEYS.own("*")):

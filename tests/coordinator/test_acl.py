@@ -1,4 +1,4 @@
-"""A Redis user that may do nothing but what coordination needs."""
+"""A Redis user with only the rights that coordination needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def restricted_url(redis_server: RedisServer, client: redis.Redis) -> str:
 
 
 async def live_a_little(pool: Pool) -> None:
-    """Everything that a gateway ever does with its pool."""
+    """Every call that a gateway makes on its pool."""
     for name in ("r0", "r1"):
         pool.register(replica(name, capacity_tokens=250))
     await pool.read("HSET", pool.keys.tiers, "r0", "- 0.9")
@@ -93,7 +93,7 @@ async def is_exact(pool: Pool, name: str) -> bool:
 
 
 async def tell_and_apply(store: Store, url: str) -> None:
-    """Everything that an agent and an applier ever do."""
+    """Every call that an agent and an applier make."""
     pool = store.pool("m")
     async with linked(url, "r9") as link, asyncio.TaskGroup() as tasks:
         applying = tasks.create_task(Appliers(url, "gw0", store.pool_names, lambda _applied: None).run())
@@ -105,11 +105,11 @@ async def tell_and_apply(store: Store, url: str) -> None:
         assert await tell_measured(pool, asked, placed, 90) == 1
         await attend(link, counters={"hits": 1.0})
         assert await link.bindings([asked.tip], elsewhere_is_report=False)
-        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")  # which is taken out
+        await pool.read("XADD", pool.keys.events("r9"), "*", "no", "agent's")  # the applier removes this entry
         await link.restate(gains(chain(9)), 0)
         await eventually(lambda: link.is_applied(2))
         assert await link.residents()
-        assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as of a chunk of LMCache's
+        assert await link.ask("STRLEN", pool.keys.chunk(asked.tip)) == 0  # as the agent asks for LMCache's chunks
         await credit(pool, asked, placed, 100)
         ask_reset(pool, "r9")
         await sweep(pool, "r9")
@@ -119,7 +119,7 @@ async def tell_and_apply(store: Store, url: str) -> None:
 
 def test_the_documentation_lists_these_commands() -> None:
     text = (Path(coordinator.__file__).parent.parent / "docs" / "security.md").read_text()
-    watch = f"ACL SETUSER kvgate {' '.join(WATCHES[1:])}\n  ({' '.join(TENDS)})\n"  # INFO is in the list below
+    watch = f"ACL SETUSER kvgate {' '.join(WATCHES[1:])}\n  ({' '.join(TENDS)})\n"  # the list below contains INFO
     assert watch in text
     found = re.search(r"^ACL SETUSER kvgate on .*? -@all(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -153,7 +153,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
         await client.hset(pool.keys.flight("gw9"), "x", f"r0 life1 1 10 {chain(1)[0]}")
         await eventually(lambda: is_reaped(pool, client, "gw9"))
     denied = {entry["object"] for entry in await client.acl_log()}
-    # Answers about versions and settings are welcome, not needed; redis-py introduces itself with CLIENT SETINFO.
+    # Versions and settings are optional. redis-py introduces itself with CLIENT SETINFO.
     assert denied <= {"info", "client", "client|setinfo"}
 
 
@@ -168,7 +168,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
     async with watching(redis_server.url) as watcher:
         await eventually(lambda: watcher.report is not None)
     used = {name.removeprefix("cmdstat_") for name in await client.info("commandstats")}
-    subcommands = {"script"} if "script" in used else set()  # Redis 6.2 counts the container
+    subcommands = {"script"} if "script" in used else set()  # Redis 6.2 counts only the container command
     needed = {name for name in COMMANDS if name not in used and name.split("|")[0] not in subcommands}
     assert needed == set()
 

@@ -1,4 +1,4 @@
-"""What a store's URL may look like, and whom a connection leads to."""
+"""Valid URLs of a store, and the server that each URL leads to."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_a_password_that_is_not_encoded_is_refused_and_no_part_of_it_told(url: s
 
 @contextmanager
 def sentinels(binary: str, folder: Path, *masters: tuple[int, str]) -> Iterator[list[RedisServer]]:
-    """One for each (port of the master that it names, more configuration), which know nothing of each other."""
+    """Starts one sentinel for each (port of the master that it names, more configuration). They do not know each
+    other."""
     with ExitStack() as stack:
         started = []
         for port, (master_port, more) in zip(free_ports(len(masters)), masters, strict=True):
@@ -93,7 +94,7 @@ def url_of(asked: list[RedisServer], rest: str, login: str = "") -> str:
 
 
 async def port_at(url: str) -> int:
-    """The port of the server to which a connection leads."""
+    """The port of the server to which the URL leads."""
     wire = await connect(url, "kvgate:pools", 2.0, lambda _error: None)
     try:
         return int((await wire.send("CONFIG", "GET", "port"))[1])
@@ -103,7 +104,7 @@ async def port_at(url: str) -> int:
 
 @pytest.mark.parametrize("name", EACH_REDIS)
 async def test_of_sentinels_that_contradict_each_other_the_newest_word_counts(name: str, tmp_path: Path) -> None:
-    """One that was away for a while still names the old master, which takes itself for one as well."""
+    """A sentinel that was away for a while still names the old master. The old master still believes that it is one."""
     binary = server_named(name)
     with running_redis(binary) as old, running_redis(binary) as new:
         newer = (new.port, "sentinel config-epoch the-master 7\n")
@@ -155,7 +156,7 @@ async def test_a_server_that_is_no_cluster_says_so(tmp_path: Path) -> None:
 
 
 async def test_whenever_opening_is_cancelled_it_is_cancelled(redis_server: RedisServer) -> None:
-    """A gateway that ends while it reconnects would not end else."""
+    """Otherwise a gateway that ends while it reconnects would never end."""
     turns = 0
     while True:
         opening = asyncio.get_running_loop().create_task(connect(redis_server.url, "k", 5.0, lambda _: None))

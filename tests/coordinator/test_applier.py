@@ -1,4 +1,4 @@
-"""Several appliers on one Redis: every entry reaches the map once and in order, whatever happens to who applies it."""
+"""Several appliers on one Redis: every entry reaches the map once and in order, whatever happens to the appliers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_na
 
 REPLICAS = ("r0", "r1", "r2")
 SENT = 30
-"""Entries that each agent says at a time."""
+"""The number of entries that each agent publishes at a time."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def agents(url: str, first_agent: int = 0) -> AsyncIterator[list[AgentStore]]:
-    """An agent for each replica."""
+    """One agent for each replica."""
     async with AsyncExitStack() as stack:
         links = []
         for i, name in enumerate(REPLICAS, start=first_agent):
@@ -53,7 +53,7 @@ async def agents(url: str, first_agent: int = 0) -> AsyncIterator[list[AgentStor
 
 
 class Crew:
-    """Appliers that run, and what each has told of applying, in the order of the telling."""
+    """Running appliers, and the entries that they reported as applied, in the order of the reports."""
 
     def __init__(self, url: str, tasks: asyncio.TaskGroup) -> None:
         self._url = url
@@ -75,7 +75,7 @@ class Crew:
             await self.end(who)
 
     def sizes(self, replica: str) -> list[int]:
-        """Transitions of each entry applied for a replica, in order."""
+        """The number of transitions in each entry applied for a replica, in order."""
         return [one.transitions for one in self.applied if one.replica == replica]
 
 
@@ -92,7 +92,8 @@ async def crew_on(url: str, *gateways: str) -> AsyncIterator[Crew]:
 
 
 async def say(links: Sequence[AgentStore], first: int = 1, count: int = SENT) -> None:
-    """Entry i makes i keys of its own resident; the one before it is taken back by one more transition."""
+    """Publishes entries. Entry i makes i keys resident. From entry 2 on, one more transition evicts a key that is not
+    resident."""
     for i in range(first, first + count):
         for link in links:
             before = losses(chain("entry", i - 1)[:1]) if i > 1 else []
@@ -112,7 +113,7 @@ def sizes_said(first: int = 1, count: int = SENT) -> list[int]:
 
 
 async def assert_map(client: redis.Redis, entries: int = SENT) -> None:
-    """The map is what these entries say, each applied once."""
+    """The map matches these entries, each applied once."""
     total = 100 * sum(range(1, entries + 1))
     expected = dict.fromkeys(REPLICAS, total)
     assert await numbers(client, KEYS.owned_tokens) == expected
@@ -122,7 +123,7 @@ async def assert_map(client: redis.Redis, entries: int = SENT) -> None:
 
 
 async def lapse(client: redis.Redis, who: str) -> None:
-    """Its leases end now."""
+    """Lets all leases of an applier end now."""
     past = await now_ms(client) - 1
     for field, value in (await hash_of(client, KEYS.leases)).items():
         if field == f"applier:{who}":
@@ -152,7 +153,7 @@ async def test_what_one_that_was_killed_left_undone_another_does(
     client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nothing(_wire: Wire) -> None:
-        """The dead give nothing back."""
+        """A killed applier gives nothing back."""
 
     async with agents(redis_server.url) as links, crew_on(redis_server.url) as crew:
         victim = crew.join("gw0")
@@ -170,7 +171,7 @@ async def test_what_one_that_was_killed_left_undone_another_does(
         await assert_map(client)
         for name in REPLICAS:
             seen = crew.sizes(name)
-            assert seen == sorted(set(seen))  # in order, and none twice
+            assert seen == sorted(set(seen))  # in order, without duplicates
 
 
 async def test_one_that_was_paused_past_its_lease_applies_nothing_of_what_it_had_read(
@@ -195,7 +196,7 @@ async def test_one_that_was_paused_past_its_lease_applies_nothing_of_what_it_had
         await eventually(lambda: len(crew.applied) == 30)
         before = await dump(client, "*:own:*", "*:owned_tokens", "*:held:*", "*:cursors")
         gate.set()
-        await eventually(lambda: len(paused.held) >= 1)  # it takes part again
+        await eventually(lambda: len(paused.held) >= 1)  # it holds streams again
         assert await dump(client, "*:own:*", "*:owned_tokens", "*:held:*", "*:cursors") == before
         await say(links, first=11, count=SENT - 10)
         await caught_up(links, SENT)
@@ -281,7 +282,7 @@ async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
     apply = Applier._apply
 
     async def slow(self: Applier, wire: Wire, replica: str, entries: Any) -> None:
-        await asyncio.sleep(0.2)  # of three replicas, longer than a lease
+        await asyncio.sleep(0.2)  # for three replicas this takes longer than a lease
         await apply(self, wire, replica, entries)
 
     monkeypatch.setattr(Applier, "_apply", slow)

@@ -1,4 +1,5 @@
-"""An agent's heartbeat and what it publishes: one agent at a time, and each told once."""
+"""An agent's heartbeat and its published entries: each replica has one agent at a time, and each agent learns news
+once."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ async def test_what_is_asked_waits_for_the_agent_that_holds_the_replica(
 async def answered(
     pool: Pool, reservation: str, keys: list[str], prompt_tokens: int, *token_ids: int, on: str = "r0"
 ) -> int:
-    """A request whose answer told how long its prompt was; whether its tip was still its claim."""
+    """Answers a request and reports its prompt's length. Returns whether the claim on its tip was still there."""
     asked = request(reservation, keys, pinned=on)
     placed = await pool.place(asked)
     assert placed is not None
@@ -156,7 +157,7 @@ async def test_measured_prompts_are_told_again_where_the_answer_did_not_arrive(
         assert (await attend(again)).measured == [second]
         await client.delete(KEYS.measured("r0"))
         await answered(pool, "c", chain(1), 40)
-        assert (await attend(again)).measured == [first]  # not what it has taken, though it is as many
+        assert (await attend(again)).measured == [first]  # a new entry, although the agent has received as many already
 
 
 async def test_what_is_measured_while_an_agent_is_away_waits_for_it(
@@ -176,7 +177,7 @@ async def test_where_no_agent_listens_nothing_is_left_for_one(pool: Pool, client
 
 
 async def forbidden(link: AgentStore, client: redis.Redis) -> None:
-    """Publishing is refused, and changes nothing."""
+    """Publishing is refused and changes nothing."""
     before = await dump(client, "kvgate:*")
     with pytest.raises(Fenced):
         await link.publish(gains(chain(1)), 0.0, 5)
@@ -205,7 +206,7 @@ async def test_an_agent_that_never_attended_publishes_nothing(client: redis.Redi
 async def test_entries_are_numbered_without_gaps_across_agents_and_lives(
     stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    await stream.say(*gains(chain(*range(450))))  # 200 transitions an entry
+    await stream.say(*gains(chain(*range(450))))  # 200 transitions per entry
     await expire_lease(client)
     async with linked(redis_server.url, agent="agent1") as other:
         await attend(other)
@@ -254,7 +255,7 @@ async def test_a_successor_reads_back_what_holds(stream: Stream, client: redis.R
 async def test_what_was_sent_on_a_connection_that_was_given_up_is_refused_behind_what_was_said_since(
     stream: Stream, pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    """A stalled network: the agent connects anew and says everything again before its old bytes arrive."""
+    """A stalled network: the agent reconnects and publishes everything again before its old bytes arrive."""
     await register(pool, 1)
     old = stream.link
     async with linked(redis_server.url) as new:

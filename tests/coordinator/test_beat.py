@@ -1,4 +1,4 @@
-"""Leases: what a dead gateway reserved is given back, a live one's never."""
+"""Leases: a dead gateway's reservations are given back, and a live gateway's are never."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def let_lease_end(client: redis.Redis, gateway: str, ago_ms: int = 1) -> N
 
 
 async def reap(pool: Pool, gateway: str) -> None:
-    """As if a beat had named it."""
+    """Reaps a gateway as if a heartbeat had named it."""
     await Reaper(pool).reap(replace(await pool.beat(), expired_gateways=(gateway,)))
 
 
@@ -100,7 +100,7 @@ async def test_what_a_dead_gateway_reserved_is_given_back(pool: Pool, other: Poo
 async def test_what_a_dead_gateway_claimed_and_did_not_hold_is_held(
     pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
-    """Both replicas were given the same prompt: its chain is bound once, and held by each."""
+    """Both replicas received the same prompt. Its chain is bound once, and each replica holds the chain's keys."""
     await register(pool, 2)
     keys = chain(1, 2, 3)
     await place(other, "a", keys, pinned="r0")
@@ -118,8 +118,8 @@ async def test_what_a_dead_gateway_claimed_and_did_not_hold_is_held(
 async def test_what_a_dead_gateway_claimed_and_no_event_confirmed_is_withdrawn(
     pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
-    """Its request broke off with it; on a replica whose agent tells what it computed, nothing stays believed. Who died
-    may have been the one to apply that."""
+    """The dead gateway's request broke off with it. The replica's agent reports the computed blocks, so an unconfirmed
+    claim must not remain. The dead gateway may have been the applier of those reports."""
     await register(pool, 2)
     await agent_record(client, "r0")
     await agent_record(client, "r1", mode="none")
@@ -182,7 +182,7 @@ async def test_reaping_twice_gives_back_once(pool: Pool, other: Pool, client: re
 async def test_time_in_which_the_store_did_not_serve_ends_no_lease(
     pool: Pool, other: Pool, client: redis.Redis
 ) -> None:
-    """Everybody's last beat was 8 s ago, because the store stood still for 8 s: nobody is dead."""
+    """The store stood still for 8 s, so every gateway's last heartbeat was 8 s ago. None of them is dead."""
     await register(pool, 1)
     await place(other, "theirs", chain(1))
     await pool.beat()

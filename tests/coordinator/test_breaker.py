@@ -1,4 +1,4 @@
-"""The circuit breaker of a replica that all gateways share."""
+"""The circuit breaker of a replica. All gateways share it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def is_open(client: redis.Redis) -> bool:
 
 
 async def opened(pool: Pool, client: redis.Redis) -> str:
-    """Failures until the breaker is open; its record."""
+    """Reports failures until the breaker is open, and returns its record."""
     for _ in range(THRESHOLD):
         record = await reported(pool, client)
     assert record is not None
@@ -43,14 +43,14 @@ async def opened(pool: Pool, client: redis.Redis) -> str:
 
 
 async def probe(pool: Pool, client: redis.Redis, reservation: str) -> None:
-    """Let the time for a probe come, and send it."""
+    """Lets the time of the next probe come, and sends the probe."""
     failures = (await hash_of(client, KEYS.breakers))["r0"].split(" ")[0]
     await client.hset(KEYS.breakers, "r0", f"{failures} {await now_ms(client) - 1} 0")
     await place(pool, reservation, chain(reservation))
 
 
 async def age(client: redis.Redis, ms: int) -> None:
-    """What a closed breaker has counted was so much earlier."""
+    """Moves the counts of a closed breaker so much into the past."""
     *head, window = (await hash_of(client, KEYS.breakers))["r0"].split(" ", 3)
     slices = [each.split(":") for each in window.split(" ")]
     moved = [f"{int(since) - ms}:{failures}:{successes}" for since, failures, successes in slices]
@@ -70,7 +70,7 @@ async def test_a_breaker_opens_at_the_threshold(pool: Pool, client: redis.Redis)
 
 
 async def test_failures_that_are_few_among_many_attempts_open_no_breaker(pool: Pool, client: redis.Redis) -> None:
-    """The threshold is the least number; beyond it, their share of all attempts decides."""
+    """The threshold is the minimum number of failures. Above it, the share of failures among all attempts decides."""
     await register(pool, 1)
     await reported(pool, client, successes=6)
     for _ in range(4):
@@ -122,8 +122,8 @@ async def test_a_successful_probe_closes_it(pool: Pool, client: redis.Redis) -> 
 async def test_requests_that_were_under_way_when_it_opened_neither_close_it_nor_open_it_further(
     pool: Pool, client: redis.Redis
 ) -> None:
-    """A crash fails everything in flight at once: that is one event, not twenty failed probes. Of a replica that fails
-    half of its requests, the other half end well."""
+    """A crash fails all requests in flight at once: that is one event, not twenty failed probes. If a replica fails
+    half of its requests, the other half succeed."""
     await register(pool, 1)
     record = await opened(pool, client)
     for outcome in ("failure", "success") * 10:
@@ -160,8 +160,8 @@ end
 redis.call('HSET', KEYS[2], ARGV[1], failures .. ' ' .. string.format('%d', open_until) .. ' 0')
 return open_until
 """
-"""How gateways before the window counted a failure (ARGV[6] stands for Redis' clock): they share the records during an
-upgrade."""
+"""Older gateways, without the window, count a failure with this script. They share the records during an upgrade.
+ARGV[6] replaces Redis' clock."""
 
 
 async def older_report(client: redis.Redis) -> str:

@@ -1,4 +1,5 @@
-"""Whom `place` may choose at all: what was tried, pinned, dead, broken, or has restarted."""
+"""The candidates of `place`: which replicas it leaves out because they were tried, are dead or broken, have restarted,
+or because another replica is pinned."""
 
 from __future__ import annotations
 

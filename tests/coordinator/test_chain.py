@@ -1,4 +1,4 @@
-"""The search for who owns how much of a chain, against a model that looks at every key."""
+"""The search for the depth of each owner in a chain, against a model that looks at every key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.coordinator.stage import KEYS, calls_of, chain, drained, now_ms, regi
 
 REPLICAS = 7
 Ownership = list[dict[str, str]]
-"""For each key, shallow to deep: replica → the incarnation of its record."""
+"""For each key, from shallow to deep: replica → the incarnation of its record."""
 
 
 def prefix_closed(dice: random.Random, count: int) -> Ownership:
-    """Whoever owns a key owns everything before it, except what only an older incarnation left there."""
+    """A replica that owns a key owns all keys before it. Only records of older incarnations may have gaps."""
     depth = {f"r{i}": dice.choice([0, 1, count, dice.randint(0, count)]) for i in range(REPLICAS)}
     state: Ownership = [{name: "life1" for name, deepest in depth.items() if i < deepest} for i in range(count)]
     for records in state:
@@ -29,13 +29,13 @@ def prefix_closed(dice: random.Random, count: int) -> Ownership:
 
 
 def with_holes(dice: random.Random, count: int) -> Ownership:
-    """What capped keys leave behind: anybody may miss any key."""
+    """The state after the number of owners per key was capped: any replica may lack any key."""
     state = prefix_closed(dice, count)
     return [{name: life for name, life in records.items() if dice.random() < 0.7} for records in state]
 
 
 def depths(state: Ownership) -> dict[str, int]:
-    """The model: the deepest key of each replica's current incarnation."""
+    """The model: the depth of the deepest key of each replica's current incarnation."""
     found = dict.fromkeys((f"r{i}" for i in range(REPLICAS)), 0)
     for index, records in enumerate(state, start=1):
         for name, life in records.items():

@@ -1,4 +1,4 @@
-"""What a placement writes about ownership, and what it leaves alone."""
+"""Which ownership records a placement writes, and which it leaves alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_what_was_written_down_two_turns_ago_is_forgotten(pool: Pool, clie
     await register(pool, 1)
     turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
     for slot in (0, 1):
-        # One of the two is of this turn's predecessor, the other of the turn before that.
+        # One of the two turns is the previous one, the other is the turn before that.
         await client.hset(KEYS.bound_slot(slot), mapping={"@": turn - 1 - (turn - 1 - slot) % 2, f"tip{slot}": "old"})
     await place(pool, "a", chain(1))
     now = (await now_ms(client) // PolicyKnobs().bind_ttl_ms) % 2
@@ -102,7 +102,7 @@ async def test_a_warm_prompt_writes_its_reservation_and_nothing_else(pool: Pool,
     await drained(pool)
     before = await dump(client, "*:own:*", "*:held:*", "*:bound:*", "*:owned_tokens")
     await client.config_resetstat()
-    placed = await place(pool, "warm", keys, seed=8)  # a seed that would count a hit
+    placed = await place(pool, "warm", keys, seed=8)  # with this seed a hit would be counted
     await drained(pool)
     calls = await calls_of(client)
     assert (placed.matched_keys, placed.claimed_from, placed.touch) == (40, 0, False)
@@ -143,7 +143,8 @@ async def test_below_a_full_key_a_new_continuation_is_still_claimed(pool: Pool, 
 async def test_what_a_replica_owns_already_is_not_counted_twice_when_its_depth_is_understated(
     pool: Pool, client: redis.Redis
 ) -> None:
-    """r1 owns a deep key but not the root, so that its depth is not found; the key must not be claimed again."""
+    """r1 owns a deep key but not the root, so the search does not find its depth. The placement must not claim the key
+    again."""
     await register(pool, 2)
     keys = chain(*range(12))
     for key in keys:
@@ -259,7 +260,7 @@ async def test_a_placement_that_claimed_nothing_withdraws_nothing(pool: Pool, cl
 
 
 async def test_an_incarnation_that_comes_back_counts_only_what_it_used_since(pool: Pool, client: redis.Redis) -> None:
-    """Two gateways may disagree for a moment on which life a replica is living; the sums must survive it."""
+    """Two gateways may briefly disagree on a replica's current incarnation. The sums must stay right."""
     await register(pool, 1)
     await place(pool, "a", chain("a", 1))
     await drained(pool)

@@ -1,4 +1,4 @@
-"""What a replica costs. The expression that bench.routing.whatif tries out is the one that the script has."""
+"""The cost of a replica. bench.routing.whatif must use the same expression as the script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the entries of a replica's event stream do to the map."""
+"""How the entries of a replica's event stream change the map."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_who_does_not_hold_the_lease_changes_nothing(stream: Stream, pool:
 async def test_what_a_coordinator_read_and_did_not_apply_is_applied_by_the_next(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    """gw0 dies between reading and applying; its write comes after all, when gw1 has taken over."""
+    """gw0 dies between reading and applying. Its write still arrives, after gw1 has taken over."""
     await stream.say(*gains(chain(1)))
     await stream.say(*gains(chain(2)))
     read = await stream.unread()
@@ -122,7 +122,7 @@ async def test_an_eviction_removes_residency(stream: Stream, pool: Pool, client:
 
 
 async def test_an_eviction_leaves_a_claim(stream: Stream, pool: Pool, client: redis.Redis) -> None:
-    """Whoever claimed the key computes it again, after what this entry tells of."""
+    """The request that claimed the key computes it again, after the events in this entry."""
     keys = chain(1, 2)
     await place(pool, "a", keys, pinned="r0")
     await drained(pool)

@@ -1,4 +1,4 @@
-"""owned_tokens says what the ownership records say, whatever happens in whatever order."""
+"""owned_tokens matches the ownership records, whatever happens in whatever order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ transitions = st.one_of(
     st.tuples(st.just("lose"), st.sampled_from(CHAINS), st.integers(0, 2)),
     st.tuples(st.just("reset")),
 )
-"""What an agent may say in one entry."""
+"""The transitions that an agent may put in one entry."""
 replicas = st.sampled_from(REPLICAS)
 steps = st.lists(
     st.one_of(
@@ -56,7 +56,7 @@ steps = st.lists(
 
 
 def spoken(told: Sequence[tuple[Any, ...]]) -> list[Transition]:
-    """The transitions that a drawn entry stands for."""
+    """The transitions of a drawn entry."""
     lines: list[Transition] = []
     for what, *detail in told:
         if what == "gain":
@@ -71,7 +71,7 @@ def spoken(told: Sequence[tuple[Any, ...]]) -> list[Transition]:
 
 
 class Books:
-    """Takes the drawn steps."""
+    """Runs the drawn steps."""
 
     def __init__(self, pool: Pool, client: redis.Redis, streams: dict[str, Stream]) -> None:
         self._pool = pool

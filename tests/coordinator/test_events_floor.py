@@ -1,4 +1,4 @@
-"""What does not hold any more: resets, floors, and entries that the stream's cap cut off."""
+"""Records that are no longer valid: resets, floors, and entries that the stream's cap cut off."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_what_was_said_before_a_reset_is_not_chosen(stream: Stream, pool: 
 
 
 async def test_a_claim_outlives_a_reset(stream: Stream, pool: Pool) -> None:
-    """It is a prediction of what its request will have computed."""
+    """A claim predicts the result of its request's computation."""
     await place(pool, "a", chain(1, 2), pinned="r0")
     await stream.say(RESET)
     await stream.apply_all()
@@ -36,7 +36,7 @@ async def test_a_claim_outlives_a_reset(stream: Stream, pool: Pool) -> None:
 async def test_what_an_entry_says_before_a_reset_in_it_is_void_and_what_it_says_behind_holds(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    """An agent gathers transitions for a moment: a key may come, and the cache be cleared, in one entry."""
+    """An agent collects transitions for a short time, so one entry can contain a new key and a reset."""
     before, behind = chain("before", 1), chain("behind", 1)
     await stream.say(*gains(before), *losses(before[1:]), RESET, *gains(behind))
     await stream.apply_all()
@@ -72,7 +72,7 @@ async def test_a_chain_of_which_everything_lies_below_the_floor_is_claimed_from_
 async def test_claiming_anew_what_an_earlier_life_of_the_same_name_held_subtracts_nothing(
     stream: Stream, pool: Pool, client: redis.Redis
 ) -> None:
-    """Two gateways may disagree for a moment on which life a replica is living: the sums began again."""
+    """Two gateways may briefly disagree on a replica's current incarnation. Its sums started again at zero."""
     keys = chain(1, 2)
     await stream.say(*gains(keys))
     await stream.apply_all()

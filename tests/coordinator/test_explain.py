@@ -22,7 +22,7 @@ async def explain(pool: Pool, asked: PlaceRequest) -> dict[str, Any]:
 
 
 async def scramble(pool: Pool, client: redis.Redis, dice: random.Random, names: list[str]) -> list[str]:
-    """A state that months of use might leave behind, and a chain to place in it."""
+    """Writes a state that months of use might produce, and returns a chain to place in it."""
     now = await now_ms(client)
     for name in names:
         pool.register(replica(name, state=dice.choice(["ready", "ready", "ready", "dead"])))
@@ -102,7 +102,7 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "cost": listed["r1"]["cost"],
         "guarded": True,
     }
-    # r0 lacks 400 tokens that others share: charged at copy_weight times the part of its cache that they take.
+    # r0 lacks 400 tokens that others share. They are charged at copy_weight times their share of its cache.
     assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))
     assert listed["r1"]["cost"] == 700 + 3 * 600 + 0 + 9 * 188
     assert (told["shared_hits"], told["replica"], told["why"]) == (24, "r0", "rebalanced")

@@ -1,4 +1,4 @@
-"""Whatever somebody writes into any key: placements, chores, agents and appliers go on, and sums come right again."""
+"""Garbage in any key: placements, chores, agents and appliers go on, and all sums become right again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BASE = KEYS.anchor.removesuffix("-")
 
 
 def marks_of(value: Any) -> Any:
-    """Of every key's, a few are tried each time; the others stand everywhere at once."""
+    """For each key alone, only a few values run by default. All values run in the test that fills all keys at once."""
     return () if value in ("", "nan", b"\xff\xfe", "life1 claim", "9" * 40) else pytest.mark.slow
 
 
@@ -63,7 +63,8 @@ def name_of(value: Any) -> str:
 
 @dataclass
 class Cluster:
-    """One pool with two replicas: one followed by an agent, applied by gw0; a request in flight on each."""
+    """One pool with two replicas. An agent follows r0 and gw0 applies its events. Each replica has one request in
+    flight."""
 
     pool: Pool
     chores: Worker
@@ -73,7 +74,7 @@ class Cluster:
     requests: int = 0
 
     async def live(self) -> None:
-        """Once round everything that gateways, agents and appliers do. What the store refuses is survived."""
+        """Runs every action of gateways, agents and appliers once, and continues when the store refuses one."""
         for step in (self._serve, self._chores, self._agent, self._apply, self._read):
             try:
                 await step()
@@ -136,7 +137,7 @@ async def cluster(pool: Pool, client: redis.Redis, redis_server: RedisServer) ->
     await register(pool, 2)
     async with linked(redis_server.url) as link:
         cluster = Cluster(pool, Worker(pool), link, Applier("redis://", "gw0", "m", lambda _applied: None), client)
-        cluster.applier._allow_oom = pool._allow_oom  # as when it has connected
+        cluster.applier._allow_oom = pool._allow_oom  # as after a connect
         await attend(link, counters={"running": 1.0})
         await place(pool, "a", PROMPT, pinned="r0")
         await place(pool, "b", PROMPT, pinned="r1")
@@ -147,10 +148,10 @@ async def cluster(pool: Pool, client: redis.Redis, redis_server: RedisServer) ->
 
 
 async def mended(cluster: Cluster) -> None:
-    """Live on until nothing can be seen of it: placed by the store, exact, all sums right."""
+    """Runs the cluster until all damage is repaired: the store places requests, r0 is exact, and all sums are right."""
     for _ in range(6):
         await cluster.live()
-        cluster.chores._repair._recounts.clear()  # the second sum, 2 s later, is not waited for
+        cluster.chores._repair._recounts.clear()  # makes the second sum now, instead of 2 s later
     placed = await place(cluster.pool, "after", PROMPT)
     assert placed.why == "hit"
     cluster.pool.done("after")
@@ -195,7 +196,7 @@ PLACES_READ = [key for key in HASHES if key not in ("replicas", "gateways")]
 
 
 async def placed_whole(cluster: Cluster) -> None:
-    """At once, before anything is mended: by the store, with all that belongs to it."""
+    """A placement is right at once, before any repair: the store places it and writes its complete records."""
     new = chain("new", 1, 2)
     for policy in ("prefix_kv_aware", "round_robin"):
         for keys in (PROMPT, new):
@@ -260,7 +261,7 @@ async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(clu
 async def test_owned_tokens_that_change_while_they_are_summed_are_right(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each piece of the sum but the last attempts' is followed by a claim, whose key the sum may have passed or not."""
+    """A drop follows each of the first five pieces of the sum. The sum may have passed the dropped key or not."""
     monkeypatch.setattr(repair, "_PIECE", 2)
     pool, run, changes = cluster.pool, cluster.pool.run, 5
     await place(pool, "more", chain("more", *range(9)), pinned="r1")

@@ -1,4 +1,4 @@
-"""Whatever bytes come from the store: what reads them leaves out what it cannot read, and raises nothing else."""
+"""Readers of the store accept any bytes: they leave out unreadable records, and raise only the expected errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A placement whose caller did not live to see the reply leaves nothing behind, whatever became of it."""
+"""A placement leaves nothing behind if its caller is gone before the reply, whatever the outcome of the placement."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def standing_still(server: RedisServer) -> Iterator[None]:
 
 
 async def left_behind(client: redis.Redis) -> dict[str, object]:
-    """Everything in the store that a placement may have written, but for binds, which expire."""
+    """Everything that a placement may have written to the store, except binds, which expire."""
     found = await dump(client, "*:own:*", "*:held:*", "*:flight:*")
     for key in (KEYS.active, KEYS.backlog_tokens, KEYS.owned_tokens):
         found.update(await numbers(client, key))
@@ -67,7 +67,7 @@ async def test_a_late_place_leaves_no_reservation_and_no_claim(
         await pool.place(request("late", chain(1, 2)))
     await drained(pool)
     assert await left_behind(client) == {}
-    assert await chain_of(client, chain(1, 2)[-1])  # it did run
+    assert await chain_of(client, chain(1, 2)[-1])  # the placement ran
 
 
 async def test_a_cancelled_place_leaves_nothing_either(
@@ -103,7 +103,7 @@ async def test_a_place_cancelled_in_the_very_turn_of_its_reply_leaves_nothing_ei
 async def test_an_unused_claim_does_not_survive_because_its_connection_was_given_up(
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
-    """The store stands still for so long that the connection is discarded; then it runs what it had buffered."""
+    """The store stands still until the connection is discarded. Then it runs the buffered commands."""
     old_wire = pool._wire
     assert old_wire is not None
     with standing_still(redis_server):

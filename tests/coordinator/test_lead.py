@@ -1,4 +1,4 @@
-"""Who applies which event stream: leases, even shares, hand-over."""
+"""Which applier holds which event stream: leases, even shares, hand-over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def agents(client: redis.Redis, count: int) -> list[str]:
 
 
 async def beats(pool: Pool, *gateways: str, rounds: int = 8) -> dict[str, set[str]]:
-    """Everybody beats in turn, a few times; what each holds in the end."""
+    """Each gateway's applier sends a few heartbeats in turn. Returns the streams that each holds in the end."""
     held: dict[str, set[str]] = {}
     for _ in range(rounds):
         for who in gateways:
@@ -27,7 +27,7 @@ async def beats(pool: Pool, *gateways: str, rounds: int = 8) -> dict[str, set[st
 
 
 async def die(client: redis.Redis, *who: str) -> None:
-    """Their leases lapse."""
+    """Lets the leases of these gateways end."""
     lapsed_ms = await now_ms(client) - 1
     for field, value in (await hash_of(client, KEYS.leases)).items():
         if field.removeprefix("applier:") in who:
@@ -161,7 +161,7 @@ async def test_who_leaves_gives_everything_back_at_once(pool: Pool, client: redi
 
 
 async def test_gateways_that_do_not_apply_have_no_share(pool: Pool, client: redis.Redis) -> None:
-    """Every gateway beats, but only some apply streams: nothing may wait for those that never ask."""
+    """Every gateway sends heartbeats, but only some apply streams. No stream may wait for a gateway that never asks."""
     names = await agents(client, 5)
     for i in range(4):
         await client.hset(KEYS.gateways, f"gw{i}", f"1 {await now_ms(client) + 60_000}")

@@ -1,6 +1,7 @@
-"""Names are checked against those that LMCache 0.5.6 gave. tests/captures/lmcache-chunks.json has two prompts of real
-vLLM: their tokens, where their images' placeholders are, and the keys that were then in Redis, without the prefix and
-the model's folder. tests/lmcache/test_chunk_names.py checks them against LMCache itself."""
+"""The chunk names are checked against names from LMCache 0.5.6. The file tests/captures/lmcache-chunks.json has two
+prompts of a real vLLM: their tokens, the positions of their image placeholders, and the keys that were in Redis
+afterwards, without the prefix and the model's folder. tests/lmcache/test_chunk_names.py checks the names against
+LMCache itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long random walk over everything that changes load or ownership; the books are checked after every step."""
+"""A long random walk over all operations that change load or ownership. The test checks the sums after every step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 220
 
 
 class Walk:
-    """Three gateways, four replicas, and one random thing after another."""
+    """Three gateways, four replicas, and random steps."""
 
     def __init__(self, seed: int, pools: list[Pool], client: redis.Redis) -> None:
         self.dice = random.Random(seed)
@@ -84,8 +84,8 @@ class Walk:
         self.dice.choice(self.pools).register(replica(name, f"life{self.lives[name]}", state))
 
     async def lose_gateway(self) -> None:
-        """Its lease ends, another gateway reaps it or dies while it does, and then it turns out to be alive after all,
-        sometimes without its requests."""
+        """A gateway's lease ends. Another gateway reaps it completely, or dies in the middle. Then the first gateway
+        turns out to be alive, sometimes without its requests."""
         lost, witness = self.dice.sample(self.pools, 2)
         epoch = (await hash_of(self.client, KEYS.gateways))[lost.gateway].split(" ")[0]
         await self.client.hset(KEYS.gateways, lost.gateway, f"{epoch} {await now_ms(self.client) - 1}")
@@ -140,7 +140,7 @@ class Walk:
             assert {name: value for name, value in book.items() if value} == dict(+expected), key
 
     async def check_live(self) -> None:
-        """What a gateway believes to have in flight on a current incarnation is what stands in its name."""
+        """The requests that a gateway has in flight on a current incarnation are in its records in Redis."""
         records = {name: text.split(" ") for name, text in (await hash_of(self.client, KEYS.replicas)).items()}
         for pool in self.pools:
             standing = set(await hash_of(self.client, KEYS.flight(pool.gateway)))

@@ -1,4 +1,4 @@
-"""An answer told how long its prompt was: the claim on its tip is exact from then on."""
+"""An answer tells the length of its prompt. From then on the claim on its tip is exact."""
 
 from __future__ import annotations
 

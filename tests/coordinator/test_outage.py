@@ -1,4 +1,4 @@
-"""Who cannot reach Redis says so at once, goes on saying so now and then, and says when it is back."""
+"""A process without Redis warns at once, repeats the warning now and then, and reports when Redis is back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_end_is_said_once_and_the_next_time_begins_anew() -> None:
 
 
 class Engine:
-    """It lives one life and publishes no events."""
+    """An engine that never restarts and publishes no events."""
 
     async def look(self) -> EngineSnapshot:
         return EngineSnapshot("m", "http://r0.test:8000", "18bcfe56800", 1600, 16, (0, 32), "", "")

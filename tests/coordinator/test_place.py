@@ -1,4 +1,4 @@
-"""Which replica a placement chooses, and what it says of it."""
+"""Which replica a placement chooses, and which reason it gives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_on_an_idle_cluster_a_deepest_owner_is_always_chosen(pool: Pool, c
 
 
 async def restore(pool: Pool, client: redis.Redis, name: str, claimed: list[str]) -> None:
-    """Undo what a placement changed, for the next to see the same state."""
+    """Undoes a placement's changes, so that the next one sees the same state."""
     pool.done("a")
     for key in claimed:
         await client.hdel(KEYS.own(key), name)
@@ -256,11 +256,11 @@ async def test_a_placement_is_one_call(pool: Pool, client: redis.Redis) -> None:
     await place(pool, "a", chain(1))
     assert sent == ["EVALSHA"]
     await asyncio.sleep(0)
-    assert sent == ["EVALSHA", "EVALSHA"]  # hold, written behind it
+    assert sent == ["EVALSHA", "EVALSHA"]  # the `hold` call is sent after it, without waiting
 
 
 async def test_of_caches_that_are_full_none_is_spared_for_ever(pool: Pool, client: redis.Redis) -> None:
-    """One is believed to hold somewhat more than the others, and more than it can."""
+    """One replica is believed to hold more tokens than the others, and more than its capacity."""
     await register(pool, 3, capacity_tokens=1000)
     await client.hset(KEYS.owned_tokens, mapping={"r0": 1400, "r1": 990, "r2": 1010})
     chosen = set()

@@ -15,7 +15,7 @@ DRAWS = 200
 
 
 async def draw(pool: Pool, policy: str, count: int = DRAWS) -> Counter[str]:
-    """Where `count` requests go, each seeing the load that the first saw."""
+    """The number of requests that each replica receives; every request sees the same load."""
     chosen: Counter[str] = Counter()
     for i in range(count):
         placed = await place(
@@ -67,7 +67,7 @@ async def test_power_of_two_takes_the_less_loaded_of_two_drawn(pool: Pool, clien
     await register(pool, 4)
     await client.hset(KEYS.active, mapping={"r0": 9, "r1": 3, "r2": 2, "r3": 1})
     chosen = await draw(pool, "power_of_two")
-    # The busiest wins only against itself: 1 pair of 16; the idlest wins 7 pairs of 16.
+    # The busiest replica wins only against itself: 1 pair of 16. The least busy wins 7 pairs of 16.
     assert chosen["r0"] < DRAWS * 0.15
     assert DRAWS * 0.3 < chosen["r3"] < DRAWS * 0.6
     assert chosen["r3"] > chosen["r2"] > chosen["r1"] > chosen["r0"]

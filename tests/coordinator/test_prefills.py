@@ -1,4 +1,4 @@
-"""The backlog of requests that are not streamed ends with their prefill, though nobody sees their first token."""
+"""The backlog of a request that is not streamed ends with its prefill, although no gateway sees its first token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def place_plain(pool: Pool, reservation: str, keys: list[str], **changes: 
 
 
 async def beat(pool: Pool, times: int = 1) -> None:
-    """Heartbeats, and all that they cause."""
+    """Sends heartbeats, and waits for the calls that they cause."""
     for _ in range(times):
         await pool.beat()
         await drained(pool)
@@ -40,7 +40,8 @@ def test_a_prefill_is_predicted_from_its_own_tokens_and_those_that_are_queued() 
 
 
 def test_what_is_held_too_long_does_not_make_the_next_be_held_for_ever_longer() -> None:
-    """Prompts come as fast as the replica computes them. Each is held as predicted from what is held then."""
+    """Prompts arrive as fast as the replica computes them. Each is held for the time predicted from the prompts held at
+    its arrival."""
     held: list[tuple[float, int]] = []
     for second in range(10_000):
         held = [(until_s, tokens) for until_s, tokens in held if until_s > second]
@@ -110,7 +111,7 @@ async def test_without_events_the_backlog_ends_after_the_time_that_its_prefill_t
     await register(pool, 3)
     pool.prefills.observe("r0", QUICK)
     pool.prefills.observe("r1", SLOW)
-    for name in ("r0", "r1", "r2"):  # r2 has not told its speed: nothing is guessed
+    for name in ("r0", "r1", "r2"):  # r2 has not told its speed, so its time is not guessed
         await place_plain(pool, name, chain(name), pinned=name)
     await beat(pool)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100, "r1": 100, "r2": 100}

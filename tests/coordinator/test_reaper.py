@@ -1,4 +1,4 @@
-"""Reaping goes on beside the heartbeats, in pieces: whoever dies or comes back in the middle, the books are right."""
+"""Reaping runs beside the heartbeats, in pieces. The sums stay right if any gateway dies or returns in the middle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = 5
 
 @pytest.fixture
 async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> AsyncIterator[Pool]:
-    """gw1, whose lease ran out with five requests in flight on r0; gw0 does the chores."""
+    """gw1, whose lease has ended with five requests in flight on r0. gw0 does the chores."""
     await pool.beat()
     await register(pool, 1)
     async with joined(redis_server.url, "gw1") as dead:
@@ -37,7 +37,7 @@ async def dead(redis_server: RedisServer, client: redis.Redis, pool: Pool) -> As
 
 
 async def reap_a_piece(pool: Pool, limit: int) -> int:
-    """As a reaper does that dies then; returns how many are left."""
+    """Reaps one piece, as a reaper that dies afterwards. Returns the number of requests that are left."""
     return int(await pool.run("reap", gateway="gw1", at_most=limit))
 
 
@@ -102,7 +102,8 @@ async def test_heartbeats_do_not_wait_for_the_reaper_of_which_there_is_one_at_a_
 async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its_live_requests(
     pool: Pool, dead: Pool, client: redis.Redis
 ) -> None:
-    """Whatever it says before it has learned that counts for nothing, and what it still runs keeps its claims."""
+    """The gateway's calls count for nothing until it learns that it was reaped. Its running requests keep their
+    claims."""
     await agent_record(client, "r0")
     assert await reap_a_piece(pool, 2) == REQUESTS - 2
     dead.done("theirs0")
@@ -135,8 +136,8 @@ redis.call('DEL', KEYS[2])
 redis.call('HDEL', KEYS[1], ARGV[1])
 return entries
 """
-"""How gateways before there were pieces reaped, all at once (ARGV[2] stands for Redis' clock): they share the records
-during an upgrade."""
+"""Older gateways reap all at once with this script. They share the records during an upgrade. ARGV[2] replaces Redis'
+clock."""
 
 
 async def test_gateways_of_two_versions_reap_one_gateway_together(pool: Pool, dead: Pool, client: redis.Redis) -> None:

@@ -1,4 +1,5 @@
-"""A gateway states what it holds: after a reconnect, an empty store, or a request placed without the store."""
+"""A gateway reasserts its reservations: after a reconnect, on an empty store, or for a request placed without the
+store."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ async def test_a_gateway_whose_name_another_life_holds_under_a_newer_epoch_chang
 async def test_a_reservation_on_an_incarnation_that_is_not_current_is_not_counted(
     pool: Pool, client: redis.Redis
 ) -> None:
-    """Otherwise, were that incarnation registered later, giving it back would take out what never was put in."""
+    """Otherwise, if that incarnation is registered later, the release would subtract load that was never added."""
     await register(pool, 1, incarnation="life2")
     pool.live["a"] = Reservation("a", "r0", "life1", 100, TIP)
     pool.reassert()
@@ -199,7 +200,7 @@ async def test_an_adopted_request_replaces_the_placement_that_came_too_late(pool
 
 
 async def test_adopting_costs_the_same_however_many_requests_are_in_flight(pool: Pool, client: redis.Redis) -> None:
-    """A gateway adopts when the store is slow: that must not make it slower."""
+    """A gateway adopts requests when the store is slow. Adopting must not slow the store down further."""
     await register(pool, 20)
     for i in range(50):
         pool.live[f"id{i}"] = Reservation(f"id{i}", f"r{i % 20}", "life1", 10, TIP)

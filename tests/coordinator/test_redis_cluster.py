@@ -1,4 +1,4 @@
-"""A Redis Cluster of three masters: each pool is on the one that has its slot, with all of its keys."""
+"""A Redis Cluster of three masters: each pool, with all of its keys, is on the master that has its slot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def store(cluster: RedisCluster) -> AsyncIterator[Store]:
 
 
 def pool_on(cluster: RedisCluster, index: int) -> str:
-    """A pool's name whose slot the node has."""
+    """The name of a pool whose slot this node has."""
     names = (f"model-{number}" for number in range(1000))
     return next(name for name in names if cluster.owner(PoolKeys(name).anchor) is cluster.nodes[index])
 
@@ -108,7 +108,7 @@ async def test_every_pool_is_known_wherever_its_keys_are(store: Store, cluster: 
 
 
 async def test_what_others_keep_on_another_node_is_refused_and_the_agent_goes_on(cluster: RedisCluster) -> None:
-    """As LMCache's chunks may be."""
+    """LMCache's chunks may be on another node."""
     link = await AgentStore.open(cluster.url, "m", "r0", "agent0")
     node = cluster.owner(link.keys.anchor)
     elsewhere = next(f"kv@{n}" for n in range(1000) if cluster.owner(f"kv@{n}") is not node)

@@ -13,7 +13,7 @@ from tests.redis_server import RedisServer
 async def test_a_response_is_on_its_way_to_redis_before_its_client_can_hear_of_it(
     redis_server: RedisServer, pool: Pool
 ) -> None:
-    """The client's next request may come by another gateway, while this one has not had another turn."""
+    """The client's next request may reach another gateway before this gateway's event loop has had another turn."""
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as another_gateway:
         another_gateway.ping()
         written = responses.remember(pool, "resp_1", "r0", "life1", "a-tenant")

@@ -1,4 +1,5 @@
-"""The scripts' contract: bodies and callers keep to the headers, every file is shipped, and a flushed cache heals."""
+"""The scripts' contract: bodies and callers follow the headers, the wheel contains every file, and calls survive SCRIPT
+FLUSH."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ README = FOLDER / "README.md"
 
 
 def body(name: str) -> str:
-    """A script's own code and that of its includes, without the locals that its header defines and without comments."""
+    """A script's own code and its includes, without comments and without the locals that its header defines."""
     return re.sub(r"--.*", "", source(name).replace(lua_locals(signature(name)), ""))
 
 
@@ -56,7 +57,7 @@ def test_lines_keep_their_numbers_up_to_the_first_include(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_headers_name_keys_of_the_data_model_with_their_types(name: str) -> None:
     rows = re.findall(r"^\| `kvgate:(?:\{m\}:)?(\w+)(?::<\w+>)?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE)
-    types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's
+    types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's keys
     assert {key.name: key.kind for key in signature(name).keys} == {
         key.name: types[key.name] for key in signature(name).keys
     }
@@ -131,8 +132,8 @@ async def test_placements_of_one_turn_survive_a_flushed_cache_each_with_its_own_
 async def test_a_reassertion_never_comes_behind_a_settlement_that_followed_it(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    """After SCRIPT FLUSH another gateway's settlements load `settle` again, but nobody loads `reassert`: if the
-    statement of live requests had to be sent twice, it would bring back one that was settled in between."""
+    """After SCRIPT FLUSH, another gateway's settlements load `settle` again, but no gateway loads `reassert`. If
+    `reassert` were sent a second time, it would bring back a request that was settled in between."""
     async with joined(redis_server.url) as pool, joined(redis_server.url, "gw1") as other:
         await register(pool, 1)
         await place(pool, "a", chain(1))

@@ -1,4 +1,4 @@
-"""Reserved load is given back once, however often and by whomever it is said."""
+"""Reserved load is given back once, however many gateways report the end and however often."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ async def test_what_a_former_life_was_given_died_with_it(pool: Pool, client: red
 
 
 async def test_load_never_goes_below_zero_when_an_incarnation_comes_back(pool: Pool, client: redis.Redis) -> None:
-    """life1 → life2 → life1: the sums began anew, so what was reserved before must not be taken out of them."""
+    """life1 → life2 → life1: the sums started again at zero, so earlier reservations must not be subtracted from
+    them."""
     await register(pool, 1)
     await place(pool, "before", chain(1))
     pool.register(replica("r0", "life2"))

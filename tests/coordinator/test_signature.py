@@ -1,4 +1,4 @@
-"""What is made from a script's header: locals for its body, and a Python function for its callers."""
+"""A script's header defines locals for its body, and a Python function for its callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Up and down: what a gateway sees of a store that hangs, dies, loses everything, or comes back."""
+"""Up and down: a gateway's view of a store that hangs, dies, loses everything or comes back."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_two_pools_share_nothing_but_the_connection(store: Store) -> None:
 
 
 async def is_reaped(client: redis.Redis, gateway: str) -> bool:
-    """Whether nothing stands under its name, and its requests' claims are seen to."""
+    """Whether the gateway has no records left, and the claims of its requests were handled."""
     return not await client.hexists(KEYS.gateways, gateway) and not await client.exists(KEYS.reaped)
 
 
@@ -231,7 +231,7 @@ async def test_what_an_operator_should_know_is_said(own_server: RedisServer) -> 
 
 
 async def test_coordination_goes_on_when_the_memory_is_full(own_server: RedisServer) -> None:
-    """LMCache's chunks may fill the memory. Scripts are flagged allow-oom where the server knows flags."""
+    """LMCache's chunks may fill the memory. Scripts have the flag allow-oom if the server knows flags."""
     async with running(store_at(own_server)) as store:
         pool = await serving(store)
         async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:

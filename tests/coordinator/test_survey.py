@@ -1,4 +1,4 @@
-"""Reading what a Redis tells: all of it as a user that may only read, the pools as KVGate's own user."""
+"""The survey reads all facts of a Redis as a read-only user, and the pools as KVGate's own user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READS = ("reset", "on", ">secret", "allkeys", "-@all", *(f"+{name}" for name in 
 
 @asynccontextmanager
 async def surveying(server: RedisServer, client: redis.Redis, rules: tuple[str, ...]) -> AsyncIterator[Survey]:
-    """As a user with these rules."""
+    """A survey as a user with these rules."""
     await client.execute_command("ACL", "SETUSER", "reader", *rules)
     survey = await Survey.open(server.url.replace("redis://", "redis://reader:secret@"), 5.0)
     try:
@@ -83,7 +83,7 @@ async def test_its_clock_is_bounded_from_both_sides(redis_server: RedisServer, c
         began = time.monotonic()
         low_s, high_s = (await survey.redis()).clock_ahead_s
         took_s = time.monotonic() - began
-    assert low_s <= 0.001  # Redis' time was cut to milliseconds
+    assert low_s <= 0.001  # Redis' time is cut to milliseconds
     assert high_s >= -0.001
     assert high_s - low_s <= took_s
 

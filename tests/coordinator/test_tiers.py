@@ -1,4 +1,4 @@
-"""What prompts are worth that no GPU holds, but that LMCache has in this Redis, or a replica in its CPU memory."""
+"""The value of prompts that no GPU holds, but that LMCache has in this Redis, or a replica has in its CPU memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COUNT = 8
 
 @pytest.fixture
 async def keys(pool: Pool, client: redis.Redis) -> AsyncIterator[list[str]]:
-    """A chain of 800 tokens that nobody holds, of which each second key fills one more chunk, and all of these are in
-    Redis. Three replicas can load them."""
+    """A chain of 800 tokens that no replica holds. Every second key completes a chunk. All chunks are in Redis, and
+    three replicas can load them."""
     await register(pool, 3)
     keys = chain(*range(COUNT))
     for number in range(1, COUNT // 2 + 1):
@@ -33,7 +33,7 @@ async def keys(pool: Pool, client: redis.Redis) -> AsyncIterator[list[str]]:
 
 
 async def store(client: redis.Redis, keys: list[str], number: int) -> None:
-    """LMCache stores chunk `number` of the chain, and an agent says what it is called."""
+    """LMCache stores chunk `number` of the chain, and an agent publishes its name."""
     await client.set(f"kvchunk@model@{number}", "KV", ex=TTL_S)
     name = f"{2 * SPAN_TOKENS * number} kvchunk@model@{number}"
     await client.set(KEYS.chunk(keys[2 * number - 1]), name, ex=TTL_S)

@@ -1,4 +1,4 @@
-"""rediss:// and a password, against a Redis that takes nothing else."""
+"""rediss:// and a password, against a Redis that accepts no other connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = needs("redis-server", "openssl")  # the wheel's Redis is built with
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for 127.0.0.1, with its key beside it."""
+    """A self-signed certificate for 127.0.0.1, with its key in the same folder."""
     folder = tmp_path_factory.mktemp("tls")
     return self_signed(folder, "redis", "127.0.0.1")[0]
 

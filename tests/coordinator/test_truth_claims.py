@@ -1,4 +1,4 @@
-"""What a placement believes of a replica whose engine tells the truth, and of one whose does not."""
+"""Claims of placements on a replica whose agent reports its blocks, and on a replica without such reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.coordinator.stream import Stream, followed, gains
 
 @pytest.fixture
 def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time in which events must confirm a claim is over with the next heartbeat."""
+    """The time limit for events to confirm a claim ends with the next heartbeat."""
     monkeypatch.setattr(pool_module, "CONFIRM_S", 0.0)
 
 
@@ -46,7 +46,7 @@ async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[Place
 
 
 async def kinds(client: redis.Redis, keys: list[str]) -> list[str]:
-    """What r0's records are; "" where it has none."""
+    """The kind of each of r0's records; "" if r0 has no record."""
     return [(await owners(client, key)).get("r0", ["", ""])[1] for key in keys]
 
 

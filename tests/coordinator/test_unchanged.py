@@ -1,4 +1,4 @@
-"""Whether residency can be relied on as the engine's last word, when an answer says otherwise."""
+"""Whether residency is still the engine's latest report when an answer contradicts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims that nobody takes back: the worker sweeps them out of a replica whose agent knows all that it holds."""
+"""Claims that no gateway withdraws: the worker removes them from a replica whose agent knows all its blocks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.redis_server import RedisServer
 
 @pytest.fixture(autouse=True)
 def every_claim_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough time for events has gone by, however young a claim is."""
+    """Every claim counts as old enough for events to have confirmed it."""
     monkeypatch.setattr(worker, "UNCONFIRMED_MS", -60_000)
 
 
 async def answered(pool: Pool, reservation: str, keys: list[str], cached_tokens: int = 0) -> None:
-    """A request on r0 that is over; of what it asked for the engine had that much."""
+    """A finished request on r0. The engine had `cached_tokens` of its prompt."""
     asked = request(reservation, keys, pinned="r0")
     placed = await pool.place(asked)
     assert placed is not None

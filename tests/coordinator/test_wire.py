@@ -1,4 +1,4 @@
-"""One connection, many callers: everybody gets the reply to their own call, or a reason why not."""
+"""One connection, many callers: each caller gets the reply to its own call, or the reason for its failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
 ECHO = "for i = 1, tonumber(ARGV[2]) do math.sqrt(i) end return ARGV[1]"
-"""Returns its first argument, after as much work as the second says."""
+"""Returns its first argument, after the number of work steps in its second argument."""
 SLOW = 400_000
 FOREVER_S = 3600.0
 
@@ -33,7 +33,7 @@ def script(text: str) -> Script:
 
 @asynccontextmanager
 async def wired(url: str) -> AsyncIterator[tuple[Wire, list[StoreError]]]:
-    """A wire, and what was said when it broke."""
+    """A wire, and the errors that it reported when it broke."""
     broken: list[StoreError] = []
     wire = await Wire.open(url, 5.0, broken.append)
     try:
@@ -72,7 +72,7 @@ async def test_calls_of_one_turn_leave_in_one_write(redis_server: RedisServer, c
         await asyncio.gather(*(wire.send("ECHO", i) for i in range(50)))
         assert len(writes) == 1
         await asyncio.gather(*(wire.run(script(ECHO), (0, i, 0)) for i in range(50)))
-        assert len(writes) <= 3  # the script was unknown to the server: the calls of one read are repeated together
+        assert len(writes) <= 3  # the server did not know the script, so the calls of one read are repeated together
 
 
 async def test_an_error_reply_concerns_only_its_own_caller(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -94,7 +94,7 @@ async def test_a_command_that_cannot_be_packed_shifts_no_reply(redis_server: Red
 
 
 async def test_replies_never_go_to_the_wrong_caller(redis_server: RedisServer, client: redis.Redis) -> None:
-    """Calls are cancelled and run late at random, while a slow script now and then lets replies pile up."""
+    """Calls are cancelled and run late at random. Now and then a slow script lets replies pile up."""
     dice = random.Random(5)
     outcomes: dict[str, int] = dict.fromkeys(("answered", "late", "cancelled"), 0)
     abandoned: dict[str, bytes] = {}
@@ -153,7 +153,7 @@ async def test_what_nobody_waits_for_is_told_its_reply_or_why_there_is_none(
         wire.tell(script(ECHO), (0, "first", 0), told.append)
         wire.tell(script("return redis.error_reply('NO')"), (0,), told.append)
         wire.tell(script(ECHO), (0, "unheard", 0))
-        for _ in range(2):  # scripts that were unknown to the server are sent again behind the first
+        for _ in range(2):  # if the server does not know a script, the script is sent again after the first call
             assert await wire.send("PING") == b"PONG"
         redis_server.pause()
         try:

@@ -1,4 +1,4 @@
-"""The chores: replicas are believed to hold no more than their caches can."""
+"""The chores: no replica is believed to hold more than its cache can."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.redis_server import RedisServer
 
 
 async def fill(pool: Pool, client: redis.Redis, prompts: int, keys_each: int, name: str = "r0") -> list[list[str]]:
-    """Prompts placed on a replica one after the other, 1 s apart as the store sees it."""
+    """Places prompts on a replica one after the other. In the store their uses are 1 s apart."""
     now, chains = await now_ms(client), [chain("prompt", i, *range(keys_each - 2)) for i in range(prompts)]
     for i, keys in enumerate(chains):
         await place(pool, f"fill{i}", keys[:], pinned=name)
@@ -44,7 +44,7 @@ async def trimmed(pool: Pool, name: str = "r0") -> int:
 
 
 async def start_of_life(client: redis.Redis, name: str, ago_ms: int) -> None:
-    """Let the replica have been up for a while."""
+    """Moves the replica's start into the past."""
     incarnation, state, capacity, since, floor, url = (await client.hget(KEYS.replicas, name)).split(" ")
     begun = int(since) - ago_ms
     await client.hset(KEYS.replicas, name, f"{incarnation} {state} {capacity} {begun} {floor} {url}")
@@ -122,7 +122,7 @@ async def test_a_small_cache_is_not_emptied_for_a_small_excess(pool: Pool, clien
 
 
 async def test_trimming_a_prompt_leaves_its_beginning(pool: Pool, client: redis.Redis) -> None:
-    """Whoever holds a prefix must hold everything before it: the search relies on it."""
+    """A holder of a prefix must hold everything before it, because the search relies on that."""
     await register(pool, 1, capacity_tokens=1_200)
     keys = chain(*range(20))
     await place(pool, "a", keys)

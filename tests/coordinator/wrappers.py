@@ -1,4 +1,4 @@
-"""Every script called once through the Python that wraps it, and what it must receive."""
+"""Calls every script once through its Python wrapper, and lists what each script must receive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
 
 class Recorder(Wire):
-    """Stands where the connection would; what is sent stays here."""
+    """Replaces the connection and records the calls."""
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[list[str], list[Any]]] = {}
@@ -58,7 +58,7 @@ class Recorder(Wire):
 
 
 async def _begun(*calls: Coroutine[Any, Any, Any]) -> None:
-    """Run wrappers until they wait for an answer that never comes."""
+    """Runs wrappers until they wait for an answer that never comes."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     for _ in range(4):
         await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def _begun(*calls: Coroutine[Any, Any, Any]) -> None:
 
 
 async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
-    """Every wrapper called once, with a value of its own for every argument."""
+    """Calls every wrapper once, with a different value for every argument."""
     wire = Recorder()
     await _gateway_calls(wire)
     await _agent_calls(wire)
@@ -151,4 +151,4 @@ ARGUMENTS: dict[str, list[Any]] = {
     "repair": [0],
     "recount": ["r0", "61"],
 }
-"""What each script must receive for the calls above, in the order of its header."""
+"""The operands that each script must receive for the calls above, in the order of its header."""

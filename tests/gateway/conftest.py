@@ -1,4 +1,4 @@
-"""What several of these tests stand on."""
+"""Fixtures that several of these tests use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gateway.scripted import Relayed, ScriptedReplica, gateway_before
 
 @pytest.fixture
 async def relayed(request: pytest.FixtureRequest) -> AsyncIterator[Relayed]:
-    """A gateway in front of a scripted replica; a test's parameter are sections of its configuration."""
+    """A gateway in front of a scripted replica. A test's parameter has sections of the gateway's configuration."""
     replica = ScriptedReplica()
     async with (
         replica.running(),

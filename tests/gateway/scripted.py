@@ -1,4 +1,4 @@
-"""A gateway in the test's own process, in front of a replica whose answers the test writes byte by byte."""
+"""A gateway in the test's own process, in front of a replica. The test writes the replica's answers byte by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODELS = orjson.dumps({"object": "list", "data": [{"id": "m", "object": "model"
 
 
 def head(*lines: str, status: int = 200) -> bytes:
-    """An answer's head, with these headers."""
+    """The head of an answer, with these headers."""
     return "\r\n".join([f"HTTP/1.1 {status} X", *lines, "", ""]).encode()
 
 
@@ -39,14 +39,14 @@ def chunk(data: bytes) -> bytes:
 
 
 class ScriptedReplica:
-    """Answers every POST as `answer` says; what else gateways ask for as an engine without metrics would."""
+    """Answers every POST as `answer` says. Other requests get the answers of an engine without metrics."""
 
     def __init__(self) -> None:
         self.answer: Answer = self._hello
         self.asked = 0
-        """POSTs that arrived."""
+        """The number of POSTs that arrived."""
         self.hung_up = asyncio.Event()
-        """Set when a connection with a POST on it was closed by the gateway."""
+        """Set when the gateway closes a connection during a POST."""
         self.url = ""
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class ScriptedReplica:
             server.close()
 
     def says(self, *pieces: bytes | asyncio.Event) -> None:
-        """Answer with these bytes, where there is an event only once it is set; then close the connection."""
+        """Answers with these bytes, waits at each event until it is set, and closes the connection at the end."""
 
         async def answer(writer: asyncio.StreamWriter) -> None:
             for piece in pieces:
@@ -98,7 +98,7 @@ class ScriptedReplica:
 
 @asynccontextmanager
 async def gateway_before(replica: ScriptedReplica, **settings: Any) -> AsyncIterator[tuple[Gateway, str]]:
-    """A gateway with this one replica and without a store, and its URL."""
+    """A gateway with this one replica and without a store, and the gateway's URL."""
     configured = {"replicas": [{"id": "r0", "url": replica.url}], "redis": {"url": "redis://127.0.0.1:1"}, **settings}
     gateway = Gateway(GatewaySettings.model_validate(configured))
     await gateway.start()

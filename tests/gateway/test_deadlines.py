@@ -1,4 +1,4 @@
-"""Time limits of requests: exact enough, and over for exactly who set them."""
+"""Time limits of requests: they are exact enough, and apply only to the task that set them."""
 
 from __future__ import annotations
 

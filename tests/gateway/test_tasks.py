@@ -1,4 +1,4 @@
-"""Background tasks: what one failure may end."""
+"""Background tasks: what a failure of one task affects."""
 
 from __future__ import annotations
 

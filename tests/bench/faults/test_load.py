@@ -1,4 +1,4 @@
-"""bench.faults: what a client has seen of a request, and what its balancer does for it."""
+"""bench.faults: how a client's request ends, and how the balancer orders the gateways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Serve = Callable[[Answer], Awaitable[str]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts servers that answer like this, told whether a stream is wanted; gives their URLs."""
+    """Starts servers that send the given answer, and gives their URLs. The answer is told if a stream is wanted."""
     servers: list[asyncio.Server] = []
 
     async def start(answer: Answer) -> str:
@@ -50,7 +50,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def asked(http: aiohttp.ClientSession, *urls: str) -> list[Seen]:
-    """Some requests, streamed and not."""
+    """Sends streamed and plain requests until 12 have ended."""
     load = Load(http, Balancer(urls))
     load.start()
     await eventually(lambda: len(load.seen) >= 12)
@@ -133,7 +133,7 @@ async def test_what_has_no_end_when_the_load_ends_is_unanswered(http: aiohttp.Cl
 
 
 async def test_a_gateway_that_is_not_ready_or_was_taken_out_comes_last(http: aiohttp.ClientSession) -> None:
-    """None is there: the one that was asked first comes last until the others were asked as well."""
+    """No gateway is running. The gateway that the balancer checks first comes last until all are checked."""
     balancer = Balancer([f"http://127.0.0.1:{port}" for port in free_ports(3)])
     assert {balancer.order()[0] for _ in range(3)} == {0, 1, 2}
     balancer.take_out(1)
@@ -143,6 +143,6 @@ async def test_a_gateway_that_is_not_ready_or_was_taken_out_comes_last(http: aio
     tasks = Tasks()
     tasks.spawn(balancer.look(http), "balancer")
     balancer.take_out(0)
-    # Where none is ready, all are tried in turn.
+    # If no gateway is ready, the balancer tries all in turn.
     await eventually(lambda: {balancer.order()[0] for _ in range(3)} == {0, 1, 2})
     await tasks.close()

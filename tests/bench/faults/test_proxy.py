@@ -1,4 +1,4 @@
-"""bench.faults: the link that is cut, held one way, slowed and mended."""
+"""bench.faults: a link that is cut, blocked in one direction, slowed and repaired."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def said(ends: Ends, text: bytes) -> bytes:
 
 @pytest.fixture
 async def to() -> AsyncIterator[Connect]:
-    """Opens connections, which are closed in the end."""
+    """Opens connections and closes them at the end of the test."""
     opened: list[asyncio.StreamWriter] = []
 
     async def connect(proxy: Proxy) -> Ends:

@@ -1,4 +1,4 @@
-"""bench.faults: what is kept of a run, and what its exit status and its page say."""
+"""bench.faults: the stored results of a run, its exit status and its page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The faults that were measured; each meets its goals but `agent-killed`."""
+    """The names of the faults that were measured. Each fault except `agent-killed` meets its goals."""
     names: list[str] = []
 
     def measure(name: str, gateways: int, code: str) -> Row:
@@ -41,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: list[str]) -> Run:
-    """Runs the command; gives its exit status."""
+    """Runs the command and gives its exit status."""
 
     def run(*options: str) -> int:
         measured.clear()
@@ -122,7 +122,7 @@ def test_a_line_of_the_page_tells_excused_answers_apart_and_why_a_fault_was_not_
 
 
 def test_the_published_page_is_made_of_the_published_results(tmp_path: Path) -> None:
-    """Written anew by `python -m bench.faults.page`."""
+    """`python -m bench.faults.page` writes the page again."""
     write(ROOT / results.FILE, tmp_path / "faults.md")
     assert (tmp_path / "faults.md").read_text() == (ROOT / PAGE).read_text()
 

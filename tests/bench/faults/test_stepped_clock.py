@@ -1,4 +1,4 @@
-"""bench.faults: scripts whose clock is off by what a key says."""
+"""bench.faults: scripts whose clock is wrong by the offset in a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_scripts_read_the_time_that_the_key_says_and_the_true_time_without_it(cl
 
 
 def stepped_time() -> str:
-    """What stands in for lua/lib/time.lua, taken out of a script."""
+    """The code that replaces lua/lib/time.lua, extracted from a script."""
     before, after = source("beat").split((files("coordinator") / "lua" / "lib" / "time.lua").read_text())
     return stepped("beat").removeprefix(before).removesuffix(after)
 

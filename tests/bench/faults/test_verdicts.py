@@ -1,4 +1,4 @@
-"""bench.faults: what is said of a request, given what its client saw."""
+"""bench.faults: the verdict on a request, given what its client saw."""
 
 from __future__ import annotations
 

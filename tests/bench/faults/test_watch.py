@@ -1,4 +1,4 @@
-"""bench.faults: until when something was wrong."""
+"""bench.faults: how long something was wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine's publisher, and what reads it."""
+"""An engine's publisher, and readers of its events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ async def small_engine() -> AsyncIterator[Publisher]:
 
 @pytest.fixture
 async def read() -> AsyncIterator[Read]:
-    """Reads an engine with a feed that is patient: neither idle nor tired of waiting within a test, unless told."""
+    """Reads an engine with a patient feed: unless options say otherwise, it does not become idle and its replay does
+    not time out within a test."""
     readers: list[Reader] = []
 
     def start(engine: Publisher, start_seq: int = 0, *, replays: bool = True, **options: float) -> Reader:

@@ -1,4 +1,4 @@
-"""Events and chains for tests, in small: blocks of four tokens, and text with five bytes to a token."""
+"""Small events and chains for tests: blocks of four tokens, and text with five bytes per token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coordinator.agent.residency import Evicted, Residency, Resident, Transition
 
 SIZE = 4
 IMAGE = 99
-"""The placeholder of images."""
+"""The placeholder token of images."""
 BYTES_PER_TOKEN = 5
 
 
@@ -28,7 +28,7 @@ def stored(hashes: list[int], parent: int | None = None, session: str | None = N
 
 
 def told(hashes: list[int], parent: int | None = None, session: str | None = "tip", **fields: Any) -> Stored:
-    """Blocks of the session that `chain` is the chain of."""
+    """Blocks that name a session. By default it is the session of `chain`."""
     return stored(hashes, parent, session, **fields)
 
 
@@ -37,7 +37,7 @@ def removed(*hashes: int, medium: str = "gpu", group: int | None = 0) -> Removed
 
 
 def chain(*ends: int, tip: str = "tip", estimate: int | None = None, is_report: bool = False) -> Binding:
-    """Keys k4, k8, … and the tip, each behind so many tokens of text."""
+    """Keys k4, k8, … and the tip; each ends after that number of text tokens."""
     return Binding(
         tip=tip,
         keys=[*(f"k{end}" for end in ends[:-1]), tip],
@@ -57,7 +57,7 @@ def bound(*bindings: Binding) -> Residency:
 
 
 def brief(transitions: Sequence[Transition]) -> list[str]:
-    """+key@last block, -key, or reset."""
+    """Transitions as text: "+key@last block", "-key" or "reset"."""
     return [
         f"+{each.key}@{each.block_hash}"
         if isinstance(each, Resident)
@@ -69,5 +69,5 @@ def brief(transitions: Sequence[Transition]) -> list[str]:
 
 
 def held(residency: Residency) -> dict[str, int]:
-    """The last blocks of the resident keys."""
+    """The last block of each resident key."""
     return {resident.key: resident.block_hash for resident in residency.residents()}

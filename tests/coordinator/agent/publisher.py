@@ -1,4 +1,4 @@
-"""An engine's event publisher for tests: vLLM's sockets and framing, and what can go wrong with them, on demand."""
+"""An engine's event publisher for tests: vLLM's sockets and framing, and faults on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.tasks import Tasks
 TOPIC = b"kv@replica-0@model"
 END_SEQ = (-1).to_bytes(8, "big", signed=True)
 _TS = itertools.count(1_000_000)
-"""One clock for every life of every engine."""
+"""One clock for all lives of all engines."""
 
 
 def payload(ts: float) -> bytes:
@@ -28,24 +28,24 @@ _ANY = "tcp://127.0.0.1:*"
 
 
 class Publisher:
-    """A bound pair of sockets. It is an XPUB, to know of subscribers; on the wire that is a PUB."""
+    """Two bound sockets. The event socket is an XPUB, which sees subscribers; on the wire it is the same as a PUB."""
 
     def __init__(
         self, ring: int = 10_000, has_topic_in_replays: bool = True, endpoints: tuple[str, str] = (_ANY, _ANY)
     ) -> None:
         self.asked: list[int] = []
-        """From where replays were asked for."""
+        """The first batch number of each replay request."""
         self.is_mute = False
         """No replay is answered."""
         self.is_slow = False
-        """Replays are answered as of when they were asked for, and sent when a later one is."""
+        """The replies to a replay request are fixed when the request arrives, but sent only after a later request."""
         self.is_garbled = False
-        """Replies have a frame too many."""
+        """Replies have one frame too many."""
         self.is_endless = False
-        """Replays lack their end."""
+        """Replays have no end mark."""
         self.reply_pause_s = 0.0
         self.unsent: set[int] = set()
-        """What the next replay leaves out, as its socket takes no more."""
+        """Batches that the next replay leaves out, as if its socket were full."""
         self.subscribed = asyncio.Event()
         self._unsent_replies: list[list[bytes]] = []
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring)
@@ -69,7 +69,7 @@ class Publisher:
         self._tasks.spawn(self._answer_replays(), "replays")
 
     async def publish(self, count: int = 1, *, is_dropped: bool = False) -> list[Received]:
-        """The next batches; dropped ones are in the ring, and reach nobody."""
+        """Publishes the next batches. Dropped batches are in the ring, but reach no subscriber."""
         published = []
         for _ in range(count):
             body = payload(next(_TS))
@@ -85,15 +85,15 @@ class Publisher:
         self._ring.append((seq, body))
 
     async def send(self, frames: list[bytes]) -> None:
-        """Any frames at all."""
+        """Sends any frames."""
         await self._live.send_multipart(frames)
 
     async def crash(self) -> None:
-        """The engine dies with all it knew."""
+        """The engine dies and loses all its state."""
         await self._tasks.close()
         self._live.close()
         self._replays.close()
-        self._context.term()  # which returns when the ports are free
+        self._context.term()  # returns when the ports are free
         self._ring.clear()
         self._next_seq = 0
         self.subscribed.clear()

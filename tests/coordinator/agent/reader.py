@@ -1,4 +1,4 @@
-"""A reader of feeds for tests: a feed, read in the background."""
+"""A reader that reads a feed in the background."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.polling import eventually
 SOON_S = 0.05
 LONG_S = 600.0
 PATIENT_S = 1.0
-"""For a replay: longer than any takes here, and short enough to be waited for."""
+"""A time limit for replays: longer than any replay here, and short enough to wait for."""
 
 
 class Reader:

@@ -1,4 +1,4 @@
-"""The order of an engine's batches, one rule at a time."""
+"""The order of an engine's batches, one rule per test."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def received(seq: int, ts: float) -> Received:
 
 
 def replay(sequence: BatchSequence, *replies: tuple[int, float], complete: bool = True) -> list[Item]:
-    """What a whole replay makes known; `replies` are (seq, ts)."""
+    """The items that a whole replay produces; `replies` are (seq, ts)."""
     sequence.ask()
     items = [item for seq, ts in replies for item in sequence.replayed(seq, batch(ts))]
     return [*items, *sequence.ended(complete=complete)]
 
 
 def begun(start_seq: int = 0, upto_seq: int = 0) -> BatchSequence:
-    """A sequence that has all from `start_seq` to `upto_seq`, batch n from the time 100 + n."""
+    """A sequence that has all batches from `start_seq` to `upto_seq`. The time of batch n is 100 + n."""
     sequence = BatchSequence(start_seq)
     replay(sequence, *((seq, 100.0 + seq) for seq in range(max(0, start_seq - 1), upto_seq)))
     assert sequence.expected == upto_seq
@@ -175,7 +175,7 @@ def test_a_batch_over_a_new_connection_waits_for_the_engine_to_be_known_again(se
     assert sequence.live(seq, batch(300), reconnected=True) == []
     sequence.ask()
     assert sequence.replayed(4, batch(299)) == [Restarted()]
-    assert not sequence.holding  # it is in the ring of the new engine, or was the old one's
+    assert not sequence.holding  # the batch is in the new engine's ring, or belonged to the old engine
 
 
 def test_a_batch_over_a_new_connection_to_the_same_engine_is_treated_as_any() -> None:

@@ -1,4 +1,4 @@
-"""The order of an engine's batches, whatever becomes of them on the way. No sockets: the way is a list."""
+"""The order of an engine's batches, whatever happens between engine and reader. No sockets: the network is a list."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ LIVES = st.lists(EVENTS, min_size=1, max_size=4)
 
 @dataclass
 class World:
-    """An engine, the way to a sequence, and what came out. Order on the way, and when it is looked at, are drawn."""
+    """An engine, the network to a sequence, and the items that come out. Hypothesis draws the order of arrivals and
+    reads."""
 
     draw: st.DataObject
     ring: int
     replies: str = "all"
-    """Or "with holes" in the middle, or "cut" short anywhere, or "none"."""
+    """Replays are complete ("all"), "with holes" in the middle, "cut" at any point, or absent ("none")."""
     sequence: BatchSequence = field(default_factory=BatchSequence)
     items: list[Item] = field(default_factory=list)
     lives: list[list[Batch]] = field(default_factory=list)
@@ -38,7 +39,7 @@ class World:
     def live(self, events: list[str], clock: float) -> None:
         """One life of the engine."""
         self.lives.append([])
-        self.answers = deque([None]) if self.answers is not None else None  # what was under way is cut
+        self.answers = deque([None]) if self.answers is not None else None  # the replay that was under way is cut
         self.late.clear()
         for event in events:
             if event == "idle":
@@ -59,7 +60,7 @@ class World:
             self.late.append((life, seq))
 
     def settle(self) -> None:
-        """Nothing is on the way any more, and the feed is idle."""
+        """Everything on the network arrives, and the feed becomes idle."""
         while self.way or self.late or self.answers is not None or self.sequence.asking:
             self.step()
         self.ask()
@@ -67,7 +68,7 @@ class World:
             self.step()
 
     def have_answers(self) -> None:
-        """Without this an engine dies while it is asked, and what waits for the answer may be of any life."""
+        """Waits for the replay. Otherwise an engine dies during a replay, and held batches may belong to any life."""
         while self.lives and (self.answers is not None or self.sequence.asking):
             self.step()
 
@@ -106,12 +107,12 @@ class World:
         else:
             items = self.sequence.replayed(seq, self.lives[-1][seq])
         if Restarted() in items and seq is not None:
-            self.way.clear()  # the feed subscribes anew
+            self.way.clear()  # the feed subscribes again
             self.late.clear()
         self.items += items
 
     def segments(self) -> list[list[Item]]:
-        """The items between restarts."""
+        """The items between restarts, one list per life."""
         found: list[list[Item]] = [[]]
         for item in self.items:
             if isinstance(item, Restarted):
@@ -129,7 +130,7 @@ def bounds(item: Item) -> tuple[int, int]:
 
 
 def assert_tiles(items: list[Item], upto_seq: int | None = None) -> None:
-    """Every number from 0 on is in exactly one item, in order."""
+    """Each number from 0 on is in exactly one item, in order."""
     limits = [bounds(item) for item in items]
     assert all(first < after for first, after in limits)
     assert all(before[1] == after[0] for before, after in pairwise([(0, 0), *limits]))
@@ -168,7 +169,7 @@ def test_each_life_is_told_apart_from_the_one_before_whatever_its_clock(
     world = World(draw, ring=1000, replies=replies)
     for number, events in enumerate(lives):
         world.have_answers()
-        if is_clock_set_back:  # then only a batch of each life that was had can tell
+        if is_clock_set_back:  # then only a batch that was received in each life can reveal the restart
             world.live(["arrives", "idle", *events], clock=-1000.5 * number)
         else:
             world.live(events, clock=1000.5 * number)

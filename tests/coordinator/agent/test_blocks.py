@@ -1,4 +1,4 @@
-"""What an engine holds, as its events tell it."""
+"""The blocks that an engine holds, according to its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images lie in a prompt, as the blocks tell it."""
+"""The positions of images in a prompt, found from its blocks."""
 
 from __future__ import annotations
 

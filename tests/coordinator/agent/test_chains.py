@@ -1,4 +1,4 @@
-"""Where keys end, by what the engine has told and by their bytes between."""
+"""Where keys end, found from the engine's events and from the text bytes between the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.agent.chains import Binding, Bindings, places, prompt_end
 
 
 def chain(*points: tuple[int, int], tokens: int = 0, measured: bool = True, tip: str = "tip") -> Binding:
-    """Keys k0, k1, … and the tip, at (text bytes, images)."""
+    """Keys k0, k1, … and the tip, each at (text bytes, images)."""
     return Binding(
         tip=tip,
         keys=[*(f"k{index}" for index in range(len(points) - 1)), tip],
@@ -104,7 +104,7 @@ def test_an_image_beyond_the_prompts_end_is_cut_there() -> None:
     assert ends(chain((100, 1), (200, 1)), 300, [(20, 500)]) == [300, 300]
 
 
-# -- keys that are known exactly ---------------------------------------------------------------------------------
+# -- keys whose end is exact -------------------------------------------------------------------------------------
 
 
 def test_a_key_that_is_known_exactly_holds_those_around_it() -> None:
@@ -138,7 +138,7 @@ def test_the_tip_is_exact_once_it_is_measured() -> None:
 
 @st.composite
 def any_prompt(draw: st.DrawFn) -> tuple[Binding, list[MediaSpan], int, dict[str, int]]:
-    """A prompt of texts and images as an engine would have it, and a chain over it with any boundaries missing."""
+    """A prompt of texts and images as an engine sees it, and a chain over it that lacks some boundaries."""
     points, spans, tokens, text_bytes = [], [], 0, 0
     for is_image in draw(st.lists(st.booleans(), min_size=1, max_size=12)):
         size = draw(st.integers(1, 50))

@@ -1,4 +1,4 @@
-"""What LMCache calls the chunks that an engine's blocks fill, found from its events."""
+"""LMCache's names for the chunks that an engine's blocks fill, found from its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ChunkNames("kv", "m", 2 * SIZE)
 
 
 class Engine:
-    """One that stores blocks of SIZE tokens, and the book of its chunks."""
+    """An engine that stores blocks of SIZE tokens, and its chunk index."""
 
     def __init__(self, tier: ChunkTier = TIER) -> None:
         self.table = BlockTable()
@@ -33,7 +33,7 @@ class Engine:
             self.book.store(event)
 
     def chunk(self, block_hash: int, tokens: int, span_tokens: int | None = None) -> Chunk | None:
-        """Of a key that ends behind so many tokens, in that block."""
+        """The chunk of a key that ends after `tokens` tokens, in the block `block_hash`."""
         span = tokens if span_tokens is None else span_tokens
         return self.book.chunk_of(Resident("key", tokens, span, "gpu", block_hash))
 
@@ -47,7 +47,7 @@ def names(tokens: list[int], salt: str = "") -> list[str]:
 
 
 def captured_events(captured: dict[str, Any], size: int) -> list[Stored]:
-    """The events in which vLLM tells of a captured prompt: each block in one of its own."""
+    """vLLM's events for a captured prompt, one event per block."""
     count = len(captured["tokens"]) // size
     events, parent = [], None
     for at in range(count):

@@ -1,4 +1,4 @@
-"""The agent's requests over HTTP, and what wrong answers lead to."""
+"""The agent's HTTP requests, and how it handles wrong answers."""
 
 from __future__ import annotations
 

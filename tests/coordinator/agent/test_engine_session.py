@@ -1,4 +1,4 @@
-"""One engine process, followed on real sockets and a real Redis."""
+"""An agent follows one engine process, over real sockets and a real Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = PoolKeys("m")
 
 
 class QuietEngine:
-    """It never restarts, and has no text for tokens."""
+    """An engine that never restarts and has no text for tokens."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -65,7 +65,7 @@ async def is_mode(store: redis.Redis, mode: str) -> bool:
 
 
 async def floors(store: redis.Redis) -> int:
-    """How often everything was said again."""
+    """The number of times that everything was published again."""
     entries = await store.xrange(KEYS.events("r0"))
     return sum(fields["transitions"] == "reset" for _, fields in entries)
 
@@ -77,7 +77,7 @@ async def has_restated(store: redis.Redis, times: int) -> bool:
 async def test_an_engine_that_is_heard_again_has_everything_said_again(
     engine: Publisher, server: RedisServer, store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While nothing was heard its replica was no longer exact, and its keys were trimmed."""
+    """While the agent heard nothing, its replica was not exact, and the replica's keys were trimmed."""
     monkeypatch.setattr(engine_session, "_SILENCE_S", 1.5)
     seen = QuietEngine(engine)
     session = asyncio.ensure_future(

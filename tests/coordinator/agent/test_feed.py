@@ -1,4 +1,4 @@
-"""The feed over real sockets: what an engine published arrives once and in order, or is said to be lost."""
+"""The feed over real sockets: a published batch arrives once and in order, or the feed reports it as lost."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_replies_of_engines_that_send_no_topic_with_them_are_understood(re
 async def test_what_vllm_sent_arrives_live_and_replayed(engine: Publisher, read: Read, capture: str) -> None:
     lines = [json.loads(line) for line in (CAPTURES / capture).read_text("utf-8").splitlines()]
     for line in lines:
-        assert line["n_frames"] in {3, 4}  # live; replayed, behind an empty one
+        assert line["n_frames"] in {3, 4}  # 3 frames live; 4 replayed, behind an empty frame
         assert base64.b64decode(line["seq_b64"]) == line["seq"].to_bytes(8, "big")
     payloads = [base64.b64decode(line["payload_b64"]) for line in lines]
     for body in payloads[::2]:

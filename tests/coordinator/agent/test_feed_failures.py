@@ -1,4 +1,4 @@
-"""The feed over real sockets, where replays hang or break off and messages are no batches."""
+"""The feed over real sockets: replays hang or break off, and messages are not batches."""
 
 from __future__ import annotations
 

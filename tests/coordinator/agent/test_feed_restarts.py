@@ -1,4 +1,4 @@
-"""The feed over real sockets, where the engine dies and comes back as another."""
+"""The feed over real sockets: the engine dies, and another one takes its place."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_restarted_engine_is_noticed_without_replays(engine: Publisher, 
 async def test_an_engine_that_comes_after_the_feed_is_waited_for(engine: Publisher, read: Read) -> None:
     await engine.crash()
     reader = read(engine, idle_s=SOON_S, replay_timeout_s=SOON_S)
-    await eventually(lambda: reader.feed._replay_deadline_s is None)  # it was given up at least once
+    await eventually(lambda: reader.feed._replay_deadline_s is None)  # the feed gave up at least one replay
     await engine.restart()
     published = await engine.publish(3)
     await reader.reads([*published])
@@ -110,18 +110,18 @@ async def test_what_a_slow_reader_had_not_read_of_an_engine_that_died_is_not_the
         fast = read(engine, 3)
         await eventually(lambda: len(engine.asked) > 1)
         unread = await engine.publish(20)
-        await fast.reads([*unread])  # so they have left the engine
+        await fast.reads([*unread])  # so the engine has sent them all
         await fast.close()
         await engine.restart()
         after = await engine.publish(count, is_dropped=True)
         await engine.subscribed.wait()
         while (item := await anext(items)) != Restarted():
-            assert isinstance(item, Received)  # the replay of before may have had some
+            assert isinstance(item, Received)  # the earlier replay may contain some of them
         rest: list[Item] = []
 
         async def read_on() -> None:
             async for item in items:
-                rest.append(item)  # noqa: PERF401 - there is no end of it
+                rest.append(item)  # noqa: PERF401 - the feed never ends
 
         tasks = Tasks()
         tasks.spawn(read_on(), "reader")
@@ -131,4 +131,4 @@ async def test_what_a_slow_reader_had_not_read_of_an_engine_that_died_is_not_the
         await eventually(lambda: len(engine.asked) > asked + 5)
         await tasks.close()
     assert rest == after
-    assert feed.gaps <= 1  # what was unread is gone; it was not compared one by one
+    assert feed.gaps <= 1  # unread batches are dropped at once, not compared one by one

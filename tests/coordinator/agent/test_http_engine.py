@@ -1,4 +1,4 @@
-"""What an agent learns of its engine over HTTP: where it publishes events, which life it lives, how old it is."""
+"""What an agent learns from its engine over HTTP: its event endpoint, its incarnation and its age."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ process_start_time_seconds 1000.5
 
 
 def source(port: int, host: str = "*", replays: bool = True) -> dict[str, Any]:
-    """What one rank of vLLM 0.32 says of its publisher."""
+    """The description of one rank's publisher in vLLM 0.32."""
     replay = f"tcp://{host}:{port + 100}" if replays else None
     return {"publisher": "zmq", "endpoint": f"tcp://{host}:{port}", "replay_endpoint": replay, "topic": "kv"}
 
 
 @dataclass
 class Server:
-    """A server on this machine; `answers` maps its paths to what it says: JSON, a text, or a status without a body."""
+    """A server on this machine. `answers` maps each path to an answer: JSON, a text, or a status without a body."""
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
@@ -171,7 +171,7 @@ async def test_a_server_without_a_start_time_is_asked_every_time(server: Server,
         ("/metrics", 503),
         ("/v1/models", 500),
         ("/v1/models", {"data": []}),
-        ("/kv_event_sources", 500),  # not taken for an engine without events: it would be one for life
+        ("/kv_event_sources", 500),  # "no events" would be wrong until the engine restarts
         ("/version", 502),
     ],
 )

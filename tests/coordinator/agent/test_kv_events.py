@@ -1,4 +1,4 @@
-"""Payloads as engines send them, and what else may come over the wire."""
+"""Payloads from engines, and any other payload that may arrive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def captured(name: str) -> list[dict[str, Any]]:
 
 
 def as_number(told: Any) -> Any:
-    """Hashes are bytes in one capture, which JSON has in hex."""
+    """Hashes are bytes in one capture. Its JSON has them in hex."""
     return int(told["hex"][-16:], 16) if isinstance(told, dict) else told
 
 

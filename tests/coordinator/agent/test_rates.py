@@ -1,4 +1,4 @@
-"""What loading a token saves, from counters of an engine."""
+"""The time that loading a token saves, from an engine's counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def engine(prefills: float = 0, tokens: float = 0, seconds: float = 0, **others:
 
 
 COMPUTED = (engine(), engine(2, 4000, 4))
-"""1 000 tokens a second."""
+"""1 000 computed tokens per second."""
 
 
 def test_what_loading_saves_is_what_of_the_prefills_time_it_does_not_take() -> None:
@@ -37,7 +37,7 @@ def test_loading_that_takes_longer_than_computing_saves_nothing() -> None:
 def test_what_was_not_seen_yet_is_not_known() -> None:
     assert rates(*COMPUTED).store_credit(TOKEN_BYTES) is None
     loaded = {"l2_load_bytes_per_s": 4e6}
-    assert rates(engine(5, 5000, 5, **loaded)).store_credit(TOKEN_BYTES) is None  # of prefills before the first look
+    assert rates(engine(5, 5000, 5, **loaded)).store_credit(TOKEN_BYTES) is None  # prefills from before the first look
     assert rates(*COMPUTED, engine(2, 4000, 4, **loaded)).store_credit(None) is None
 
 

@@ -1,4 +1,4 @@
-"""What becomes of prefix keys as their blocks come and go, one rule at a time."""
+"""How prefix keys change when their blocks are stored and removed, one rule per test."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_key_that_turns_out_to_end_in_a_block_that_is_gone_is_taken_back() -> 
 
 
 def test_the_end_of_one_prompt_is_exact_within_another() -> None:
-    """The shorter prompt's text is denser than the longer one's: 8 of 16 tokens, but 20 of 120 bytes."""
+    """The shorter prompt has more tokens per byte: 8 of 16 tokens, but 20 of 120 bytes."""
     residency = bound(chain(8, tip="k8"))
     residency.apply([told([1, 2], session="k8")])
     residency.measure("k8", 8)

@@ -1,4 +1,4 @@
-"""What is made of blocks that were there before: reports, losses, and what the last agent knew."""
+"""Blocks from before the agent started: reports, losses, and the state of the previous agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.agent.chains import Binding
 from coordinator.agent.residency import Evicted, Reset, Resident
 from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, held, removed, told
 
-# -- beginnings that were never told -----------------------------------------------------------------------------
+# -- prompts whose beginning is unknown --------------------------------------------------------------------------
 
 
 def test_a_session_whose_beginning_was_never_told_means_that_there_is_more_to_learn() -> None:
@@ -65,7 +65,7 @@ def test_losing_events_resets_and_relearns_and_chains_stay_bound() -> None:
     assert brief(residency.apply([told([1, 2])])) == ["+k4@1", "+tip@2"]
 
 
-# -- what the last agent knew ------------------------------------------------------------------------------------
+# -- the state of the previous agent -----------------------------------------------------------------------------
 
 TOLD = Resident("k8", 8, 4, "gpu", 2)
 
@@ -95,7 +95,7 @@ def test_what_goes_on_from_an_assumed_block_is_known_from_there() -> None:
 
 
 def test_behind_blocks_that_are_not_known_no_image_is_taken_for_another() -> None:
-    """The chain has two images; only the second lies in blocks that were told of."""
+    """The chain has two images. Only the second lies in blocks that the events describe."""
     residency = bound(Binding("tip", ["first", "second", "tip"], [5, 10, 20], [1, 2, 2], 24))
     residency.assume(Resident("other", 8, 8, "gpu", 2), is_complete=False)
     second = told([3, 4, 5, 6], 2, tokens=[0, IMAGE, IMAGE, 0, *[0] * 12], extra=[[["b", 1]], None, None, None])
@@ -116,11 +116,12 @@ def test_what_is_known_already_is_not_assumed_otherwise() -> None:
     assert held(residency) == {"k4": 1, "tip": 2}
 
 
-# -- what must not grow ------------------------------------------------------------------------------------------
+# -- limits on growth --------------------------------------------------------------------------------------------
 
 
 def test_of_the_many_keys_that_end_in_one_block_those_named_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short questions behind one document end in its last block: its own key is in every chain, the tips are not."""
+    """Short questions about one document all end in the document's last block. The document's key is in every chain;
+    the tips are not."""
     monkeypatch.setattr(residency_module, "_MAX_KEYS_AT_BLOCK", 3)
     residency = bound()
     residency.apply([told([1, 2], session=None)])

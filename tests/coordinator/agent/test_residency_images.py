@@ -1,4 +1,4 @@
-"""Keys behind images, and behind URLs that do not always name the same one."""
+"""Keys after images, and after URLs whose image changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.coordinator.agent.prompts import IMAGE, SIZE, bound, brief, held, rem
 
 
 def picture(session: str = "tip", first: int = 1, name: str = "a", blocks: slice = slice(0, 4)) -> Stored:
-    """Two tokens of text, ten of an image, four of text."""
+    """Two tokens of text, ten of an image, and four of text."""
     tokens = [0, 0, *[IMAGE] * 10, 0, 0, 0, 0]
     extra = [[[name, 2]], [[name, -2]], [[name, -6]], None]
     hashes = [*range(first, first + 4)]

@@ -1,8 +1,9 @@
-"""Residency against a model: whatever an engine does to its cache, what is said of it is what it holds.
+"""Residency against a model: whatever an engine does to its cache, the reported residents are the blocks that it holds.
 
-The engine is simulated as its events show it: blocks hashed with all before them, found as cached from the front, the
-least recently used evicted first and the deepest of a prompt before its beginning, a last block computed again for a
-prompt that is cached to its end (a twin), prompts stored in chunks and answers block by block.
+The simulated engine behaves as vLLM's events show. A block's hash covers all blocks before it. A prompt finds its
+cached blocks from the front. The least recently used block is evicted first, and the end of a prompt before its
+beginning. If a prompt is cached to its end, its last block is computed again (a twin). Prompts are stored in chunks,
+and answers block by block.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from coordinator.agent.residency import Evicted, Residency, Resident, Transition
 
 SIZE = 4
 KEY_TOKENS = 3
-"""A key ends after every so many tokens, and at the end of a prompt."""
+"""A key ends after each 3 tokens, and at the end of a prompt."""
 BYTES_PER_TOKEN = 5
 
 
@@ -35,13 +36,13 @@ def key_of(tokens: Sequence[int]) -> str:
 
 @dataclass
 class Request:
-    """`chunk_blocks` are stored at once; `answer` is generated behind the prompt."""
+    """A prompt is stored `chunk_blocks` blocks at a time; `answer` is generated after the prompt."""
 
     prompt: list[int]
     answer: list[int]
     chunk_blocks: int
     is_bound: str
-    """before its events, after them, or never."""
+    """The binding comes "before" the events, "after" them, or "never"."""
     estimate_tokens: int
     is_report: bool
 
@@ -66,14 +67,14 @@ class Request:
 
 @dataclass
 class Engine:
-    """A prefix cache of `gpu_blocks`, and one of `cpu_blocks` (0: none) to which every block is copied."""
+    """A prefix cache of `gpu_blocks`, and another of `cpu_blocks` (0: none) to which every block is copied."""
 
     gpu_blocks: int
     cpu_blocks: int = 0
     cached: Counter[int] = field(default_factory=Counter)
     cpu: OrderedDict[int, None] = field(default_factory=OrderedDict)
     free: list[int] = field(default_factory=list)
-    """The hashes in the physical blocks that no request holds, next to be evicted first; 0 for an empty block."""
+    """The hashes in the physical blocks that no request holds, in order of eviction; 0 for an empty block."""
 
     def __post_init__(self) -> None:
         self.free = [0] * self.gpu_blocks
@@ -82,7 +83,7 @@ class Engine:
         return "gpu" if self.cached[block] else "cpu" if block in self.cpu else ""
 
     def steps(self, request: Request) -> Iterator[list[Event]]:
-        """The batches that a request causes."""
+        """The event batches that a request causes."""
         tokens = [*request.prompt, *request.answer]
         hashes = [block_hash(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)]
         prompt_blocks = len(request.prompt) // SIZE
@@ -130,7 +131,7 @@ class Engine:
 
 
 class Listener:
-    """Who hears only the transitions, and believes them."""
+    """A subscriber that sees only the transitions, and trusts them."""
 
     def __init__(self) -> None:
         self.held: dict[str, Resident] = {}
@@ -148,7 +149,7 @@ class Listener:
 
 
 class Watch:
-    """An engine, its residency, and the chains whose sessions its events have named."""
+    """An engine, its residency, and the chains whose sessions its events named."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -158,11 +159,11 @@ class Watch:
         self.told: set[str] = set()
         self.measured: set[str] = set()
         self.overheard: set[str] = set()
-        """Sessions that were named before they were bound. Whether their last blocks are a prompt's or its answer's is
-        only known once the prompt is measured."""
+        """Sessions that were named before they were bound. Only the measurement of the prompt tells whether the last
+        blocks belong to the prompt or to its answer."""
 
     def serve(self, request: Request, is_exact: bool) -> None:
-        """Run a request; where its estimate `is_exact`, all that is said must be right at every step."""
+        """Runs a request. If its estimate `is_exact`, the reported residents must be right at every step."""
         hear = self.listener.hear
         on_its_way = None if request.tip in self.measured else request
         if request.is_bound != "before" and not self.residency.is_bound(request.tip):
@@ -194,7 +195,7 @@ class Watch:
         self.listener.hear(self.residency.measure(request.tip, len(request.prompt)))
 
     def serve_late(self, request: Request) -> None:
-        """Run a request of an engine whose past is not known."""
+        """Runs a request on an engine whose past is unknown."""
         if request.is_bound != "never":
             self.listener.hear(self.residency.bind(request.binding()))
             self.chains[request.tip] = request
@@ -214,14 +215,14 @@ class Watch:
         self.check()
 
     def check_tip(self, request: Request) -> None:
-        """No more blocks are told of a prompt than it has, where it was estimated at no more than twice its length."""
+        """A prompt never has more reported blocks than real ones, if its estimate is at most twice its length."""
         said = {resident.key: resident.tokens for resident in self.residency.residents()}
         if request.estimate_tokens <= 2 * len(request.prompt):
             assert said.get(request.tip, 0) // SIZE <= len(request.prompt) // SIZE
 
     def check(self, on_its_way: Request | None = None, is_complete: bool = True) -> None:
-        """What is said to be resident is in the cache; where a chain's blocks were named, all that is in it is said. Of
-        a prompt that is not measured yet, keys may be said to end in an earlier block than they do."""
+        """Each reported resident is in the cache. If events named a chain's blocks, each of its cached keys is
+        reported. For a prompt that is not measured yet, the reported end of a key may be an earlier block."""
         said = {resident.key: resident for resident in self.residency.residents()}
         assert said == self.listener.held
         assert len(said) == len(self.residency)
@@ -242,7 +243,7 @@ class Watch:
 
 @st.composite
 def any_request(draw: st.DrawFn, is_exact: bool, reports: bool = False) -> Request:
-    """Prompts of a few segments, so that many share a beginning. An answer is what a longer prompt may go on with."""
+    """Prompts of a few segments, so that many share a beginning. A longer prompt may continue with another's answer."""
     segments = draw(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), min_size=1, max_size=5))
     prompt = [letter for letter, length in segments for _ in range(length)]
     is_bound = draw(st.sampled_from(["before", "before", "after", "never"]))

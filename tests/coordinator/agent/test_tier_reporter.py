@@ -1,4 +1,4 @@
-"""What an agent says of LMCache's chunks, to a real Redis."""
+"""An agent reports LMCache's chunks to a real Redis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def store(server: RedisServer) -> AsyncIterator[AgentStore]:
 
 
 def following(**counters: float) -> TierReporter:
-    """Of an engine that has stored one block, and with it a key."""
+    """The reporter of an engine that has stored one block, which completes one key."""
     table = BlockTable()
     tiers = TierReporter("r0", table)
     tiers.observe(CHUNKED, dict.fromkeys(COMPUTED, 0.0))
@@ -80,7 +80,7 @@ async def test_what_loading_saves_is_said_once_it_is_measured_and_again_when_it_
     store: AgentStore, client: redis.Redis
 ) -> None:
     tiers = following()
-    await client.set(NAME, "x" * 4000)  # 1 000 bytes a token
+    await client.set(NAME, "x" * 4000)  # 1 000 bytes per token
     await tiers.report(store)
     tiers.observe(CHUNKED, COMPUTED | {"l2_load_bytes_per_s": 4e6, "l1_load_bytes_per_s": 1e7})
     await tiers.report(store)

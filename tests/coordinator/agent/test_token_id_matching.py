@@ -1,4 +1,4 @@
-"""Engines whose events name no sessions: their prompts are found by token ids."""
+"""Engines whose events name no sessions: token ids identify their prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.coordinator.agent.prompts import IMAGE, bound, brief, chain, removed,
 
 
 class Held:
-    """A table, and the matcher beside it."""
+    """A block table and its matcher."""
 
     def __init__(self, *events: Stored) -> None:
         self.table = BlockTable()

@@ -1,4 +1,4 @@
-"""How much text tokens stand for: learned from an engine's detokenizer, to find where a share of a text lies."""
+"""The text length of tokens, learned from an engine's detokenizer. It locates bytes of a text among its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCABULARY = {1: "the", 2: " cat", 3: "\n", 4: "東", 5: "the", 6: "\ufffd", 7: 
 
 
 class Detokenizer:
-    """An engine's, which counts its calls."""
+    """An engine's detokenizer that counts its calls."""
 
     def __init__(self, vocabulary: dict[int, str] | None = None) -> None:
         self.vocabulary = VOCABULARY if vocabulary is None else vocabulary
@@ -28,7 +28,7 @@ async def test_sizes_are_asked_for_once_and_many_at_a_time() -> None:
     sizes, engine = TokenSizes(), Detokenizer({n: f"<{n}>" if n else "def" for n in range(500)})
     weight = sizes.measure(range(500))
     await sizes.learn(engine)
-    assert engine.calls == 2  # one to find a separator, one for all the others
+    assert engine.calls == 2  # one call to find a separator, one for all the others
     assert sizes.total(weight) == sum(len(text) for text in engine.vocabulary.values())
     assert sizes.measure(range(500)) == (sizes.total(weight), ())
     await sizes.learn(engine)
@@ -44,7 +44,7 @@ async def test_a_text_that_looks_like_the_separator_costs_a_few_calls_and_its_ne
     assert len(guessed) <= 4
     assert all(sizes.total(weights[token]) == 4 for token in guessed)
     assert engine.calls < 12
-    assert sizes.measure([40]) == (4, ())  # and never asked for again
+    assert sizes.measure([40]) == (4, ())  # and the agent never asks again
 
 
 async def test_a_part_of_a_character_counts_as_a_byte_and_a_token_without_text_as_none() -> None:

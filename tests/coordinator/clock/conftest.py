@@ -1,4 +1,4 @@
-"""A gateway on a Redis whose clock can be stepped, and replicas that were registered a day ago."""
+"""A gateway on a Redis whose clock a test can step, and replicas that were registered a day ago."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def clock(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 @pytest.fixture
 async def pool(clock: Clock, redis_server: RedisServer) -> AsyncIterator[Pool]:
-    """gw0, which has beaten."""
+    """The pool of gw0, after its first heartbeat."""
     async with joined(redis_server.url, "gw0") as pool:
         await clock.step(-24 * HOUR_MS)
         await register(pool, 2)

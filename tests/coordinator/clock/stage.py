@@ -1,4 +1,4 @@
-"""Redis' clock as the scripts see it, which tests can step."""
+"""Redis' clock as scripts see it. Tests can step it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOUR_MS = 3_600_000
 
 
 class Clock:
-    """Its time is off by what a key says."""
+    """The offset of the clock is stored in a key."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -23,11 +23,11 @@ class Clock:
         return await now_ms(self._client) + int(await self._client.get(stepped_clock.OFFSET_KEY) or 0)
 
     async def left_ms(self, key: str, field: str, position: int = 1) -> int:
-        """How long it is until what stands in a record's field of that number."""
+        """The time until the timestamp at this position of a record."""
         return int((await hash_of(self._client, key))[field].split(" ")[position]) - await self.now_ms()
 
     async def follow(self, name: str, is_relearning: int = 0) -> None:
-        """What the heartbeats of an agent and of an applier leave: the replica is exact."""
+        """Writes the result of an agent's and an applier's heartbeats: the replica is exact."""
         until_ms = await self.now_ms() + 2000
         await self._client.hset(KEYS.agents, name, f"agent0 life1 {until_ms} session {is_relearning} 0 -1")
         await self._client.hset(KEYS.leases, f"events:{name}", f"gw1 {until_ms}")

@@ -1,4 +1,4 @@
-"""Breakers whose Redis' clock is set back are open for as long as before."""
+"""When Redis' clock is set back, breakers stay open for as long as before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def opened(pool: Pool, clock: Clock) -> None:
 
 
 async def why(pool: Pool, reservation: str) -> str:
-    """Of a placement that may only go to r0: `last_resort` while its breaker is open."""
+    """The reason for a placement that may only use r0: `last_resort` while r0's breaker is open."""
     placement = await place(
         pool, reservation, chain(reservation), pinned="r0", knobs=PolicyKnobs(probe_ms=KNOBS.open_ms)
     )

@@ -1,5 +1,5 @@
-"""Redis' clock is set back, as by a failover to a host whose clock is behind: what is alive lives on, and what is
-over ends in its time."""
+"""Redis' clock is set back, for example by a failover to a host whose clock is behind. Live gateways and agents keep
+their leases, and dead ones lose them in time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_no_live_lease_ends_and_none_lives_on(
     ):
         assert 0 < await clock.left_ms(key, field, position) <= LEASE_MS, field
     assert await clock.left_ms(KEYS.leases, "events:r1") < 0
-    await clock.step(LEASE_MS)  # in steps, that the beats take for time in which nobody beat
+    await clock.step(LEASE_MS)  # a heartbeat would take this for a pause, so the tick follows
     await client.hset(KEYS.leases, "tick", await clock.now_ms())
     assert (await beaten(pool)).expired_gateways == ("gw1",)
     assert await numbers(client, KEYS.active) == {}
@@ -54,7 +54,7 @@ async def test_no_live_lease_ends_and_none_lives_on(
 async def test_a_lease_that_was_renewed_before_anybody_noticed_is_not_moved_back(
     pool: Pool, other: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    """A failover: everybody connects anew and states his requests, and only then somebody beats."""
+    """A failover: every gateway reconnects and reasserts its requests before any heartbeat arrives."""
     await place(other, "theirs", chain(1))
     await clock.step(-HOUR_MS)
     other.reassert()
@@ -68,7 +68,8 @@ async def test_a_lease_that_was_renewed_before_anybody_noticed_is_not_moved_back
 async def test_what_nobody_saw_go_back_lasts_no_longer_than_it_could(
     pool: Pool, other: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    """A gateway from before this rule has beaten first: the last tick tells nothing any more."""
+    """An older gateway, without this rule, sends the first heartbeat. After that, the last tick no longer shows the
+    step."""
     await client.hset(KEYS.agents, "r0", f"agent0 life1 {await clock.now_ms() + HOUR_MS} session 0 0 -1")
     await client.hset(KEYS.gateways, "gw1", f"1 {await clock.now_ms() + HOUR_MS}")
     assert (await pool.beat()).expired_gateways == ()

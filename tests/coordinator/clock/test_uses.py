@@ -1,4 +1,4 @@
-"""Redis' clock is set back or ahead: what was used last is still known, and what agents need is kept."""
+"""Redis' clock is set back or ahead: the order of uses is still known, and agents still find the chains they need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.coordinator.stage import (
 )
 
 SAMPLED = 8
-"""A seed with which a use is sampled."""
+"""With this seed a use is sampled."""
 
 
 async def held(client: redis.Redis, name: str = "r0") -> list[str]:
@@ -78,7 +78,8 @@ async def test_the_worker_sees_to_that_where_there_is_an_agent_and_where_there_i
 async def test_a_replica_that_was_registered_in_the_future_keeps_what_it_is_given(
     pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    """What was used before it lived is of an earlier life; nothing is used before that now. The order of uses stays."""
+    """Keys last used before the replica's registration belong to an earlier life. After the step back, no new use gets
+    such a time. The order of uses stays."""
     await pool.register(replica("r0", "life2"))
     await clock.step(-HOUR_MS)
     for number in range(3):
@@ -114,7 +115,7 @@ async def test_an_hour_that_passed_at_once_makes_no_claim_old(pool: Pool, client
         await clock.step(jump_ms)
         fleet = await pool.beat()
         assert await trim(pool, fleet.replicas["r0"], fleet) == 0
-    for _ in range(2):  # hours in which heartbeats went on
+    for _ in range(2):  # this time heartbeats go on meanwhile
         await clock.step(CLAIM_TTL_MS)
         await client.hset(KEYS.leases, "tick", await clock.now_ms())
     fleet = await pool.beat()
@@ -124,8 +125,8 @@ async def test_an_hour_that_passed_at_once_makes_no_claim_old(pool: Pool, client
 async def test_an_agent_that_the_clock_made_late_has_only_just_gone(
     pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
-    """What its replica holds is not trimmed to its size before it had the time to come back. Once the clock is set back
-    again, it has gone for as long as before."""
+    """The worker does not trim the replica's keys to its size before the agent had time to return. When the clock is
+    set back again, the agent counts as away for as long as before."""
     await pool.register(replica("r0", capacity_tokens=100))
     await clock.follow("r0")
     await place(pool, "a", chain(1, 2), pinned="r0")

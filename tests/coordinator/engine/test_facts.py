@@ -1,4 +1,4 @@
-"""What a replica says of itself, and what is made of servers that say it differently."""
+"""The facts that a replica tells about itself, and how differing servers are read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_anything_else_tells_nothing(text: str) -> None:
     ids=["braces that nothing closes", "names without values", "one long label"],
 )
 def test_lines_that_almost_match_do_not_hold_the_gateway_up(line: str) -> None:
-    """Read with patterns that look beyond a line, or twice at a letter, these take minutes."""
+    """A pattern that looks beyond one line, or twice at a letter, would take minutes on these lines."""
     text = line * (2 * 2**20 // len(line))
     assert parse_metrics(text, None) == EngineFacts()
     with pytest.raises(ValueError, match="cache_config_info"):

@@ -1,4 +1,4 @@
-"""Which JSON may be parsed as a whole."""
+"""The JSON texts that may be parsed as a whole."""
 
 from __future__ import annotations
 

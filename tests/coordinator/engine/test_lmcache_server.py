@@ -1,4 +1,4 @@
-"""What an LMCache server says of itself. The documents are those of LMCache 0.5.6, shortened."""
+"""The facts that an LMCache server tells about itself. The documents are those of LMCache 0.5.6, shortened."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def binary(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def shared(binary: str) -> AsyncIterator[Shared]:
-    """A Redis that tells what is written and evicted, with room for 64 MiB."""
+    """A Redis with room for 64 MiB that publishes events of writes and evictions."""
     options = (*EVENTS, "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
     async with shared_redis(binary, *options) as shared:
         yield shared

@@ -1,4 +1,4 @@
-"""A Redis of a test's own that may be filled, chunks as LMCache names them, and watchers."""
+"""A test's own Redis, which may be filled; chunks with LMCache's names; and watchers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def chunk(number: int) -> str:
 
 @dataclass
 class Shared:
-    """A Redis, whatever its version, and a client that may do everything."""
+    """A Redis of any version, and a client with all rights."""
 
     server: RedisServer
     client: redis.Redis
     version: int
 
     async def store(self, number: int, size_bytes: int = 1000, ttl_s: int | None = None) -> str:
-        """What LMCache does with a chunk."""
+        """Stores a chunk as LMCache does."""
         await self.client.set(chunk(number), bytes(size_bytes), ex=ttl_s)
         return chunk(number)
 
@@ -47,7 +47,7 @@ async def shared_redis(binary: str, *options: str) -> AsyncIterator[Shared]:
 
 @asynccontextmanager
 async def watching(url: str, who: str = "gw0", settings: WatchSettings = SETTINGS) -> AsyncIterator[Watcher]:
-    """A watcher that runs until the end, and then lets go."""
+    """A watcher that runs until the end of the block, and then releases its lease."""
     watcher = Watcher(url, who, settings)
     task = asyncio.ensure_future(watcher.run())
     try:

@@ -1,4 +1,4 @@
-"""Which chunk is looked at when: at once, in the middle of its life, and ever more often towards its end."""
+"""When each chunk is checked: at once, in the middle of its life, and more and more often towards its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_S = 86_400.0
 
 
 def looks(life_s: float) -> list[float]:
-    """How far on in its life an unread chunk is whenever it is looked at."""
+    """The fractions of its life at which an unread chunk is checked."""
     found, known, now_s = [], ChunkSchedule(), 0.0
     known.add("chunk", 0.0)
     while now_s < life_s:
@@ -31,7 +31,7 @@ def test_a_chunk_is_looked_at_a_dozen_times_in_a_life_of_a_day() -> None:
 
 
 def test_none_ends_unseen_for_longer_than_lately_reaches() -> None:
-    """Reads of the last quarter of a life count, and looks are at most that far apart: none is missed."""
+    """Reads in the last quarter of a life count. Checks are at most a quarter apart, so no such read is missed."""
     for life_s in (8.0, 60.0, 3600.0, DAY_S):
         found = [*looks(life_s)[1:], 1.0]
         assert found[0] <= 0.5

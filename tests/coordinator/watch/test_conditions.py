@@ -1,4 +1,4 @@
-"""What is warned of: each trouble is brought about on a real Redis, and is told when it begins and when it ends."""
+"""The warnings: each test causes one problem on a real Redis, and the watch reports its begin and its end."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_coordination_that_is_evicted_is_told(shared: Shared) -> None:
     await shared.client.mset({f"kvgate:{{m}}:{number}": "x" for number in range(200)})
     async with watching(shared.server.url) as watcher:
         await eventually(lambda: watcher.report and report_of(watcher).hears)
-        await asyncio.sleep(1.1)  # what was not used for a while goes first, and Redis' clock for that has seconds
+        await asyncio.sleep(1.1)  # Redis evicts the keys unused for longest, by a clock in seconds
         for number in range(100):
             await shared.store(number, MIB, CHUNK_TTL_S)
         await eventually(lambda: holds(watcher, "coordination_evicted"))

@@ -1,4 +1,5 @@
-"""Whose a key is: what LMCache calls a chunk is one, what begins with kvgate: is coordination, nothing else is."""
+"""The kind of a key: LMCache's names are chunks, names that begin with "kvgate:" are coordination, and the rest is
+other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch over a real Redis: who does it, what is done for chunks, and that nothing else is touched."""
+"""The watch over a real Redis: which gateway watches, what it does for chunks, and which keys it leaves alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def ttl_of(shared: Shared, key: str) -> int:
     return int(await shared.client.ttl(key))
 
 
-# -- who watches -------------------------------------------------------------------------------------------------------
+# -- which gateway watches ---------------------------------------------------------------------------------------------
 
 
 async def test_one_watches_and_when_it_stops_another_does_at_once(shared: Shared) -> None:
@@ -63,7 +63,7 @@ async def test_a_redis_that_hangs_or_restarts_is_watched_again(shared: Shared) -
         await eventually(lambda: watcher.report)
 
 
-# -- what it does for chunks -------------------------------------------------------------------------------------------
+# -- its work for chunks -----------------------------------------------------------------------------------------------
 
 
 async def test_a_chunk_without_a_ttl_is_given_one_and_nothing_else_is_touched(shared: Shared) -> None:
@@ -80,7 +80,7 @@ async def test_a_chunk_without_a_ttl_is_given_one_and_nothing_else_is_touched(sh
 
 
 async def test_chunks_that_were_there_before_are_found_by_chance(binary: str) -> None:
-    """And nothing is told of them: Redis publishes no events."""
+    """Redis publishes no events, so the watcher hears nothing of these chunks."""
     async with shared_redis(binary) as shared:
         before = [await shared.store(number) for number in range(50)]
         async with watching(shared.server.url) as watcher:
@@ -104,7 +104,7 @@ async def test_no_ttl_gets_shorter_and_chunks_keep_what_they_came_with(shared: S
 
 
 async def test_chunks_that_were_never_heard_of_get_no_longer_life_than_any_was_seen_with(binary: str) -> None:
-    """Redis tells of nothing, as it comes; and their SETs were a moment ago."""
+    """By default Redis publishes no events, and the chunks were written a moment ago."""
     async with shared_redis(binary) as shared:
         before = [await shared.store(number, ttl_s=600) for number in range(30)]
         async with watching(shared.server.url) as watcher:
@@ -123,7 +123,7 @@ async def test_a_chunk_that_is_read_outlives_its_ttl_and_one_that_nobody_reads_d
 
         async def are_gone(keys: list[str]) -> bool:
             await shared.client.mget(read)
-            await shared.client.exists(*looked_up)  # as LMCache does before it loads: no read
+            await shared.client.exists(*looked_up)  # LMCache does this before it loads; it is no read
             return await shared.client.exists(*keys) == 0
 
         await eventually(lambda: are_gone([*unread, *looked_up]), within_s=2 * life_s)
@@ -131,7 +131,7 @@ async def test_a_chunk_that_is_read_outlives_its_ttl_and_one_that_nobody_reads_d
         assert min([await ttl_of(shared, key) for key in read]) > 0
         renewed = report_of(watcher).renewed
         assert renewed >= len(read)
-        # Nobody reads them any more: to be renewed was no use.
+        # Nobody reads the chunks any more, so their renewal was useless.
         await eventually(lambda: has_none(shared, read), within_s=3 * life_s)
         assert report_of(watcher).renewed <= renewed + len(read)
 
@@ -140,7 +140,7 @@ async def has_none(shared: Shared, keys: list[str]) -> bool:
     return await shared.client.exists(*keys) == 0
 
 
-# -- what it finds -----------------------------------------------------------------------------------------------------
+# -- its findings ------------------------------------------------------------------------------------------------------
 
 
 async def test_it_tells_what_takes_the_memory_by_kind_of_key(shared: Shared) -> None:
@@ -164,7 +164,7 @@ async def test_evictions_are_told_by_kind_of_key(shared: Shared) -> None:
         for number in range(100):
             await shared.store(number, MIB, ttl_s=CHUNK_TTL_S)
         await eventually(lambda: report_of(watcher).info.evicted_keys >= 35)
-        # What INFO counts and what was heard meet when both have come to the end.
+        # INFO's count and the number of received events are equal once both are complete.
         await eventually(lambda: report_of(watcher).evicted == {"chunk": report_of(watcher).info.evicted_keys})
         report = report_of(watcher)
         assert report.chunks == len([key async for key in shared.client.scan_iter("kvchunk@*")])
@@ -177,7 +177,7 @@ async def test_it_never_scans(shared: Shared) -> None:
         await shared.store(1)
         await eventually(lambda: report_of(watcher).ttls_given == 1)
         used = {name.removeprefix("cmdstat_").split("|")[0] for name in await shared.client.info("commandstats")}
-    mine = {"set", "info", "config", "client", "hello", "command"}  # of this test, and of the client that it uses
+    mine = {"set", "info", "config", "client", "hello", "command"}  # of this test and its client
     assert used - mine <= {
         *("evalsha", "script", "get", "time", "del", "ping", "subscribe"),
         *("randomkey", "dbsize", "memory", "object", "pttl", "pexpire"),
@@ -185,10 +185,10 @@ async def test_it_never_scans(shared: Shared) -> None:
 
 
 async def test_a_full_redis_that_takes_no_lease_is_watched_all_the_same(binary: str) -> None:
-    """Before 7 not even a lease can be written then; chunks without a TTL are what filled it."""
+    """Before Redis 7, even a lease cannot be written then. Chunks without a TTL have filled the memory."""
     async with shared_redis(binary, "--maxmemory", "32mb", "--maxmemory-policy", "volatile-lru") as shared:
         numbers = itertools.count()
-        for size_bytes in (MIB, MIB // 16, MIB // 256):  # to the brim
+        for size_bytes in (MIB, MIB // 16, MIB // 256):  # until it is completely full
             with contextlib.suppress(OutOfMemoryError):
                 while True:
                     await shared.store(next(numbers), size_bytes)

@@ -1,4 +1,4 @@
-"""A server whose requests a test's handler answers, on the event loop that gateways run on."""
+"""A server whose requests a test's handler answers, on the event loop that gateways use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSE = b"connection: close\r\n"
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """What happens at a client's EOF, and at a write behind it, differs between event loops."""
+    """Event loops differ at a client's EOF and at a write after it, so these tests use uvloop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -36,7 +36,7 @@ class Served:
         await self.handle(exchange)
 
     def connection(self) -> HttpProtocol:
-        """The server's side of a connection, before there is one."""
+        """The server's side of a new connection."""
         return HttpProtocol(self.answer, self.state, self.write_s)
 
     @asynccontextmanager
@@ -48,20 +48,20 @@ class Served:
             writer.close()
 
     async def says(self, request: bytes) -> bytes:
-        """Everything that the server says to these bytes, until it closes."""
+        """All bytes that the server answers to this request, until it closes."""
         async with self.client() as (reader, writer):
             writer.write(request)
             return await asyncio.wait_for(reader.read(), 5)
 
 
 class Wire:
-    """What a connection writes to, by hand."""
+    """A fake transport for a connection."""
 
     def __init__(self, unsent_bytes: Iterable[int] = ()) -> None:
         self.said = b""
         self.is_closed = self.is_aborted = False
         self.unsent_bytes = list(unsent_bytes)
-        """What it is told each time it asks, one after the other."""
+        """The values that `get_write_buffer_size` returns, in order."""
 
     def write(self, data: bytes) -> None:
         assert not self.is_closed
@@ -90,12 +90,12 @@ class Wire:
 
 
 def undated(said: bytes) -> bytes:
-    """Without its Date, where it has one."""
+    """An answer without its Date header, if it has one."""
     return re.sub(rb"date: [^\r]+ GMT\r\n", b"", said)
 
 
 async def echo(exchange: Exchange) -> None:
-    """Says what it was asked."""
+    """Answers with the request's own content."""
     body = b""
     while piece := await exchange.receive():
         body += piece
@@ -104,7 +104,7 @@ async def echo(exchange: Exchange) -> None:
 
 
 def echo_after(event: asyncio.Event) -> Handler:
-    """A handler that waits for the event, and then says what it was asked."""
+    """A handler that waits for the event, and then answers with the request's own content."""
 
     async def waiting(exchange: Exchange) -> None:
         await event.wait()

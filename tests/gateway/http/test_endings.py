@@ -1,4 +1,4 @@
-"""Clients that close, half or whole, and clients that take nothing of their answers."""
+"""Clients that close one or both directions, and clients that do not read their answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
 class Waiting:
-    """A handler that answers when it is told to, and says whether it was stopped."""
+    """A handler that answers when the test lets it, and records whether it was stopped."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -46,7 +46,7 @@ async def test_a_client_that_has_closed_its_half_gets_its_answer(served: Served,
         writer.write(GET.replace(b"/get", path))
         await eventually(lambda: served.state.tasks)
         writer.write_eof()
-        for _ in range(3):  # it is looked for again and again
+        for _ in range(3):  # the server checks again and again whether the client is still there
             assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == PROBE
         waiting.go_on.set()
         said = await asyncio.wait_for(reader.read(), 5)
@@ -151,7 +151,7 @@ async def test_a_client_that_takes_anything_at_all_is_waited_for(served: Served)
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.pause_writing()
     await eventually(lambda: wire.is_aborted)
-    assert wire.unsent_bytes == [1]  # it was asked until it said the same twice
+    assert wire.unsent_bytes == [1]  # it is asked until it gives the same value twice
     connection.connection_lost(None)
 
 
@@ -168,7 +168,7 @@ async def test_what_is_added_meanwhile_does_not_hide_what_was_taken(served: Serv
 
 @pytest.mark.parametrize("how", ["in time", "refused"])
 async def test_a_client_that_is_still_sending_gets_its_answer(served: Served, how: str) -> None:
-    """All that it sends is taken, and then the connection ends; nothing is reset."""
+    """The server reads everything that the client sends, and then ends the connection without a reset."""
 
     async def too_large(exchange: Exchange) -> None:
         exchange.whole(413, [(b"connection", b"close")], b"too large")
@@ -184,7 +184,7 @@ async def test_a_client_that_is_still_sending_gets_its_answer(served: Served, ho
 
 
 async def test_a_body_that_turns_out_to_be_malformed_is_refused_once(served: Served) -> None:
-    """Whoever reads it learns that the client is gone, and its answer goes nowhere."""
+    """The body's reader learns that the client is gone, and the reader's answer is dropped."""
     ends = []
 
     async def reading(exchange: Exchange) -> None:

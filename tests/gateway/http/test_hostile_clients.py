@@ -1,4 +1,4 @@
-"""Clients that get HTTP wrong, or use it against the server: nobody else's answer suffers, and nothing grows."""
+"""Clients that use HTTP wrongly, or against the server: other clients' answers do not suffer, and no memory leaks."""
 
 from __future__ import annotations
 

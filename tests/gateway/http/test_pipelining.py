@@ -1,4 +1,4 @@
-"""Requests that come behind one that is being answered: in any number, cut anywhere, they are read one at a time."""
+"""Pipelined requests: the server reads any number of them one at a time, wherever the bytes are split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chunked(path: bytes, *chunks: bytes) -> bytes:
 
 
 class Counted(Exchange):
-    """Each one that is made counts."""
+    """Counts the exchanges that are made."""
 
     __slots__ = ()
     made = 0
@@ -39,7 +39,8 @@ class Counted(Exchange):
 
 
 async def answers_to(reads: Sequence[bytes], count: int) -> list[bytes]:
-    """What `count` requests are answered that come in these reads; never is one begun before the last is answered."""
+    """The bodies of the answers to the `count` requests in these reads. No request begins before the previous one is
+    answered."""
     connection, wire = Served().connection(), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     Counted.made = answered = 0
@@ -55,7 +56,7 @@ async def answers_to(reads: Sequence[bytes], count: int) -> list[bytes]:
 
 
 async def test_wherever_they_are_cut_each_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies that look like requests included."""
+    """Some bodies look like requests."""
     monkeypatch.setattr(protocol_module, "Exchange", Counted)
     requests = {
         GET: b"GET /get  0",
@@ -128,7 +129,7 @@ async def test_a_client_that_hangs_up_behind_what_it_sent_ahead_is_noticed(serve
 
 @pytest.mark.parametrize("apart", [False, True])
 async def test_a_request_that_offers_an_upgrade_keeps_its_body_and_is_the_last(served: Served, apart: bool) -> None:
-    """As Java's client does by itself; and what looks like a request in its body is none."""
+    """Java's client offers an upgrade by default. A body that looks like a request is not read as one."""
     async with served.client() as (reader, writer):
         writer.write(UPGRADE + b"content-length: %d\r\n\r\n" % len(GET))
         if apart:

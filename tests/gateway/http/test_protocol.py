@@ -1,4 +1,4 @@
-"""Clients' connections, byte by byte: what comes in any order and size, and what goes out."""
+"""Clients' connections, byte by byte: input in any order and size, and the output."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_an_idle_connection_is_closed_and_one_that_is_answered_is_not(
     served.handle = slow
     async with served.client() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert b"200 OK" in await asyncio.wait_for(reader.read(), 5)  # answered, and closed after that
+        assert b"200 OK" in await asyncio.wait_for(reader.read(), 5)  # the server answers, and closes after the answer
     async with served.client() as (reader, writer):
         writer.write(b"GET / HT")  # a head that never ends
         assert await asyncio.wait_for(reader.read(), 5) == b""

@@ -1,4 +1,4 @@
-"""Requests that cannot be read, or could be read in two ways."""
+"""Requests that cannot be read, or that could be read in two ways."""
 
 from __future__ import annotations
 

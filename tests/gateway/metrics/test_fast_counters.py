@@ -1,4 +1,4 @@
-"""Counters and histograms of our own, in the form that Prometheus reads."""
+"""Our own counters and histograms, in the form that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.metrics.fast_counters import FastCounter, FastHistogram
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """What a scrape reads; the times at which prometheus_client's own began are left out."""
+    """The samples of a scrape, without the start times that prometheus_client adds."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
     found = [sample for family in families for sample in family.samples if not sample.name.endswith("_created")]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in found}

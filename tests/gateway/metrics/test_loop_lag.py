@@ -1,4 +1,4 @@
-"""The loop's lag is told as long as it was held."""
+"""The reported lag of the event loop is as long as the block that caused it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's metrics: named by Prometheus' conventions, complete, and nobody's but the watcher's."""
+"""The store's metrics: they follow Prometheus' naming conventions, are complete, and only the watcher exports them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report() -> Report:
 
 
 def exported(watching: Watching) -> dict[str, float]:
-    """Every sample, by its name and label."""
+    """Every sample, by name and label."""
     registry = CollectorRegistry()
     StoreMetrics(watching, registry)  # type: ignore[arg-type]
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))

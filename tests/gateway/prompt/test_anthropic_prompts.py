@@ -1,4 +1,4 @@
-"""The Messages API: the same prompt as the chat that vLLM makes of it."""
+"""The Messages API: its prompt is the same as that of the chat that vLLM makes of it."""
 
 from __future__ import annotations
 

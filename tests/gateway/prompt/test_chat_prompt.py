@@ -1,4 +1,4 @@
-"""Chat requests: which of them are the same prompt, which are not, and which are refused."""
+"""Chat requests: which requests have the same prompt, which do not, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sizes of images from their headers, against Pillow, which writes them; and how little of a hostile one is read."""
+"""Image sizes from image headers, checked against images that Pillow writes. A hostile image is read only in small
+part."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from gateway.prompt.prompt import ImageSize
 
 sides = st.integers(1, 700)
 APP0 = b"\xff\xe0\x00\x02"
-"""A JPEG segment with nothing in it."""
+"""An empty JPEG segment."""
 
 
 def encoded(size: tuple[int, int], kind: str, **options: object) -> bytes:
@@ -24,7 +25,7 @@ def encoded(size: tuple[int, int], kind: str, **options: object) -> bytes:
 
 
 class Watched(bytes):
-    """Bytes that count how often they are looked at."""
+    """Bytes that count how often they are read."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""The allow-list of hosts that media are fetched from: it must not be talked around."""
+"""The allow-list of hosts for media downloads. No URL may get around it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_allowed_host_passes(url: str) -> None:
         "https:/img.example.com/",
         "http://[::1",
         "http://\u0131mg.example.com/",
-        "http://\u212aino.example.com/",  # the Kelvin sign is a k in lower case
+        "http://\u212aino.example.com/",  # the Kelvin sign becomes a k in lower case
         "http://",
     ],
 )

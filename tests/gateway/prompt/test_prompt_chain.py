@@ -1,4 +1,4 @@
-"""Chains: where the boundaries fall, what requests share, and how long a chain may grow."""
+"""Chains: the positions of their boundaries, the keys that requests share, and the maximum length of a chain."""
 
 from __future__ import annotations
 

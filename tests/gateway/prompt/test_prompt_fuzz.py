@@ -1,4 +1,4 @@
-"""Whatever JSON a client sends, it gets a prompt or a 400: nothing else is raised."""
+"""Any JSON from a client leads to a prompt or to a 400. Nothing else is raised."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 any_text = st.one_of(
-    st.text(st.characters(), max_size=8),  # lone surrogates among them
+    st.text(st.characters(), max_size=8),  # includes lone surrogates
     st.sampled_from(["", "system", "assistant", "text", "image_url", "uuid", "url", "\ud800", "[1]", "1e999"]),
     st.sampled_from(["data:image/png;base64,AA==", "data:,", "http://[", "https://x", "file:///x", "%"]),
 )
@@ -79,7 +79,7 @@ any_json = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON value where another value could stand."""
+    """Every position in a JSON value where another value could be."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [path] if path else []
     for key, child in children:

@@ -1,4 +1,4 @@
-"""Images: identity by content, sizes from headers, the uuids the engine is given, and what is refused."""
+"""Images: identity by content, sizes from headers, the uuids for the engine, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def bomb_png(width: int, height: int) -> bytes:
-    """A PNG whose header declares a size that its few bytes do not have."""
+    """A PNG whose header declares a size much larger than its few bytes."""
     data = bytearray(encoded())
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     header = bytes(data[12:29])

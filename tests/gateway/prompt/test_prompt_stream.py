@@ -1,4 +1,4 @@
-"""The stream's format and its keys: read back in one way only, and stable under what comes later."""
+"""The stream's format and its keys: a stream has only one reading, and later content does not change earlier keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Token = tuple[bytes, ...]
 
 
 class RecordingHasher:
-    """BLAKE3 that remembers what it was given, and where it was digested."""
+    """BLAKE3 that records its input and the positions of its digests."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -66,7 +66,7 @@ def stream_of(body: dict[str, Any], path: str = "/v1/chat/completions", **engine
 
 
 def decode(stream: bytes) -> list[Token]:
-    """Read a stream back from its format alone, as docs/adr/0001-prompt-stream.md describes it."""
+    """Reads a stream back, using only its format as docs/adr/0001-prompt-stream.md describes it."""
     tokens: list[Token] = []
     at = 0
 
@@ -204,7 +204,7 @@ bodies = st.fixed_dictionaries(
 
 @given(bodies)
 def test_a_stream_reads_back_as_the_request_it_was_written_from(body: dict[str, Any]) -> None:
-    # Reading back gives the whole request, so no two different requests can have written the same stream.
+    # A stream reads back as the whole request, so two different requests cannot have the same stream.
     expected = expected_root(body) + [token for message in body["messages"] for token in expected_message(message)]
     assert decode(stream_of(body)) == expected
 

@@ -1,4 +1,4 @@
-"""The Responses API: the same prompt as the chat that vLLM makes of it."""
+"""The Responses API: its prompt is the same as that of the chat that vLLM makes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token estimates: monotone along a chain, and converging to what the engine counts."""
+"""Token estimates never decrease along a chain, and converge to the engine's counts."""
 
 from __future__ import annotations
 

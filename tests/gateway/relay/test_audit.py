@@ -1,4 +1,4 @@
-"""Usage in three dialects, when a shortfall means an eviction, and why a prediction was wrong."""
+"""Usage in three dialects, the shortfalls that mean an eviction, and the cause of a wrong prediction."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ BLOCK_TOKENS = 16
 
 
 def ticket(matched: int = 2, kind: str = "resident", age_s: float = 60, mode: str = "session") -> Ticket:
-    """A prompt of 300 tokens whose keys end at 100, 200 and 300; `matched` of them were."""
+    """The ticket of a prompt of 300 tokens whose keys end at 100, 200 and 300. The replica had `matched` of these
+    keys."""
     request = PlaceRequest("one", ["k1", "k2", "k3"], [100, 200, 300], 300, PolicyKnobs(), seed=1)
     placement = Placement(
         replica="r0",
@@ -85,7 +86,7 @@ def ticket(matched: int = 2, kind: str = "resident", age_s: float = 60, mode: st
     [
         (ticket(), 200, ""),
         (ticket(), 200 - BLOCK_TOKENS, ""),  # rounded down to whole blocks
-        (ticket(), 300 + BLOCK_TOKENS, ""),  # up to the chain's next key nothing is known
+        (ticket(), 300 + BLOCK_TOKENS, ""),  # nothing is known up to the chain's next key
         (ticket(), 300 + BLOCK_TOKENS + 1, "untold"),
         (ticket(matched=0), 100, ""),
         (ticket(matched=0), 200, "untold"),
@@ -97,7 +98,7 @@ def ticket(matched: int = 2, kind: str = "resident", age_s: float = 60, mode: st
         (ticket(kind="claim", age_s=1), 0, "in_flight"),
         (ticket(kind="claim", age_s=1, mode=""), 0, "in_flight"),
         (ticket(kind="claim", age_s=60), 0, "never_computed"),
-        (ticket(kind="claim", age_s=60, mode=""), 0, "evicted"),  # nothing could have told
+        (ticket(kind="claim", age_s=60, mode=""), 0, "evicted"),  # no agent could have reported it
     ],
 )
 def test_a_wrong_prediction_has_one_cause(of: Ticket, cached_tokens: int, cause: str) -> None:

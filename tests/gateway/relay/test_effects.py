@@ -1,4 +1,5 @@
-"""What has effects beyond its answer is executed once at the most; what only computes one is sent elsewhere."""
+"""A request that may have effects beyond its answer runs at most once. Other requests are retried on another
+replica."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from tests.gateway.scripted import ASKED, CHAT, ScriptedReplica, gateway_before,
 
 RESPONSES = "/v1/responses"
 FUNCTION = {"type": "function", "name": "f", "parameters": {}}
-# More items than are read at once: another process reads them.
+# Too many items to read in this process: a worker process reads them.
 LARGE = [{"role": "user", "content": "Hello"}] * 4000
 
 
 @dataclass
 class Pair:
-    """A gateway in front of two replicas that do the same."""
+    """A gateway in front of two replicas that behave the same."""
 
     http: httpx.AsyncClient
     replicas: tuple[ScriptedReplica, ScriptedReplica]
@@ -137,7 +138,7 @@ async def test_only_after_a_429_or_503_is_another_replica_asked_and_what_was_ans
 
 
 async def test_a_refusal_before_does_not_hide_that_it_may_have_been_executed_then(pair: Pair) -> None:
-    """Whoever is answered with the first replica's 503 would send it again."""
+    """If the client got the first replica's 503, it would send the request again."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         if pair.asked == 1:

@@ -1,4 +1,4 @@
-"""An error in the shape of the API that its path belongs to."""
+"""An error has the shape of the API that its path belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers that are not streamed: small ones are gathered, large ones are relayed as they come, all are counted."""
+"""Answers without streaming: the gateway collects small answers, relays large ones as they arrive, and counts all of
+them."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_detail
 
 
 def document(size_bytes: int) -> bytes:
-    """An answer of about this size, with its usage at the end, as engines write it."""
+    """An answer of about this size. Its usage is at the end, as engines write it."""
     return b'{"id":"resp_1","data":[' + b"{}," * (size_bytes // 3) + b"{}]," + USAGE + b"}"
 
 
 def prompt_tokens(relayed: Relayed) -> bool:
-    """Whether the usage of exactly one answer has been read."""
+    """Whether the gateway has read the usage of exactly one answer."""
     return 'kvgate_prompt_tokens_total{replica="r0"} 7.0' in relayed.gateway.metrics.exposition().decode()
 
 
 async def read_while_it_comes(relayed: Relayed, go_on: asyncio.Event) -> tuple[httpx.Response, bytes]:
-    """An answer and its body, whose rest the replica sends once the client has the first of it."""
+    """An answer and its body. The replica sends the rest only after the client has the first piece."""
     async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
         pieces = answer.aiter_bytes()
         got = await anext(pieces)
@@ -143,7 +144,7 @@ async def test_a_client_that_does_not_read_holds_its_replica_back_and_what_waits
     relayed.replica.answer = flood
     async with relayed.http.stream("POST", CHAT, json=ASKED) as answer:
         before = -1
-        while before != written:  # until nobody takes any more
+        while before != written:  # until nobody reads any more
             before = written
             await asyncio.sleep(0.1)
         assert written < size

@@ -1,4 +1,4 @@
-"""Attempts that wait for a replica that moved, over real HTTP and a real Redis; and which replicas died alone."""
+"""Attempts on a replica that moved, over real HTTP and a real Redis; and replicas that died alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 class Replica:
-    """Answers while it is not frozen."""
+    """A replica that answers while it is not frozen."""
 
     def __init__(self) -> None:
         self.asked_frozen = 0
@@ -100,7 +100,7 @@ def states(count: int, *dead: int) -> dict[str, str]:
 
 
 def observed(count: int, *moments: tuple[float, tuple[int, ...]]) -> PoolDeaths:
-    """All are ready at first; then, at these times, these are dead."""
+    """All replicas are ready at first. Each later moment names the dead replicas."""
     deaths = PoolDeaths()
     deaths.observe(states(count), 0)
     for at_s, dead in moments:

@@ -1,4 +1,4 @@
-"""What one request costs on its way: what is held for it, and how often the client's socket is written to."""
+"""The cost of one request: the memory held for it, and the number of writes to the client's socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST = b'data: {"choices":[{"delta":{"content":"two"}}]}\n\ndata: [DONE]\n\n'
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was written to the client, each time."""
+    """The data of each write to the client."""
     written: list[bytes] = []
     write = HttpProtocol.write
 
@@ -53,7 +53,7 @@ async def test_a_body_that_is_made_anew_for_the_replica_is_held_once(
         request = group.create_task(relayed.ask(session_id="is taken out"))
         await answering.wait()
         assert b"is taken out" in taken[0]
-        references, those_of_this_test = sys.getrefcount(taken[0]), 2  # the list's, and the call's own
+        references, those_of_this_test = sys.getrefcount(taken[0]), 2  # the list's and the call's
         assert references == those_of_this_test
         assert relayed.gateway.admission.held_bytes.taken < len(taken[0])
         go_on.set()
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_complete_stays_so_while_a_slow_client_takes_the
 
     def filling(protocol: HttpProtocol, data: bytes) -> None:
         write(protocol, data)
-        if b"[DONE]" in data:  # and the client takes no more for now
+        if b"[DONE]" in data:  # now the client reads no more for a while
             protocol.pause_writing()
             exchange = protocol._answering
             assert exchange is not None

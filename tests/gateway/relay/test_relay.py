@@ -1,4 +1,4 @@
-"""Streams of a replica, as its client gets them: every byte of the replica's is the test's."""
+"""A replica's streams as its client receives them. The test writes every byte of the replica's stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_what_a_replica_says_of_caching_stays(relayed: Relayed) -> None:
 
 
 def error_code(text: str) -> str:
-    """The code of the error that a stream's last event tells."""
+    """The error code in a stream's last event."""
     return str(orjson.loads(text.rstrip().rsplit("data: ", 1)[1])["error"]["code"])
 
 

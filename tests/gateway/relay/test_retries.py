@@ -1,4 +1,4 @@
-"""Whose fault a failed request is: its own, or its replicas'."""
+"""Whether a request failed because of itself or because of its replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries are bounded by what clients ask for, at any time."""
+"""The clients' request rate limits the retries at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream's bytes go by; what is looked at, held back and taken out is tested here at every possible split."""
+"""The relay of a stream's bytes: it reads, delays or removes some of them. These tests try every possible split."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_wherever_the_ends_of_crlf_separated_events_are_split_they_are_found(at:
 
 
 def test_an_event_that_comes_in_half_a_million_pieces_is_gathered_once() -> None:
-    """Each piece joined to all before it would be two terabytes to copy."""
+    """Joining each piece with all earlier ones would copy two terabytes."""
     piece = b"sixteen bytes..."
     relay = EventRelay(False, END)
     assert relay.feed(b"data: ") == b""
@@ -114,7 +114,7 @@ def test_an_event_that_comes_in_half_a_million_pieces_is_gathered_once() -> None
 
 
 class Parsed:
-    """Counts what is parsed."""
+    """Records the size of each parsed text."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []

@@ -1,4 +1,5 @@
-"""Token ids that a gateway asked an older engine for: read, and taken out again, wherever the bytes are split."""
+"""The token ids that a gateway requests from an older engine: it reads them and removes them, wherever the bytes are
+split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For how long a replica has made no progress, and which of an engine's figures show work."""
+"""How long a replica has made no progress, and which of an engine's figures show work."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_time_in_which_nobody_looked_does_not_count_and_is_no_change() -> None:
 @pytest.mark.parametrize(
     ("figures", "seq"),
     [
-        ({}, 7),  # it did not answer
-        (FIGURES, -1),  # no agent is heard
+        ({}, 7),  # the replica did not answer
+        (FIGURES, -1),  # no agent reports
         (FIGURES | {"kv_usage": 0.2}, 7),  # clients hung up
         (FIGURES | {"waiting": 9.0}, 7),
     ],

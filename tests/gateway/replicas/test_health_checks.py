@@ -1,4 +1,4 @@
-"""When a replica counts as dead, by its health checks over real HTTP."""
+"""When health checks over real HTTP declare a replica dead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def list_models(_request: web.Request) -> web.Response:
 
 
 async def tell_metrics(_request: web.Request) -> web.Response:
-    """With a number that Python itself refuses to read."""
+    """Metrics with a number that Python refuses to read."""
     return web.Response(text='vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1.0\n' % ("9" * 5000))
 
 
@@ -41,7 +41,7 @@ async def tell_metrics(_request: web.Request) -> web.Response:
 async def checked(
     health: HealthSettings, redis_url: str = "redis://127.0.0.1:1", **replicas: Health
 ) -> AsyncIterator[Fleet]:
-    """Replicas that answer /health so, and are asked for it by a gateway; without a store, where none is named."""
+    """Replicas that answer /health with these handlers, and a gateway that checks them. By default it has no store."""
     store, upstream, tasks = Store(StoreOptions(redis_url), "g0"), Upstream(TimeoutSettings(), None), Tasks()
     fleet, listed = Fleet([], store, upstream), []
     async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ async def test_a_replica_that_does_not_answer_holds_up_no_check_of_another() -> 
 
 @pytest.mark.parametrize("record", RECORDS, ids=["no-number", "a-long-number"])
 async def test_a_record_whose_life_cannot_be_read_stops_no_check(record: str) -> None:
-    """Of an engine that does not tell when it started."""
+    """The record of an engine that does not report its start time."""
     is_well = True
 
     async def answer(_request: web.Request) -> web.Response:

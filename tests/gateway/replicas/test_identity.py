@@ -1,4 +1,4 @@
-"""Whether the record of a replica describes this gateway's engine: the decision, with the time passed in."""
+"""Whether a replica's record describes this gateway's engine. The tests pass the time to the decision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record(started: str, url: str) -> ReplicaRecord:
 
 
 def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
-    """By a gateway whose replica lives, while another gateway is the pool's worker."""
+    """The facts of a gateway whose replica is alive. Another gateway is the pool's worker."""
     return replace(IdentityFacts(OURS, HERE, is_alive=True, record=known, has_other_worker=True), **facts)
 
 
@@ -29,19 +29,19 @@ def seen(known: ReplicaRecord | None, **facts: Any) -> IdentityFacts:
     [
         (seen(None), "ours"),
         (seen(record(OURS, HERE)), "ours"),
-        # By another name of its host, or through a forwarded port.
+        # Another URL of the same host: another name or a forwarded port.
         (seen(record(OURS, "http://localhost:8000"), is_followed=True), "ours"),
-        # It has restarted; its agent has not seen that yet.
+        # The engine has restarted, but its agent has not noticed yet.
         (seen(record(OTHER, HERE), is_followed=True), "replace"),
-        # It has moved: nothing is left of the old one but its record, or the worker finds it dead.
+        # The engine has moved: only the old record is left, or the worker found the old engine dead.
         (seen(record(OTHER, THERE), has_other_worker=False), "replace"),
         (seen(replace(record(OTHER, THERE), state="dead")), "replace"),
-        # Another engine, which an agent follows, or another gateway finds alive.
+        # Another engine: an agent follows it, or another gateway finds it alive.
         (seen(record(OTHER, THERE), is_followed=True, has_other_worker=False), "taken"),
         (seen(record(OTHER, THERE)), "taken"),
-        # It restarted, and another gateway saw that first.
+        # The engine restarted, and another gateway noticed first.
         (seen(record(OTHER, THERE), is_alive=False), "ours"),
-        # Engines that do not tell when they started.
+        # Engines that do not report their start time.
         (seen(record("life-1", THERE), is_followed=True), "ours"),
         (seen(record(OTHER, THERE), started="", is_followed=True), "ours"),
     ],
@@ -58,11 +58,11 @@ def test_an_engine_that_was_registered_over_and_is_back_is_left_alone() -> None:
     assert identity.judge(seen(record(OURS, HERE)), 4.0, PATIENCE_S) == "ours"
     for now_s in (5.0, 60.0, 3600.0):
         assert identity.judge(seen(record(OTHER, HERE)), now_s, PATIENCE_S) == "taken"
-    assert identity.judge(seen(record(LATER, HERE)), 3601.0, PATIENCE_S) == "taken"  # it has restarted
+    assert identity.judge(seen(record(LATER, HERE)), 3601.0, PATIENCE_S) == "taken"  # the other engine has restarted
 
 
 def test_of_two_clusters_that_undo_each_other_one_gives_way_and_then_nothing_changes_hands() -> None:
-    """At one address, of two hosts, neither can tell the other's from its own before a restart."""
+    """Two hosts use one address. Neither cluster can distinguish the other's engine from its own before a restart."""
     sides, known, changes = {OURS: Identity(), OTHER: Identity()}, record(OURS, HERE), 0
     for now_s in range(20):
         for started in (OTHER, OURS):
@@ -79,7 +79,7 @@ def test_the_id_is_taken_back_when_no_gateway_of_the_other_engines_is_left() -> 
     theirs = seen(record(OTHER, THERE), is_followed=True)
     assert identity.judge(theirs, 0.0, PATIENCE_S) == "taken"
     gone = replace(theirs, is_followed=False, has_other_worker=False)
-    assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "taken"  # its agent alone has gone
+    assert identity.judge(replace(theirs, is_followed=False), 1.0, PATIENCE_S) == "taken"  # only its agent has gone
     assert identity.judge(gone, 2.0, PATIENCE_S) == "taken"
     assert identity.judge(replace(gone, has_other_worker=True), 7.0, PATIENCE_S) == "taken"  # another worker
     assert identity.judge(gone, 8.0, PATIENCE_S) == "taken"

@@ -1,4 +1,4 @@
-"""The headers that a replica gets of a request."""
+"""The request headers that a replica receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway tells the store of attempts that ended well, and whom it suspects by itself."""
+"""The successes that a gateway reports to the store, and the replicas that a gateway suspects on its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
 
 
 def test_what_ended_well_long_ago_is_not_told() -> None:
-    """An hour of good answers would else outweigh every failure of the next ten seconds."""
+    """Otherwise an hour of successes would outweigh every failure of the next ten seconds."""
     outcomes = Outcomes(KNOBS)
     for second in range(3600):
         outcomes.succeeded(1000.0 + second)

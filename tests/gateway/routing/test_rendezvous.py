@@ -1,4 +1,4 @@
-"""The order on which gateways agree without talking."""
+"""The order of replicas, on which all gateways agree without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule without a store: where a gateway that is alone sends a request."""
+"""The routing rule without a store: each gateway decides alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
 
 REPLICAS = ("r0", "r1", "r2")
 FAILURES = 3
-"""By default, so many open a breaker."""
+"""By default, this number of failures opens a breaker."""
 
 
 def lonely_router(**policy: int) -> Router:
-    """A router whose store was never connected; its pool `m` has three replicas."""
+    """A router whose store was never connected. Its pool `m` has three replicas."""
     store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
@@ -88,4 +88,4 @@ async def test_no_replica_is_given_more_than_it_may_have_while_another_has_room(
     router = lonely_router(max_active_requests=2)
     placed = [(await place(router, b"a" * 16)).replica for _ in range(7)]
     assert sorted(placed[:6]) == ["r0", "r0", "r1", "r1", "r2", "r2"]
-    assert placed[6] == placed[0]  # none has room: the prompt's own replica, rather than none
+    assert placed[6] == placed[0]  # no replica has room, so the prompt goes to its own replica

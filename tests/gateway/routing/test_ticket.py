@@ -1,4 +1,4 @@
-"""A ticket gives back what its attempt holds, in whatever order the endings of an attempt arrive."""
+"""A ticket gives back its attempt's load and claims, in whatever order the attempt's endings arrive."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_every_order_of_endings_gives_the_load_back_once_and_claims_unless
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {}
-    assert await claims(client) == [True, True]  # the other request made them
+    assert await claims(client) == [True, True]  # the other request's claims
     other.done()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {}

@@ -1,4 +1,4 @@
-"""A gateway's configuration: what is accepted, and how each mistake is worded."""
+"""A gateway's configuration: valid settings, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_annotated_file_says_what_each_policy_means() -> None:
 
 def test_the_store_knows_exactly_these_policies() -> None:
     script = (ROOT / "coordinator" / "lua" / "place.lua").read_text()
-    # The last one is the branch for all other names.
+    # The last policy is the branch for all other names.
     assert {*re.findall(r"if policy == '(\w+)' then", script), "consistent_hash"} == POLICIES.keys()
     assert PolicyKnobs().name == DEFAULT_POLICY
 

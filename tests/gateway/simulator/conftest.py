@@ -1,4 +1,4 @@
-"""A simulated replica on a free port, spoken to over real HTTP."""
+"""A simulated replica on a free port, used over real HTTP."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class RunningReplica:
             return await response.json()
 
     async def chat(self, content: Any, **body: Any) -> dict[str, Any]:
-        """The answer of a chat request with one user message, which must succeed."""
+        """The answer to a chat request with one user message. The request must succeed."""
         messages = [{"role": "user", "content": content}]
         status, answer = await self.post("/v1/chat/completions", {"model": "sim", "messages": messages, **body})
         assert status == 200, answer
         return answer
 
     async def chunks(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON of a stream's events."""
+        """The JSON of each event in a stream."""
         async with self.http.post(path, json={**body, "stream": True}) as response:
             lines = (await response.text()).split("\n\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
@@ -56,7 +56,7 @@ class RunningReplica:
         return state
 
     async def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait for a /sim/state that meets the condition."""
+        """Waits for a /sim/state that meets the condition."""
         for _ in range(1000):
             if condition(state := await self.state()):
                 return state
@@ -65,13 +65,13 @@ class RunningReplica:
 
 
 def cached_tokens_of(answer: dict[str, Any]) -> int:
-    """What an answer's usage says was cached; a zero is left out."""
+    """The number of cached tokens in an answer's usage, which leaves out a zero."""
     details = answer["usage"]["prompt_tokens_details"]
     return 0 if details is None else int(details["cached_tokens"])
 
 
 async def until_broken(response: aiohttp.ClientResponse) -> bytes:
-    """What came of a body that never ends."""
+    """The bytes received of a body that never ends properly."""
     received = bytearray()
     try:
         async for chunk in response.content.iter_any():
@@ -86,7 +86,7 @@ StartReplica = Callable[..., Awaitable[RunningReplica]]
 
 @pytest.fixture
 async def start_replica() -> AsyncIterator[StartReplica]:
-    """Starts replicas that run at full speed unless told; takes the fields of SimSettings."""
+    """Starts replicas from the fields of SimSettings. They run at full speed unless the fields say otherwise."""
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> RunningReplica:
@@ -106,7 +106,7 @@ StartPublishing = Callable[..., Awaitable[Publishing]]
 
 @pytest.fixture
 async def start_publishing(start_replica: StartReplica) -> AsyncIterator[StartPublishing]:
-    """Starts replicas with an empty cache and a subscription that is in effect; takes the fields of SimSettings."""
+    """Starts replicas from the fields of SimSettings. Each has an empty cache and a subscription that is in effect."""
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> Publishing:
@@ -120,7 +120,8 @@ async def start_publishing(start_replica: StartReplica) -> AsyncIterator[StartPu
 
 
 async def join(replica: RunningReplica, subscription: Subscription) -> None:
-    """Make events until one comes through (ZeroMQ does not tell when a subscription is in effect), then forget."""
+    """Causes events until one arrives, because ZeroMQ does not report when a subscription takes effect. Then it empties
+    the cache."""
     for attempt in itertools.count():
         prompt = [10**6 + attempt] * replica.settings.block_size
         assert (await replica.post("/v1/completions", {"model": "sim", "prompt": prompt, "max_tokens": 1}))[0] == 200

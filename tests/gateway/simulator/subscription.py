@@ -37,7 +37,7 @@ class Message:
 
     @property
     def raw(self) -> list[Any]:
-        """Its events as plain maps or arrays."""
+        """The batch's events as plain maps or arrays."""
         events: list[Any] = msgspec.msgpack.decode(self.payload)[1]
         return events
 
@@ -57,7 +57,7 @@ class Subscription:
         self._replay.close(linger=0)
 
     async def poll(self) -> bool:
-        """Whether a live batch is there, or comes very soon."""
+        """Whether a live batch is available or arrives very soon."""
         return bool(await self._live.poll(_POLL_MS))
 
     async def live(self) -> Message:
@@ -74,7 +74,7 @@ class Subscription:
             return Message(await self._replay.recv_multipart())
 
     async def replay(self, start: int = 0) -> list[Message]:
-        """What the ring has from `start` on, without the end mark."""
+        """The ring's batches from `start` on, without the end mark."""
         await self.ask(b"", start.to_bytes(8, "big"))
         messages = [await self.reply()]
         while messages[-1].frames[-2] != END:
@@ -82,7 +82,7 @@ class Subscription:
         return messages[:-1]
 
     async def new(self) -> list[Message]:
-        """All batches since the last that was received live, live; a replay must have the same."""
+        """All live batches since the last one that was received. A replay must contain the same batches."""
         kept = await self.replay(self._next_seq)
         received = [await self.live() for _ in kept]
         assert [message.frames for message in received] == [message.frames[1:] for message in kept]

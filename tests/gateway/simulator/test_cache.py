@@ -8,7 +8,7 @@ from gateway.simulator.cache import Block, BlockCache
 
 
 def hold(cache: BlockCache, hashes: list[int]) -> tuple[list[Block], list[int]]:
-    """What a request for these blocks does: its blocks, and what it evicted."""
+    """Stores blocks as a request does; returns its blocks and the evicted hashes."""
     hits = cache.match(hashes)
     taken = cache.take(hits, len(hashes) - len(hits))
     assert taken is not None
@@ -109,7 +109,7 @@ def test_forgetting_what_is_idle_leaves_what_is_held() -> None:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Requests over a few shared prefixes come and go; the books must balance after each step."""
+    """Requests over a few shared prefixes come and go. All counts must be right after each step."""
 
     def __init__(self) -> None:
         super().__init__()

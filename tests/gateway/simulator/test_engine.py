@@ -1,4 +1,4 @@
-"""The scheduler, stepped by hand: no time passes here."""
+"""The scheduler, run step by step without a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.simulator.settings import SimSettings
 
 
 def an_engine(published: list[Batch] | None = None, **settings: Any) -> SimEngine:
-    """With `published`, the batches of its KV events are put there."""
+    """An engine. If `published` is given, the engine appends its batches of KV events to it."""
     defaults = {"block_size": 4, "num_gpu_blocks": 64, "max_num_batched_tokens": 32}
     publish = None if published is None else lambda events: published.append(decode(payload(events, 0)))
     return SimEngine(SimSettings(**{**defaults, **settings}), lambda _: None, lambda _: None, publish)
@@ -43,7 +43,7 @@ def submit(
 
 
 def step(engine: SimEngine) -> int:
-    """One step; its prefill tokens."""
+    """Runs one step and returns its prefill tokens."""
     batch, prefill_tokens = engine.schedule()
     engine.finish_step(batch)
     return prefill_tokens
@@ -87,7 +87,7 @@ async def test_blocks_that_decoding_filled_are_cached_too() -> None:
     engine = an_engine()
     submit(engine, 7, max_tokens=6)
     run(engine)
-    # 7 + 6 tokens, of which the last is never computed: three full blocks.
+    # 7 + 6 tokens; the last one is never computed. That makes three full blocks.
     assert engine.cache.num_cached == 3
 
 
@@ -114,7 +114,7 @@ async def test_the_youngest_is_preempted_when_running_requests_outgrow_the_cache
     engine = an_engine(num_gpu_blocks=8)
     old, young = submit(engine, 12, "a", max_tokens=12), submit(engine, 12, "b", max_tokens=12)
     step(engine)
-    step(engine)  # each has begun its fourth block: all are in use
+    step(engine)  # each has begun its fourth block, so all blocks are in use
     late = submit(engine, 4, "c", max_tokens=1)
     while not engine.stats.preemptions:
         step(engine)

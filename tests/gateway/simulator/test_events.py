@@ -1,4 +1,4 @@
-"""What the KV events tell of each change to the cache, over a real subscription."""
+"""The KV events of each change to the cache, over a real subscription."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def complete(replica: RunningReplica, prompt: Any, max_tokens: int = 1, **
 
 
 def ids(first: int, count: int) -> list[int]:
-    """A prompt of token ids that shares no block with one that starts elsewhere."""
+    """A prompt of token ids. It shares no block with a prompt that starts with another id."""
     return list(range(first, first + count))
 
 

@@ -22,7 +22,7 @@ async def fail(replica: RunningReplica, mode: str, **fault: Any) -> None:
 
 
 async def streamed(replica: RunningReplica) -> list[str]:
-    """The pieces of a stream that ends cleanly, `[DONE]` included."""
+    """The data of all events in a stream that ends cleanly, including `[DONE]`."""
     async with replica.http.post("/v1/chat/completions", json={**_BODY, "stream": True}) as response:
         lines = (await response.text()).splitlines()
     return [line[6:] for line in lines if line.startswith("data: ")]
@@ -76,7 +76,7 @@ async def test_a_cut_plain_answer_breaks_half_way(replica: RunningReplica) -> No
 async def test_a_truncated_stream_ends_cleanly_but_too_early(replica: RunningReplica) -> None:
     await fail(replica, "truncate", after_tokens=2)
     pieces = await streamed(replica)
-    assert len(pieces) == 1 + 2  # the role, two tokens
+    assert len(pieces) == 1 + 2  # the role and two tokens
     assert "[DONE]" not in pieces
 
 

@@ -42,7 +42,7 @@ def server() -> Iterator[RedisServer]:
 
 
 async def complete(replica: RunningReplica, prompt: list[int], **body: Any) -> int:
-    """How many of its tokens were cached."""
+    """The number of the prompt's cached tokens."""
     status, answer = await replica.post("/v1/completions", {"model": "sim", "prompt": prompt, "max_tokens": 1, **body})
     assert status == 200, answer
     return cached_tokens_of(answer)
@@ -53,7 +53,7 @@ async def forget_gpu(replica: RunningReplica, query: str = "") -> None:
 
 
 async def stored(server: RedisServer, count: int) -> list[str]:
-    """The keys in Redis, once there are so many."""
+    """The keys in Redis, once there are at least `count`."""
     with redis.Redis(port=server.port) as client:
 
         def found() -> list[str]:
@@ -183,7 +183,7 @@ async def test_a_prompt_whose_chunks_are_being_fetched_does_not_hold_up_those_be
     assert settings.lmcache is not None
     lmcache = SimLmcache(settings.lmcache, "m", 0)
     engine = SimEngine(settings, lambda _: None, lambda _: None, lmcache=lmcache)
-    first, second = submit(engine, "a", CHUNK), submit(engine, "b", 2)  # which has no full chunk
+    first, second = submit(engine, "a", CHUNK), submit(engine, "b", 2)  # the second has no full chunk
     assert engine.schedule()[1] == 2
     assert list(engine.waiting) == first.sequences
     assert engine.running == second.sequences

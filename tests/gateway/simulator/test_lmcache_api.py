@@ -1,4 +1,4 @@
-"""LMCache's HTTP routes on a simulated replica, read as an agent and `kvgate doctor` read those of a real server."""
+"""LMCache's HTTP routes on a simulated replica. An agent and `kvgate doctor` read them as they read a real server's."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def test_an_echo_of_no_tokens_is_the_prompt_alone(replica: RunningReplica)
     assert choice.logprobs is not None
     assert choice.logprobs.tokens == ["hell", "o"]
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == 1  # vLLM's too: it generates one that it does not show
+    assert answer.usage.completion_tokens == 1  # like vLLM's, which generates one token that it does not show
 
 
 async def test_a_continued_message_is_echoed_before_the_answer(replica: RunningReplica) -> None:

@@ -1,4 +1,4 @@
-"""The wire: numbering, replays, versions, and what faults do to batches."""
+"""The wire format: numbers, replays, versions, and the effect of faults on batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.gateway.simulator.test_events import complete, ids, stored
 
 
 async def publish(replica: RunningReplica, *numbers: int) -> None:
-    """One batch for each number, with a block of its own; its first token is 16 times the number."""
+    """Publishes one batch for each number, with its own block. The block's first token is 16 times the number."""
     for number in numbers:
         await complete(replica, ids(16 * number, 16))
 
@@ -138,7 +138,7 @@ async def test_a_rank_takes_the_ports_after_those_before_it_and_a_taken_one_is_s
 
 
 async def raw_event(start_replica: StartReplica, version: str, **body: Any) -> list[Any]:
-    """The events of a hit on a prompt that was there, with a session and a full report asked for, at some version."""
+    """The events of a hit on a cached prompt, from a request with a session and a full report, at the given version."""
     port, replay_port = free_ports(2)
     replica = await start_replica(vllm_version=version, events_port=port, replay_port=replay_port)
     assert (await replica.get("/version"))["version"] == version

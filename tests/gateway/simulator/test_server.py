@@ -155,7 +155,7 @@ def _serve(settings: SimSettings, ready: Connection) -> None:
 
 @pytest.fixture
 def process() -> Iterator[tuple[multiprocessing.process.BaseProcess, int]]:
-    """A replica in a process of its own, ten times as fast as life, and its port."""
+    """A replica in its own process, ten times as fast as real time, and its port."""
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
     process = context.Process(target=_serve, args=(SimSettings(speed=10), its))

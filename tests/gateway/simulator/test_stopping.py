@@ -1,4 +1,4 @@
-"""Stop strings and stop tokens; what is told of each was seen on vLLM 0.32."""
+"""Stop strings and stop tokens. The expected answers were seen on vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOKENS = 8
 
 
 async def words(replica: RunningReplica) -> list[str]:
-    """What the question is answered with: eight tokens of four characters."""
+    """The answer to the question: eight tokens of four characters."""
     chat = await replica.openai.chat.completions.create(model="sim", messages=_QUESTION, max_tokens=_TOKENS)
     text = chat.choices[0].message.content or ""
     return [text[at : at + 4] for at in range(0, len(text), 4)]
@@ -19,7 +19,7 @@ async def words(replica: RunningReplica) -> list[str]:
 
 async def test_an_answer_ends_before_its_stop_string(replica: RunningReplica) -> None:
     told = await words(replica)
-    stop = told[2][1:] + told[3][:2]  # it begins in the third token and ends in the fourth
+    stop = told[2][1:] + told[3][:2]  # the stop string begins in the third token and ends in the fourth
     expected = "".join(told)[: 4 * 2 + 1]
     create = replica.openai.chat.completions.create
     for given, in_output in ((stop, False), (["never", stop], False), ([stop, "never"], True)):
@@ -42,7 +42,7 @@ async def test_an_answer_ends_before_its_stop_string(replica: RunningReplica) ->
 
 async def test_a_stream_holds_back_what_may_become_a_stop_string(replica: RunningReplica) -> None:
     told = await words(replica)
-    stop = "n" * 10  # nine characters stay behind
+    stop = "n" * 10  # the stream holds back nine characters
     chunks = await replica.openai.chat.completions.create(
         model="sim", messages=_QUESTION, max_tokens=_TOKENS, stop=stop, stream=True
     )

@@ -1,4 +1,4 @@
-"""Answers that a schema, an expression or a choice constrains."""
+"""Answers that follow a schema, an expression or a choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica made of bytes: what it sends, and when, is the test's."""
+"""A replica made of bytes. The test decides what it sends, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class RawReplica:
-    """Serves each connection with the coroutine that the test sets; counts connections."""
+    """Serves each connection with the coroutine that the test sets, and counts connections."""
 
     def __init__(self) -> None:
         self.serve: Serve = self._answer_each
@@ -40,7 +40,7 @@ class RawReplica:
             writer.close()
 
     async def head(self, reader: asyncio.StreamReader) -> bytes:
-        """One request without a body."""
+        """Reads one request without a body."""
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
         return head
@@ -52,7 +52,7 @@ class RawReplica:
 
 
 async def rest(answer: Answer) -> bytes:
-    """All that is still to come of an answer."""
+    """The rest of an answer."""
     assert await answer.gathered(2**30, lambda _: True)
     return answer.take()
 

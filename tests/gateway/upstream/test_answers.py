@@ -1,4 +1,4 @@
-"""What replicas send, and what comes of it: whole answers, streams, and those that break off."""
+"""Replicas' answers and their results: whole answers, streams, and answers that break off."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ async def test_connections_grow_old(raw: RawReplica) -> None:
     try:
         for _ in range(2):
             assert await rest(await get(upstream, raw)) == b"hi"
-            await asyncio.sleep(0.1)  # longer than it may be kept
+            await asyncio.sleep(0.1)  # longer than its keep-alive time
         assert raw.connections == 2
     finally:
         await upstream.close()

@@ -1,4 +1,4 @@
-"""What gateways ask replicas for themselves, and what comes of answers that are wrong."""
+"""The gateways' own requests to replicas, and the effect of wrong answers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_an_idle_connection_that_the_replica_closes_meanwhile_is_no_failur
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await raw.head(reader)
         writer.write(raw.reply)
-        await raw.head(reader)  # the next request: it is not answered
+        await raw.head(reader)  # the next request gets no answer
 
     raw.serve = once
     assert (await upstream.get(raw.url, "/health", 60)).status == 200

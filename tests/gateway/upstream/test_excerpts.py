@@ -1,4 +1,4 @@
-"""What is read of JSON without parsing all of it."""
+"""Fields that are read from JSON without parsing all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to replicas that are gone: closed when nothing runs on them, and nothing remembers them."""
+"""Connections to removed replicas: they close when no request uses them, and the gateway forgets them."""
 
 from __future__ import annotations
 

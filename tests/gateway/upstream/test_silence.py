@@ -1,4 +1,4 @@
-"""Between two pieces of an answer a replica may be silent for so long, by a clock that is the test's."""
+"""The time limit for silence between two pieces of a replica's answer, measured with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE_S = 10.0
 
 
 class Clock:
-    """Goes as the test says, and counts how often it is looked at."""
+    """A clock that the test moves. It counts how often it is read."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -28,7 +28,7 @@ class Clock:
         return self.now_s
 
     async def goes_on(self, by_s: float) -> None:
-        """Time passes, and those who watch it see that."""
+        """Moves the time, and waits until the code under test has read it."""
         self.now_s += by_s
         before = self._looks
         await eventually(lambda: self._looks > before)
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Relayed:
-    """An answer that is being relayed, whose replica says what it is told to."""
+    """An answer that is being relayed. The test sends the replica's pieces."""
 
     def __init__(self, raw: RawReplica, clock: Clock) -> None:
         self.got = b""
@@ -65,7 +65,7 @@ class Relayed:
         await gone
 
     def says(self, piece: bytes) -> None:
-        """Nothing is its end."""
+        """Sends a piece. An empty piece ends the answer."""
         self._pieces.put_nowait(piece)
 
     async def hears(self, piece: bytes) -> None:
@@ -85,7 +85,7 @@ class Relayed:
         return self.has_room
 
     async def _drained(self) -> None:
-        """A client that takes ten times as long as a replica may be silent."""
+        """A client that needs ten times as long as a replica may be silent."""
         await self._clock.goes_on(10 * IDLE_S)
         self.has_room = True
 

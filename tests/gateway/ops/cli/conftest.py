@@ -1,4 +1,4 @@
-"""Runs `kvgate` as its users do: another process, its output and its exit code."""
+"""Runs `kvgate` as users do: in another process, with its output and its exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-P", "-m", "gateway.ops.cli"]
 
 @dataclass
 class Kvgate:
-    """The command, with a state directory and a free port of its own for `up`."""
+    """The command, with its own state directory and its own free port for `up`."""
 
     folder: Path
     port: int
@@ -58,7 +58,7 @@ class Kvgate:
     def call(
         self, *arguments: str, stdin: str = "", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Like `run`, within this process: a tenth of a second less, for what starts nothing."""
+        """Like `run`, but in this process. It saves a tenth of a second, and is for commands that start no process."""
         typed, shown, complained = io.TextIOWrapper(io.BytesIO(stdin.encode())), io.StringIO(), io.StringIO()
         with (
             mock.patch.dict(os.environ, {**self.environment, **(env or {})}, clear=True),
@@ -82,7 +82,7 @@ class Kvgate:
 
     @contextmanager
     def up_in_foreground(self, *options: str) -> Iterator[subprocess.Popen[str]]:
-        """A foreground `up`, killed in the end if it still runs."""
+        """An `up` in the foreground. It is killed at the end if it still runs."""
         command = [*COMMAND, *self.up_command(*options)]
         with subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -97,7 +97,7 @@ class Kvgate:
         return found
 
     def alive(self) -> list[str]:
-        """The ids of the cluster's processes that run."""
+        """The ids of the cluster's running processes."""
         return [process.id for process in read_processes(self.state_dir) if process.is_alive()]
 
 
@@ -117,5 +117,5 @@ def kvgate(tmp_path: Path) -> Iterator[Kvgate]:
 
 @pytest.fixture(scope="module")
 def shared_kvgate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
-    """For tests of one module that look at the same cluster and leave it as it is."""
+    """For tests of one module that read the same cluster and do not change it."""
     yield from _kvgate(tmp_path_factory.mktemp("kvgate"))

@@ -1,4 +1,4 @@
-"""The commands that need no cluster, and how mistakes on the command line end."""
+"""Commands that need no cluster, and the result of mistakes on the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS += ["hash-key", "version", "replica-command", "doctor"]
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:
-    """The error of a command that the user got wrong: one line on stderr, nothing else, exit code 1."""
+    """The error of a command with a user's mistake: one line on stderr, nothing else, exit code 1."""
     assert result.returncode == 1, result
     assert result.stderr.startswith("kvgate: "), result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
@@ -165,7 +165,7 @@ def test_owners_says_how_a_gateways_url_is_written(kvgate: Kvgate) -> None:
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """A gateway that asks for a key: 401 without one, 403 with any."""
+    """A gateway that requires a key. It answers 401 without a key, and 403 with any key."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -176,7 +176,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 @pytest.mark.parametrize(("options", "status"), [((), 401), (("--api-key", "a-key"), 403)])

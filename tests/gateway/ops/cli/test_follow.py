@@ -1,4 +1,4 @@
-"""`kvgate agent` and `kvgate coordinator`: what they teach, what they refuse, what they do, and how they end."""
+"""`kvgate agent` and `kvgate coordinator`: their help, their refusals, their work and their end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = PoolKeys(pool_slug("kvgate/sim-vlm"))
 AGENT = ("agent", "--replica", "r0", "--url", "http://127.0.0.1:9")
 
 
-# -- what they teach, and what they refuse -----------------------------------------------------------------------------
+# -- help and refusals -------------------------------------------------------------------------------------------------
 
 
 def test_the_agents_help_says_what_the_engine_needs(kvgate: Kvgate) -> None:
@@ -86,12 +86,12 @@ def test_a_metrics_port_that_is_taken_is_named(kvgate: Kvgate) -> None:
     assert f"--metrics-port {kvgate.port}: " in error
 
 
-# -- what they do ------------------------------------------------------------------------------------------------------
+# -- work --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Follower:
-    """Processes of a test's own around one Redis; all that still run are killed in the end."""
+    """A test's own processes around one Redis. All that still run are killed at the end."""
 
     folder: Path
     redis_url: str
@@ -118,7 +118,7 @@ class Follower:
         return sim
 
     def gateway(self, sim: SimReplica) -> str:
-        """A gateway that leaves the events to others; its URL, once it serves."""
+        """Starts a gateway that does not apply events, and returns its URL when it is ready."""
         port = free_ports(1)[0]
         config = {
             "id": "gw0",
@@ -139,13 +139,14 @@ class Follower:
         return int(str(self.store.hget(KEYS.agents, "r0")).split(" ")[2])
 
     def agent_lease_ms(self) -> int | None:
-        """For how long the replica's agent holds it (0: it let go); None while none has."""
+        """The rest of the agent's lease on the replica in ms (0: it released the lease); None if the replica has no
+        agent."""
         record: Any = self.store.hget(KEYS.agents, "r0")
         now: Any = self.store.time()
         return max(0, int(record.split(" ")[2]) - now[0] * 1000 - now[1] // 1000) if record else None
 
     def appliers(self) -> dict[str, Any]:
-        """Who holds the lease on the replica's stream, and who asks for one."""
+        """The holder of the lease on the replica's stream, and the appliers that ask for one."""
         leases: Any = self.store.hgetall(KEYS.leases)
         mine = ((name, held) for name, held in leases.items() if name.startswith(("applier:", "events:")))
         return {name: held for name, held in mine if not held.startswith("- ")}
@@ -160,7 +161,7 @@ def running(tmp_path: Path) -> Iterator[Follower]:
 
 
 def get(url: str) -> httpx.Response | None:
-    """The answer, if it is a good one."""
+    """The answer, if it is successful."""
     try:
         answer = httpx.get(url, trust_env=False, verify=False, timeout=5)
     except httpx.TransportError:
@@ -169,7 +170,7 @@ def get(url: str) -> httpx.Response | None:
 
 
 def ends_cleanly(process: subprocess.Popen[bytes]) -> bool:
-    """Whether SIGTERM ends it, with 0."""
+    """Whether the process ends with status 0 after SIGTERM."""
     process.send_signal(signal.SIGTERM)
     return process.wait(60) == 0
 
@@ -179,7 +180,7 @@ def test_an_agent_holds_its_replica_and_lets_it_go_when_told_to_stop(running: Fo
     wait_until(running.agent_lease_ms)
     held_until_ms = running.agent_holds_until_ms()
     assert ends_cleanly(agent)
-    assert running.agent_holds_until_ms() < held_until_ms  # it took its lease back: those that end later only grow
+    assert running.agent_holds_until_ms() < held_until_ms  # the agent released its lease; renewals only move it later
     assert running.agent_lease_ms() == 0
     assert "Traceback" not in (running.folder / "agent.log").read_text()
 
@@ -243,7 +244,7 @@ def test_a_coordinator_applies_what_gateways_leave_to_it_and_shows_metrics(runni
     wait_until(lambda: running.store.xlen(KEYS.events("r0")))
     assert running.appliers() == {}
     assert "resident" not in kinds()
-    assert exact() == []  # what nobody applies is not known
+    assert exact() == []  # without an applier no replica is exact
 
     port = free_ports(1)[0]
     coordinator = running.coordinator(port)
@@ -252,7 +253,7 @@ def test_a_coordinator_applies_what_gateways_leave_to_it_and_shows_metrics(runni
     metrics = wait_until(lambda: get(f"http://127.0.0.1:{port}/metrics"))
     assert 'kvgate_event_lag_seconds_count{replica="r0"}' in metrics.text
     assert 'kvgate_event_stream_gaps_total{replica="r0"} 0.0' in metrics.text
-    assert "kvgate_store_up" not in metrics.text  # it places nothing: a 0 would be a gateway without its store
+    assert "kvgate_store_up" not in metrics.text  # it places nothing; 0 would mean a gateway without its store
     assert len(running.appliers()) == 2
 
     assert ends_cleanly(coordinator)

@@ -1,4 +1,4 @@
-"""Local clusters of real processes, as `kvgate up` makes them."""
+"""Local clusters of real processes, started by `kvgate up`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def ask(url: str, content: str = "Hello") -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def cluster(shared_kvgate: Kvgate) -> dict[str, Any]:
-    """A detached cluster of 2 gateways and 2 replicas, left as it is by the tests that use it.
+    """A detached cluster of 2 gateways and 2 replicas. The tests that use it do not change it.
 
-    It starts in the state directory of a larger cluster that has stopped, beside a file of the user's.
+    Its state directory holds the files of a larger, stopped cluster, and a file of the user.
     """
     (shared_kvgate.state_dir / "logs").mkdir(parents=True)
     for name in (*OF_A_LARGER_CLUSTER, "gw.yaml"):
@@ -63,7 +63,7 @@ def test_each_pid_is_the_process_that_serves(cluster: dict[str, Any]) -> None:
 
 
 def listening_socket(url: str) -> str:
-    """The socket that listens at `url`, as /proc/PID/fd names it."""
+    """The socket that listens at `url`, with its name in /proc/PID/fd."""
     address = f":{httpx.URL(url).port:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines():
         _, local, _, state, *_, inode = line.split()[:10]
@@ -148,7 +148,7 @@ def test_owners_says_what_is_wrong_with_a_request(shared_kvgate: Kvgate, cluster
 
 
 def output_until(process: subprocess.Popen[str], wanted: str) -> str:
-    """What a foreground `up` printed up to the line that holds `wanted`."""
+    """The output of a foreground `up`, up to the line that contains `wanted`."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -162,7 +162,7 @@ NUMBERS = " ".join(map(str, range(1, 501)))
 
 
 def body_sent_by(command: str) -> Any:
-    """What curl would send if this were pasted into a shell."""
+    """The body that curl sends if a user pastes this command into a shell."""
     script = 'curl() { for last; do :; done; printf %s "$last"; }\n' + command
     return json.loads(subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
 
@@ -242,7 +242,8 @@ async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate
 
 
 class NotAnEngine(http.server.BaseHTTPRequestHandler):
-    """A server that is not vLLM: its /metrics is not Prometheus', and it knows neither /health nor KV events."""
+    """A server that is not vLLM: its /metrics is not in Prometheus' format, and it has neither /health nor KV
+    events."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path in ("/metrics", "/v1/models") else 404)
@@ -252,7 +253,7 @@ class NotAnEngine(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -288,7 +289,7 @@ def test_servers_and_a_redis_that_were_there_before_are_fronted(
 def test_a_replica_that_is_fronted_with_its_events_gets_an_agent(
     kvgate: Kvgate, redis: RedisServer, tmp_path: Path
 ) -> None:
-    """An engine from before 0.32: it does not tell where its events are."""
+    """An engine before 0.32 does not report its event endpoints."""
     port, events, replay = free_ports(3)
     arguments = ("--vllm-version", "0.31.0", "--events-port", str(events), "--replay-port", str(replay))
     sim = SimReplica("mine", port, ("--speed", "0", *arguments), tmp_path / "sim.log")

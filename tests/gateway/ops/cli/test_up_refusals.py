@@ -1,4 +1,4 @@
-"""What `kvgate up` refuses before anything runs, and what it cleans up when something does not start."""
+"""`kvgate up` refuses bad input before it starts anything, and cleans up when a process does not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence of a cluster in which nothing is wrong, and the same with one thing changed."""
+"""The evidence of a healthy cluster, and functions that change one thing in it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ REDIS = RedisEvidence(
 
 
 def chunk(name: str, has_ttl: bool = True, size_bytes: int = 2**20) -> RedisEvidence:
-    """The healthy Redis with this chunk as well."""
+    """The healthy Redis with one more chunk."""
     return replace(REDIS, sampled_keys=(*REDIS.sampled_keys, SampledKey(name, has_ttl, size_bytes)))
 
 
 def told(**fields: str) -> Evidence:
-    """The healthy cluster, in whose Redis INFO says this."""
+    """The healthy cluster, with other fields in its Redis' INFO."""
     return replace(HEALTHY, redis=replace(REDIS, info=info(INFO | fields)))
 
 
@@ -127,17 +127,17 @@ HEALTHY = Evidence(
 
 
 def with_replica(**changes: Any) -> Evidence:
-    """The healthy cluster, whose r1 is otherwise."""
+    """The healthy cluster, with changes to replica r1."""
     return replace(HEALTHY, pools=(replace(POOL, replicas=(replica("r0"), replace(replica("r1"), **changes))),))
 
 
 def with_gateway(**changes: Any) -> Evidence:
-    """The healthy cluster, whose gw1 is otherwise."""
+    """The healthy cluster, with changes to gateway gw1."""
     return replace(HEALTHY, gateways=(gateway("gw0"), replace(gateway("gw1"), **changes)))
 
 
 def with_state(**changes: Any) -> Evidence:
-    """The healthy cluster, in whose registry something is otherwise for r1, in all snapshots; None takes it out."""
+    """The healthy cluster, with changes to r1's registry entries in all snapshots. None removes the entry."""
 
     def changed(snapshot: PoolSnapshot) -> PoolSnapshot:
         fields = {}
@@ -156,7 +156,7 @@ def with_state(**changes: Any) -> Evidence:
 
 
 def with_snapshots(**changes: Any) -> Evidence:
-    """The healthy cluster, with something otherwise in all snapshots."""
+    """The healthy cluster, with changes to all snapshots."""
     return replace(
         HEALTHY, pools=(replace(POOL, snapshots=tuple(replace(snapshot, **changes) for snapshot in POOL.snapshots)),)
     )

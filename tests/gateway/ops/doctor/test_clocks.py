@@ -1,4 +1,4 @@
-"""A Redis whose clock goes back is named for an hour, however that shows."""
+"""The doctor names a Redis whose clock went back, for an hour, whichever evidence shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which endpoints of KV events others may reach, and whether they do: on real sockets."""
+"""Which endpoints of KV events may be open to other hosts, and whether they are: on real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong, alone in a cluster that is otherwise healthy: it is found, and nothing else."""
+"""Each possible fault, alone in a cluster that is otherwise healthy: the doctor finds this fault and nothing else."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def with_lmcache(*servers: LmcacheEvidence) -> Evidence:
 UNLIMITED = told(maxmemory="0", used_memory=str(5 * GIB), evicted_keys="0")
 AWAY = replace(POOL, snapshots=())
 
-# What is found, in which evidence, and what follows from the same fault.
+# The finding, the evidence, and other findings that follow from the same fault.
 CASES: list[tuple[str, Evidence, set[str]]] = [
     ("redis-unreachable", replace(HEALTHY, redis=Unknown("connection refused"), pools=(AWAY,)), set()),
     ("redis-too-old", told(redis_version="6.0.16"), set()),
@@ -186,7 +186,7 @@ def test_every_finding_says_what_is_so_and_fills_in_its_fix(evidence: Evidence) 
         assert "\n" not in finding.why + finding.what
 
 
-# -- what is healthy -------------------------------------------------------------------------------------------
+# -- healthy clusters ------------------------------------------------------------------------------------------
 
 
 def test_of_a_healthy_cluster_nothing_is_said() -> None:
@@ -273,7 +273,7 @@ def test_an_agent_that_relearns_since_its_engine_started_is_given_time() -> None
     assert examine(evidence).findings == ()
 
 
-# -- what could not be looked at --------------------------------------------------------------------------------
+# -- missing evidence -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

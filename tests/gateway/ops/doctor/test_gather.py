@@ -1,4 +1,5 @@
-"""Asking servers that hang, lie and want keys: each costs one timeout, and what it does not tell is not known."""
+"""The doctor asks servers that hang, lie or require keys. Each server costs at most one timeout, and a missing answer
+stays unknown."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ NOWHERE = "redis://127.0.0.1:1"
 
 @asynccontextmanager
 async def answering(answers: dict[str, Any], seen: list[web.Request] | None = None) -> AsyncIterator[str]:
-    """A server that answers with these documents, or with the status or response that stands for one."""
+    """A server that answers each path with this document, text or status."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if seen is not None:
@@ -117,7 +118,7 @@ async def test_the_replicas_key_goes_to_configured_replicas_alone() -> None:
 
 
 async def test_hung_servers_delay_the_doctor_by_one_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as hung:  # connections are accepted for it, and nobody reads them
+    with socket.create_server(("127.0.0.1", 0)) as hung:  # the kernel accepts connections, and nobody reads them
         url = f"http://127.0.0.1:{hung.getsockname()[1]}"
         async with serving(SimSettings()) as port:
             began = time.monotonic()

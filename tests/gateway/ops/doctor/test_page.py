@@ -1,4 +1,4 @@
-"""docs/doctor.md is what the code says."""
+"""docs/doctor.md matches the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding a Redis to embed, and asking one whether it will do."""
+"""Finds a Redis to embed, and checks whether a given one is suitable."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_wheels_server_is_a_current_one_and_its_graph_module_is_not_loaded(p
         try:
             assert any("Ready to accept connections" in line for line in server.stdout)
             with redis.Redis(port=port, decode_responses=True) as client:
-                assert {module["name"] for module in client.module_list()} <= {"vectorset"}  # is in Redis 8 itself
+                assert {module["name"] for module in client.module_list()} <= {"vectorset"}  # part of Redis 8 itself
         finally:
             server.kill()
 

@@ -1,4 +1,4 @@
-"""What `kvgate up` was asked for, and the configuration its gateways get."""
+"""The plan that `kvgate up` makes from its options, and its gateways' configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes: told apart, stopped in order, and never outliving a foreground parent."""
+"""Child processes: they are distinguishable, stop in order, and never outlive a foreground parent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def children() -> AsyncIterator[Children]:
 
 
 async def speaking(process: Process) -> Process:
-    """`process`, once it has written its first line: its signal handlers are then in place."""
+    """Waits until the process has written its first line, because its signal handlers are set by then."""
     assert await wait_until(lambda: process.log.read_text() == "up\n", 20)
     return process
 
@@ -116,7 +116,7 @@ async def test_an_exit_is_reported_once_with_its_code(children: Children, tmp_pa
 
 @pytest.fixture
 def doomed_parent(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Process]]:
-    """A process that has started a child bound to it, and that child."""
+    """A process that has started a child which dies with it, and that child."""
     parent_code = f"""
 import os, pathlib, signal
 from gateway.ops.local.processes import Children

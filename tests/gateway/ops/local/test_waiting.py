@@ -1,4 +1,4 @@
-"""What is said while a cluster starts, and when it does not."""
+"""The messages while a cluster starts, and when it does not start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SLOW = {"gw0": "no answer on http://127.0.0.1:7001", "the shared port": "no answ
 
 
 def told(*problems: tuple[float, dict[str, str]]) -> list[str]:
-    """What was said by then, of problems by the seconds waited."""
+    """The messages so far. Each argument has the seconds waited and the problems at that time."""
     said: list[str] = []
     waiting = WaitReport(["gw0", "gw1"], said.append)
     for waited_s, those in problems:

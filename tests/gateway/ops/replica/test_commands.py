@@ -1,4 +1,4 @@
-"""The commands as they are printed: for a shell, for a program, and without a password in either."""
+"""The printed commands: for a shell and for a program, and never with a password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.settings.config_file import SettingsError
 
 VLLM = {"model": "org/model", "max_model_len": 4096, "kv_bytes_per_token": 57344}
 SECRET_URL = "redis://chunks:a%20secret%22'@h:6379/3"
-# Stand for LMCache and its client: what they are told is printed.
+# Replacements for LMCache and its client. They print their arguments.
 LMCACHE_MAIN = """
 import glide_sync, json, sys
 
@@ -120,7 +120,7 @@ def test_a_local_model_tells_its_size_itself(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
     (tmp_path / "config.json").write_text(json.dumps({**shape, "dtype": "float32"}))
     server = built(vllm={**engine, "dtype": "float32"}, lmcache=tier)[0]
-    assert server.argv[server.argv.index("--chunk-size") + 1] == "512"  # of 2 KiB for each token
+    assert server.argv[server.argv.index("--chunk-size") + 1] == "512"  # 2 KiB per token
 
 
 def test_a_replica_that_listens_on_one_address_is_reached_there() -> None:

@@ -1,4 +1,4 @@
-"""A replica's file: what is accepted, how each mistake is worded, and that the files in configs/ do as they say."""
+"""A replica's file: valid settings, the message for each mistake, and the files in configs/."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(path: Path) -> str:
 
 
 def options(command: Command) -> dict[str, str]:
-    """A command's options; the last word of each is its value."""
+    """A command's options. The value of each option is its last word."""
     found: dict[str, str] = {}
     name = ""
     for argument in command.argv:
@@ -95,7 +95,7 @@ def test_what_must_be_the_same_on_all_replicas_is_in_every_files_commands(path: 
     assert {"--enable-prefix-caching", "--enable-prompt-tokens-details"} <= set(engine)
     events = json.loads(engine["--kv-events-config"])
     assert (events["enable_kv_cache_events"], events["publisher"]) == (True, "zmq")
-    # vLLM binds an endpoint that holds "::", and this one is 127.0.0.1 alone.
+    # vLLM binds an endpoint that contains "::". This endpoint is only 127.0.0.1.
     assert events["endpoint"] == "tcp://[::ffff:127.0.0.1]:5557"
     assert events["replay_endpoint"] == "tcp://127.0.0.1:5558"
     agent = options(found["agent"])

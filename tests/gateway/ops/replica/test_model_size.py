@@ -1,4 +1,4 @@
-"""What one token's KV takes on one GPU, for the shapes that models come in."""
+"""The KV size of one token on one GPU, for models of various shapes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def size(config: dict[str, Any], dtype: str = "auto", kv: str = "auto", gpus: in
     [
         (QWEN_7B, 1, 57_344),
         (QWEN_7B, 2, 28_672),
-        (QWEN_7B, 8, 14_336),  # 4 heads for 8 GPUs: each has one
+        (QWEN_7B, 8, 14_336),  # 4 heads on 8 GPUs: each GPU has one
         (LLAMA_70B, 1, 327_680),
         (LLAMA_70B, 8, 40_960),
         (DEEPSEEK, 1, 70_272),
-        (DEEPSEEK, 8, 70_272),  # the latent vector is whole on every GPU
+        (DEEPSEEK, 8, 70_272),  # every GPU has the whole latent vector
     ],
 )
 def test_the_size_of_a_known_model(config: dict[str, Any], gpus: int, expected: int) -> None:
@@ -57,7 +57,7 @@ def test_the_size_of_a_known_model(config: dict[str, Any], gpus: int, expected: 
 def test_numbers_of_one_byte_and_of_four() -> None:
     assert size(QWEN_7B, kv="fp8") == 57_344 // 2
     assert size(QWEN_7B, dtype="float32") == 57_344 * 2
-    assert size({**QWEN_7B, "torch_dtype": "float32"}) == 57_344  # which vLLM takes down to 16 bits
+    assert size({**QWEN_7B, "torch_dtype": "float32"}) == 57_344  # vLLM reduces it to 16 bits
 
 
 def test_a_head_dimension_of_its_own_counts_and_heads_without_groups_are_kv_heads() -> None:

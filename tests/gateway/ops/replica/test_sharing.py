@@ -1,4 +1,4 @@
-"""Chunk sizes and timeouts hold for whatever model and prompt length somebody has, or are refused."""
+"""Chunk sizes and timeouts are valid for any model and any prompt length; otherwise they are refused."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ BLOCK_TOKENS = st.sampled_from([1, 8, 16, 32, 48, 64, 128])
         (57_344, 16, 64),  # Qwen2.5-7B: 3.5 MiB
         (131_072, 16, 32),  # Llama-3-8B: exactly 4 MiB
         (40_960, 16, 96),  # Llama-3-70B on 8 GPUs
-        (12_288, 16, 256),  # Qwen2.5-0.5B: 3 MiB; more would fit, and share less
-        (2_048, 32, 512),  # the tests' model: 256 tokens would be half a MiB
-        (262_144, 16, 16),  # a block of 4 MiB is a chunk
+        (12_288, 16, 256),  # Qwen2.5-0.5B: 3 MiB; more tokens would fit, but chunks would be shared less
+        (2_048, 32, 512),  # the tests' model: 256 tokens are only half a MiB
+        (262_144, 16, 16),  # a block of 4 MiB is one chunk
     ],
 )
 def test_the_chunk_of_a_known_model(token_bytes: int, block: int, tokens: int) -> None:
@@ -71,7 +71,7 @@ def test_a_redis_that_never_answers_holds_a_prompt_up_no_longer_than_allowed(
     except DoesNotFit:
         return
     assert found.num_workers == (workers or found.num_workers)
-    # Its own lookups, behind as many stores of the request before it.
+    # The prompt's own lookups wait for the same number of stores of the previous request.
     assert 2 * math.ceil(chunks / found.num_workers) * found.request_timeout_s <= max_stall_s
     assert 0.05 <= found.request_timeout_s <= 0.3
 
@@ -101,4 +101,4 @@ def test_a_prompt_of_too_many_chunks_is_refused_with_the_stall_that_it_would_mea
 def test_every_gpu_has_chunks_of_its_own() -> None:
     assert chunks_of(32_768, 64, 1) == 512
     assert chunks_of(32_768, 64, 4) == 2048
-    assert chunks_of(100, 512, 1) == 1  # a prompt shorter than a chunk is looked up for nothing, at most
+    assert chunks_of(100, 512, 1) == 1  # a prompt shorter than a chunk costs at most one useless lookup

@@ -1,4 +1,4 @@
-"""A DNS server of the tests' own, over UDP and TCP: what it answers, and whether, is the test's."""
+"""A DNS server for tests, over UDP and TCP. The test decides its answers and whether it answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UDP_BYTES = 512
 
 
 class DnsServer:
-    """`records` holds each name's, as in a zone file: {"vllm.test.": ["A 10.0.0.1", "A 10.0.0.2"]}."""
+    """`records` holds each name's records, as in a zone file: {"vllm.test.": ["A 10.0.0.1", "A 10.0.0.2"]}."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[str]] = {}
         self.fault = ""
-        """`silent` or `servfail`; empty while it answers."""
+        """`silent` or `servfail`; empty if the server answers."""
         self.asked = 0
         self.asked_over_tcp = 0
         self.address = ""

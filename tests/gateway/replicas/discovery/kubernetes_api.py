@@ -1,7 +1,8 @@
-"""The part of a Kubernetes API server that tells of EndpointSlices, over real HTTP: lists and watches with versions.
+"""The part of a Kubernetes API server that serves EndpointSlices, over real HTTP: lists and watches with versions.
 
-A watch sends what changed after the version it names, a line of JSON each, BOOKMARKs in between, and ends when it was
-asked to. One that names a version older than what is remembered is told 410, in an ERROR event as the real one does.
+A watch sends all changes after the version that it names, one line of JSON each, with BOOKMARKs in between. It ends at
+the requested timeout. A watch from a version older than the oldest stored change gets a 410 in an ERROR event, as from
+a real server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TOKEN = "a token"
 
 
 def endpoint(name: str, address: str, **conditions: bool | None) -> dict[str, Any]:
-    """One pod, ready unless it is said that it is not."""
+    """One pod. It is ready unless `conditions` says otherwise."""
     said = {"ready": True, "serving": True, "terminating": False} | conditions
     target = {"targetRef": {"kind": "Pod", "name": name, "namespace": "models"}} if name else {}
     return {"addresses": [address], "conditions": said, "nodeName": "node-1", **target}
@@ -33,15 +34,15 @@ def ports(**numbers: int) -> list[dict[str, Any]]:
 
 
 class KubernetesApi:
-    """`put` and `delete` change what there is; `fault` is what happens instead of an answer."""
+    """`put` and `delete` change the slices. If `fault` is set, it replaces every answer."""
 
     def __init__(self) -> None:
         self.url = ""
         self.fault = 0
-        """A status that everything is answered with; 0: none."""
+        """The status of every answer; 0: none."""
         self.hangs = False
         self.lists: list[dict[str, str]] = []
-        """The queries of the lists that were asked for, and of the watches."""
+        """The queries of all lists. `watches` has those of all watches."""
         self.watches: list[dict[str, str]] = []
         self._version = 100
         self._oldest = 100
@@ -59,7 +60,7 @@ class KubernetesApi:
         address_type: str = "IPv4",
         namespace: str = "models",
     ) -> None:
-        """Add a slice, or replace it."""
+        """Adds or replaces a slice."""
         event = "MODIFIED" if name in self._slices else "ADDED"
         labels = {"kubernetes.io/service-name": service}
         await self._change(
@@ -76,19 +77,19 @@ class KubernetesApi:
         await self._change("DELETED", self._slices[name])
 
     async def bookmark(self) -> None:
-        """What changed elsewhere moves the version on."""
+        """Sends a bookmark: a change elsewhere has increased the version."""
         self._version += 1
         metadata = {"resourceVersion": str(self._version)}
         await self._tell("BOOKMARK", {"kind": "EndpointSlice", "metadata": metadata})
 
     async def compact(self) -> None:
-        """Forget all changes: whoever watches from before is told 410."""
+        """Forgets all changes. A watch from an earlier version gets a 410."""
         self._oldest = self._version = self._version + 1
         self._log.clear()
         await self.cut()
 
     async def cut(self) -> None:
-        """Break the connections of all watches."""
+        """Breaks the connections of all watches."""
         self._cut.set()
         self._cut = asyncio.Event()
         async with self._news:
@@ -179,7 +180,7 @@ async def running_kubernetes(tls: ssl.SSLContext | None = None, port: int = 0) -
 
 
 def service_account(folder: Path, namespace: str = "models", token: str = TOKEN) -> Path:
-    """What Kubernetes mounts into a pod, but for the certificate."""
+    """The files that Kubernetes mounts into a pod, without the certificate."""
     folder.mkdir(exist_ok=True)
     (folder / "token").write_text(token + "\n")
     (folder / "namespace").write_text(namespace)

@@ -1,4 +1,4 @@
-"""Replicas by DNS, against a real server of the tests' own."""
+"""Replicas from DNS, with a real DNS server for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def dns() -> AsyncIterator[DnsServer]:
 
 
 async def look(server: DnsServer, name: str = "vllm.test", **settings: Any) -> dict[str, str]:
-    """What is found at the first look: urls by id."""
+    """The replicas of the first answer: id → URL."""
     source = DnsName(name, DnsSettings(names=[name], server=server.address, **settings))
     return {replica.id: replica.url for replica in await anext(source.follow())}
 
@@ -98,7 +98,7 @@ async def test_a_name_is_asked_for_again_after_each_interval(dns: DnsServer) -> 
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_who_is_told_to_stop_while_an_answer_comes_in_stops(dns: DnsServer, turns: int) -> None:
-    """Before Python 3.12 what waits for an answer with a time limit loses a cancellation that comes with it."""
+    """Before Python 3.12, a wait with a time limit loses a cancellation that arrives together with the answer."""
     dns.records["vllm.test."] = ["A 10.0.0.1"]
     loop = asyncio.get_running_loop()
     source = DnsName("vllm.test", DnsSettings(names=["vllm.test"], server=dns.address, interval_s=0.05))

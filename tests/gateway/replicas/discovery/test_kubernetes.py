@@ -1,4 +1,4 @@
-"""Replicas by EndpointSlices, against an API server of the tests' own, over real HTTP."""
+"""Replicas from EndpointSlices, with an API server for tests, over real HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def follow(api: KubernetesApi, folder: Path, **settings: Any) -> Answers:
 
 
 async def urls(answers: Answers) -> dict[str, str]:
-    """The next answer: urls by id."""
+    """The replicas of the next answer: id → URL."""
     return {replica.id: replica.url for replica in await anext(answers)}
 
 
@@ -120,7 +120,7 @@ async def test_a_watch_begins_where_the_list_ended(api: KubernetesApi, tmp_path:
     await api.put("a", [endpoint("vllm-0", "10.0.0.1")], ports(http=8000))
     answers = follow(api, tmp_path)
     await anext(answers)
-    await api.put("a", [endpoint("vllm-1", "10.0.0.1")], ports(http=8000))  # after the list, before the watch
+    await api.put("a", [endpoint("vllm-1", "10.0.0.1")], ports(http=8000))  # after the list and before the watch
     assert set(await urls(answers)) == {"vllm-1"}
     await answers.aclose()
 
@@ -187,7 +187,7 @@ async def test_what_is_no_list_of_slices_is_not_taken_for_an_empty_one(api: Kube
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two self-signed certificates for 127.0.0.1, with their keys beside them."""
+    """Two self-signed certificates for 127.0.0.1, with their keys in the same folder."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "another"):
         self_signed(folder, name, "127.0.0.1")

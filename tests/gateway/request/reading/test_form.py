@@ -47,7 +47,7 @@ def test_removed_fields_are_taken_out_and_nothing_else_is_touched(names: list[st
 
 @pytest.mark.parametrize("size", [1, 60, 3000])
 def test_a_form_whose_parts_have_no_end_of_their_heads_is_refused_at_the_first(size: int) -> None:
-    """An older reader searched again from each `name`. So 60 KB of this blocked a gateway for seconds."""
+    """An older reader searched again after each `name`, so 60 KB of this input blocked a gateway for seconds."""
     assert refusal(b"--x\r\n" + b'name="model"\r\nx\r\n' * size + b"--x--\r\n").code == "invalid_form"
 
 
