@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "health": {"interval_s": 0.25, "timeout_s": 5, "breaker_failures": 1000},
 }
 REQUEST_S = 2
-"""The time limit of the hurried gateway."""
+"""The time limit of requests at the gateway `hurried_url`, in seconds."""
 
 
 @dataclass(frozen=True)
