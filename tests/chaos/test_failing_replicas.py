@@ -29,7 +29,7 @@ BEFORE_THE_FIRST_TOKEN: list[tuple[dict[str, Any], str]] = [
 
 
 async def served_elsewhere(stage: Stage, fault: dict[str, Any], reason: str, stream: bool) -> None:
-    """The replica that holds a prompt fails once. Another replica answers, and only the metrics show the failure."""
+    """The replica that holds a prompt fails once: another one answers, and only the metrics know."""
     text, owner = await stage.warm_prompt()
     retries = await stage.metric(stage.urls[1], "kvgate_retries_total", reason=reason)
     await stage.fail(owner, **fault)
