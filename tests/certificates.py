@@ -1,4 +1,4 @@
-"""Certificates for servers of the tests' own."""
+"""Certificates for the tests' own servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def self_signed(folder: Path, name: str, host: str) -> tuple[Path, Path]:
-    """A certificate for a host's name or address, that signs itself, and its key: `<name>.crt` and `<name>.key`."""
+    """A self-signed certificate for a host's name or address, and its key: `<name>.crt` and `<name>.key`."""
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
     try:
         kind = f"IP:{ipaddress.ip_address(host)}"

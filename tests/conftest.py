@@ -1,4 +1,4 @@
-"""How the tests are run: which of them share a worker, what is skipped and why."""
+"""How the tests run: which tests share a worker, which are skipped and why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.leftovers import watch_this_run
 from tests.programs import missing
 
-# Each HTTP client loads the certificate authorities that it trusts, which takes 30 ms for those of the system. The
-# tests ask their own servers only, so one authority is enough. Its private key was thrown away.
+# Each HTTP client loads the certificate authorities that it trusts. Loading the system's authorities takes 30 ms.
+# The tests only call their own servers, so one authority is enough. Its private key was thrown away.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
-# No clock decides whether an example passes: a busy machine takes longer for each, and to make them up. Fixtures that
-# all examples share are meant so: clusters.
+# Examples have no time limit: a busy machine takes longer to generate and to run them. Function-scoped fixtures
+# (clusters) are shared by all examples on purpose.
 NOT_CHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("patient", deadline=None, suppress_health_check=NOT_CHECKED)
 settings.load_profile("patient")
@@ -29,7 +29,7 @@ settings.load_profile("patient")
 FIRST = ("tests/chaos/test_truth_", "tests/chaos/", "tests/api/", "tests/cluster/", "tests/gateway/ops/cli/")
 """These files run first, because they take longest."""
 SHARED = FIRST[:3]
-"""Files with the same beginning share clusters, which take seconds to start."""
+"""Files whose paths begin with the same entry share clusters. A cluster takes seconds to start."""
 
 
 ELSEWHERE = {
@@ -40,7 +40,7 @@ ELSEWHERE = {
     "compose": "make compose-test",
     "clients": "make test-clients",
 }
-"""Markers of tests that a plain `pytest` leaves out, and who runs them."""
+"""Markers of tests that a plain `pytest` leaves out, and the commands that run them."""
 
 
 def file_of(nodeid: str) -> str:
@@ -52,7 +52,7 @@ def place_in(names: tuple[str, ...], file: str) -> int:
 
 
 class ByCluster(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests that share clusters go to one worker, in order; so do the tests of a file."""
+    """Sends all tests that share clusters to one worker, in order. It does the same for the tests of one file."""
 
     def _split_scope(self, nodeid: str) -> str:
         place = place_in(SHARED, file_of(nodeid))
@@ -70,8 +70,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collects without garbage collections: they take a quarter of the time, and find nothing among modules and
-    tests."""
+    """Turns the garbage collector off during collection: it takes a quarter of the time and frees nothing, as modules
+    and tests stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -93,7 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """One line for each reason to skip tests, or to leave them out."""
+    """Prints one line for each reason why tests were skipped or left out."""
     left_out = terminalreporter.stats.get("deselected", ())
     for name, command in ELSEWHERE.items():
         if count := sum(item.get_closest_marker(name) is not None for item in left_out):

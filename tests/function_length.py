@@ -1,4 +1,4 @@
-"""Checks that no function is too long to be read at once: `python tests/function_length.py`, part of `make check`.
+"""Checks that no function is too long to read at once: `python tests/function_length.py`, part of `make check`.
 
 A function's docstring and decorators do not count. The functions inside it do.
 """

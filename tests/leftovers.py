@@ -1,6 +1,6 @@
-"""Kills the processes that a run of the tests leaves behind when it is killed in the middle of its fixtures.
+"""Kills the processes that a test run leaves behind when it is killed in the middle of its fixtures.
 
-python -P tests/leftovers.py RUN    waits until its stdin ends, which is when the run of the tests has ended
+python -P tests/leftovers.py RUN    waits until its stdin ends: then the test run has ended
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import uuid
 from pathlib import Path
 
 _VARIABLE = "KVGATE_TEST_RUN"
-"""A variable in the environment of every process that the run starts, directly or not."""
+"""An environment variable of every process that the run starts, directly or indirectly."""
 
 
 def watch_this_run() -> None:
-    """Starts the process that outlives this run. xdist's workers belong to the run that started them."""
+    """Starts the cleanup process, which outlives this run. xdist's workers belong to the run that started them."""
     if "PYTEST_XDIST_WORKER" in os.environ or not Path("/proc/self/environ").exists():
         return
     os.environ[_VARIABLE] = uuid.uuid4().hex
@@ -26,7 +26,7 @@ def watch_this_run() -> None:
 
 
 _watchers: list[subprocess.Popen[bytes]] = []
-"""Kept alive here: their stdin ends when they are freed."""
+"""Keeps the cleanup processes alive: their stdin ends when they are freed."""
 
 
 def _of_run(run: str) -> list[int]:
@@ -37,7 +37,7 @@ def _of_run(run: str) -> list[int]:
             try:
                 if mark in (process / "environ").read_bytes().split(b"\0"):
                     found.append(int(process.name))
-            except OSError:  # it has ended, or is another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
     return found
 

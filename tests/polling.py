@@ -1,7 +1,7 @@
-"""Waiting for what must come true, by asking until it does.
+"""Waits for a condition: checks it again and again until it is true.
 
-A deadline ends a test whose condition never comes true. Where a test names one that is promised, it is counted in
-seconds in which the processes had cores to run on.
+A deadline ends a test whose condition never becomes true. It counts only the time in which the processes had cores
+to run on, so a test can use a promised limit as its deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Patience:
 
 
 def _share_of_a_core() -> float:
-    """How much of a core each process that wants to run has right now, at most 1: Linux tells how many there are."""
+    """The share of a core, at most 1, that each runnable process has now. Linux counts the runnable processes."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):
@@ -44,7 +44,7 @@ def _share_of_a_core() -> float:
 
 
 async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition`, which may be async; fails with the last false one when none came."""
+    """Returns the first true value of `condition`, which may be async. At the deadline, fails with the last value."""
     patience, poll_s = Patience(within_s), _FIRST_POLL_S
     while True:
         value = condition()

@@ -1,6 +1,6 @@
-"""What some tests need and a fresh machine does not have. They are marked with it, and skipped without it.
+"""Programs and permissions that some tests need and a fresh machine lacks. A marked test is skipped without them.
 
-`pytest -m needs` runs all of those.
+`pytest -m needs` runs all marked tests.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gateway.ops.local.embedded_redis import WHEEL, server_of_wheel, system_redi
 
 @dataclass(frozen=True)
 class Need:
-    """Something that may be missing, and how to get it."""
+    """A requirement that may be missing, and how to meet it."""
 
     is_here: Callable[[], bool]
     how: str
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    """Marks a test with what it needs: names in NEEDS."""
+    """Marks a test with its requirements: names in NEEDS."""
     return pytest.mark.needs(*names)
 
 
 @functools.cache
 def missing(name: str) -> str | None:
-    """Why a test that needs this is skipped; None where it is here."""
+    """Why a test with this requirement is skipped; None if the requirement is met."""
     need = NEEDS[name]
     return None if need.is_here() else f"needs {name}: {need.how}"
 
@@ -52,7 +52,7 @@ def _succeeds(*command: str) -> Callable[[], bool]:
 
 
 def namespaces() -> list[str] | None:
-    """The command that starts a program in a network and a mount namespace of its own, if this user may."""
+    """The command that starts a program in its own network and mount namespaces; None if this user may not do that."""
     for flags in (["--net", "--mount"], ["--map-root-user", "--net", "--mount"]):
         if _succeeds("unshare", *flags, "true")():
             return ["unshare", *flags]

@@ -1,4 +1,4 @@
-"""Real Redis servers that stand in for each other: a master with replicas and sentinels, and a Redis Cluster."""
+"""Groups of real Redis servers: a master with replicas and sentinels, and a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.redis_server import RedisServer, default_server, server_command
 
 MASTER = "the-master"
 DOWN_AFTER_MS = 500
-"""A master that says nothing for so long is down; its replica is the master about a second later."""
+"""A master that is silent for this long is down. About a second later one of its replicas is the master."""
 _SLOTS = 16384
 _BUS = 10_000
 
@@ -31,7 +31,7 @@ def end(server: RedisServer) -> None:
 
 
 class SentinelGroup:
-    """One master, two replicas and three sentinels at first; who is what changes with every failover."""
+    """One master, two replicas and three sentinels at first. Every failover changes which server is the master."""
 
     def __init__(self, servers: list[RedisServer], sentinels: list[RedisServer]) -> None:
         self.servers = servers
@@ -40,7 +40,7 @@ class SentinelGroup:
         self.url = f"redis+sentinel://{hosts}/{MASTER}/0"
 
     def master_port(self, sentinel: RedisServer | None = None) -> int:
-        """The port of the master, as a sentinel has it."""
+        """The master's port, according to a sentinel."""
         with client_of(sentinel or self.sentinels[0]) as client:
             return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)[1])
 
@@ -49,7 +49,7 @@ class SentinelGroup:
         return next(server for server in self.servers if server.port == port)
 
     def has_settled(self) -> bool:
-        """Whether all sentinels have the same master, and it serves."""
+        """Whether all sentinels agree on the master, and it serves."""
         told = []
         for sentinel in self.sentinels:
             with client_of(sentinel) as client:
@@ -57,7 +57,7 @@ class SentinelGroup:
         return {one["flags"] for one in told} == {"master"} and len({one["port"] for one in told}) == 1
 
     def is_whole(self) -> bool:
-        """Whether every sentinel knows the others as well, and two replicas that are in step."""
+        """Whether the group has settled, and every sentinel knows the other two and two synchronized replicas."""
         return self.has_settled() and all(map(self._knows_all, self.sentinels))
 
     def _knows_all(self, sentinel: RedisServer) -> bool:
@@ -68,7 +68,8 @@ class SentinelGroup:
         return others == len(in_step) == 2
 
     def heal(self) -> None:
-        """Everything runs. What was killed or frozen becomes a replica at once: sentinels take ten seconds for that."""
+        """Starts or resumes every server. A server that was killed or frozen becomes a replica at once: sentinels would
+        take ten seconds for that."""
         for server in (*self.servers, *self.sentinels):
             server.resume()
         wait_until(self.has_settled)
@@ -97,7 +98,7 @@ def running_sentinels(binary: str | None = None) -> Iterator[SentinelGroup]:
             (path := Path(folder, str(port))).mkdir()
             return path
 
-        # A master that its replicas have left refuses writes: whoever still talks to it notices.
+        # A master without replicas refuses writes, so that its remaining clients notice the failover.
         options = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", "--min-replicas-to-write", "1")
         first, *others = ports[:3]
         servers = [started(first, server_command(binary, home(first), first, options))]
@@ -137,7 +138,7 @@ class RedisCluster:
             return client.execute_command(*command)
 
     def owner(self, key: str) -> RedisServer:
-        """The node that has the key's slot, as it says itself."""
+        """The node that serves the key's slot, according to the node itself."""
         for node in self.nodes:
             try:
                 self.run(node, "EXISTS", key)
@@ -148,7 +149,7 @@ class RedisCluster:
 
     @contextmanager
     def moving(self, key: str, to: RedisServer) -> Iterator[None]:
-        """Within, the slot of `key` is on its way, half of its keys moved; afterwards it is there."""
+        """Inside the context, the slot of `key` is migrating, half of its keys moved. Afterwards `to` owns it."""
         source, slot = self.owner(key), self.run(to, "CLUSTER", "KEYSLOT", key)
         source_id, to_id = self.run(source, "CLUSTER", "MYID"), self.run(to, "CLUSTER", "MYID")
         self.run(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
@@ -173,8 +174,8 @@ class RedisCluster:
 
 
 def _ports_with_a_bus(count: int) -> list[int]:
-    """Nodes of a cluster talk to each other 10 000 ports higher. These ports lie below those that are handed out, so
-    that a bus lies among those."""
+    """Ports for cluster nodes. A node's cluster bus is 10 000 ports above its port. The nodes' ports lie below the
+    range of `free_ports`, so that the bus ports lie inside it."""
     found: list[int] = []
     while len(found) < count:
         (bus,) = free_ports(1)

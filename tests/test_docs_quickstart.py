@@ -1,4 +1,4 @@
-"""docs/quickstart.md: its commands exist, with these options, and what can be run of it without a GPU is run."""
+"""docs/quickstart.md: its commands and their options exist. The commands that need no GPU are run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def block_with(part: str, language: str = "console") -> str:
 
 
 def commands(block: str) -> Iterator[str]:
-    """What is typed in it: from each `$ ` on, with continued lines and here-documents, without what is printed."""
+    """The commands of a block: the text after each `$ `, with continued lines and here-documents, without output."""
     lines = iter(block.splitlines())
     for line in lines:
         if not line.startswith("$ "):
@@ -53,7 +53,7 @@ def commands(block: str) -> Iterator[str]:
 
 
 def calls_of(program: str) -> list[list[str]]:
-    """What follows this program wherever it is called: in a block, a sentence or a table, and in a container, too."""
+    """The arguments of every call of this program: in a block, a sentence or a table, and in a container."""
     typed = [command for block in blocks("console") for command in commands(block)]
     named = re.findall(r"`((?:[A-Z_]+=\S+ )*(?:docker compose|kvgate)\b[^`]*)`", TEXT.replace("\n", " "))
     found = []
@@ -65,7 +65,7 @@ def calls_of(program: str) -> list[list[str]]:
 
 
 def sh(folder: Path, typed: str, **variables: str) -> None:
-    """As somebody types it in the root of the repository, less what the test before left there."""
+    """Runs a command as if it was typed in the repository's root. `folder` has no files of an earlier test."""
     for name in ("deploy", "configs"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
@@ -78,7 +78,7 @@ def sh(folder: Path, typed: str, **variables: str) -> None:
 
 
 def secrets(folder: Path) -> dict[str, str]:
-    """The URLs that the section on Redis makes, beside users.acl in `folder`."""
+    """The URLs that the section on Redis makes. The section also writes users.acl into `folder`."""
     typed = [each for each in commands(block_with("secret.sh")) if not each.startswith("redis-server")]
     sh(folder, "\n".join(typed))
     assert (folder / "users.acl").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""A server of a test's own, over real HTTP."""
+"""A test's own server, over real HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serving(application: web.Application, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Serves until the end, on a free port if none is named; gives its URL. Streams that go on then are cut off."""
+    """Serves inside the context, by default on a free port, and yields the URL. On exit it cuts off open streams."""
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     try:

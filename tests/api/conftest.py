@@ -1,6 +1,6 @@
-"""Clusters of real processes, started once for all API tests: every test sends prompts that no other test sends.
+"""Clusters of real processes, started once for all API tests. Every test sends prompts that no other test sends.
 
-Replicas publish KV events and have an agent each, unless a fixture says otherwise.
+Each replica publishes KV events and has an agent, unless a fixture says otherwise.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from bench.cluster import Cluster, running_cluster
 from tests.api.stage import Stage, api_key, running_gateway, running_sims, sdk
 
-# What these tests are not about: a Redis that has to wait for a core, and replicas that are left alone for a while, or
-# retries that are withheld, because tests made them fail.
+# These limits keep other effects out of the tests: a Redis that waits for a core, and breakers and retry budgets that
+# react to the failures which tests cause.
 PATIENT: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "health": {"breaker_failures": 1000, "timeout_s": 5},
@@ -48,14 +48,14 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="package")
 def open_cluster() -> Iterator[Cluster]:
-    """Without keys: two gateways, three replicas."""
+    """Two gateways without API keys, three replicas."""
     with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=OPEN) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="package")
 def guarded_cluster() -> Iterator[Cluster]:
-    """With keys of three tenants, alice and anna in one of them, and an admin."""
+    """Two gateways with API keys of three tenants, two replicas. Alice and anna share a tenant; root is an admin."""
     with running_cluster(gateways=2, replicas=2, replica_arguments=("--speed", "0"), config=GUARDED) as cluster:
         yield cluster
 
@@ -81,8 +81,8 @@ def sharing(guarded_cluster: Cluster, guarded: Stage, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="package")
 def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Three base models: `a` on m0 and m1, of which m1 alone has the adapter `a-french`; `b` on m2; and `slow`, which
-    takes its time, on m3."""
+    """Three base models: `a` on m0 and m1, `b` on m2, and `slow`, which answers slowly, on m3. Only m1 has the adapter
+    `a-french`."""
     folder = tmp_path_factory.mktemp("mixed")
     models = {
         "m0": ("--model", "org/a", "--served-name", "a"),
@@ -99,7 +99,7 @@ def mixed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="package")
 def unfollowed(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Two replicas that publish no events, in a pool of their own, behind one gateway."""
+    """Two replicas without events, in their own pool, behind one gateway."""
     folder = tmp_path_factory.mktemp("unfollowed")
     arguments = ("--no-events", "--model", "org/unfollowed", "--served-name", "sim")
     with (

@@ -1,4 +1,4 @@
-"""A replica that is not vLLM: it answers every request with what it was sent, and with headers of its own making."""
+"""A replica that is not vLLM: it answers each request with the request that it received, and with forged headers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Sent:
 
     @property
     def form(self) -> dict[str, bytes]:
-        """The fields of a multipart form, read by another parser than the gateway's."""
+        """The fields of a multipart form, read by a different parser than the gateway's."""
         head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
         parts = message_from_bytes(head + self.body).get_payload()
         return {part.get_param("name", header="content-disposition"): part.get_payload(decode=True) for part in parts}  # type: ignore
 
 
 def sent(answer: httpx.Response) -> Sent:
-    """What the gateway sent for the request that was answered so."""
+    """The request that the gateway sent to get this answer."""
     assert answer.status_code == 200, answer.text
     document = answer.json()
     return Sent(document["target"], document["headers"], bytes.fromhex(document["body"]))
@@ -81,12 +81,12 @@ class _Echo(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Silent: pytest shows what matters."""
+        """Logs nothing: pytest shows failures."""
 
 
 @contextmanager
 def running_echo(replica: str) -> Iterator[SimReplica]:
-    """The echo under a replica's id, in a thread of the test's process."""
+    """Runs the echo under a replica's id, in a thread of the test's process."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

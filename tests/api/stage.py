@@ -1,4 +1,4 @@
-"""What the API tests stand on: a running cluster, spoken to over HTTP, and what its replicas saw."""
+"""The API tests' view of a running cluster: HTTP requests to its gateways, and the requests that its replicas saw."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def chat_body(content: Any, **fields: Any) -> Json:
 
 @dataclass
 class Stage:
-    """Some gateways in front of some replicas. Answers of any status come back; tests say which they expect."""
+    """Some gateways in front of some replicas. Methods return answers of any status; tests check the status."""
 
     gateways: list[str]
     sims: list[SimReplica]
     http: httpx.Client
     headers: dict[str, str] = field(default_factory=dict)
-    """Sent with every request, under the test's own."""
+    """Headers of every request. A test's own headers override them."""
 
     def post(self, path: str, body: Any = None, gateway: int = 0, **request: Any) -> httpx.Response:
         if body is not None:
@@ -83,7 +83,7 @@ class Stage:
         return explained
 
     def seen(self, answer: httpx.Response) -> Json:
-        """What the replica says of the request that this answers, with the replica's id as `replica`."""
+        """The replica's record of the request with this answer, with the replica's id as `replica`."""
         request_id = answer.headers["x-request-id"]
         for sim in self.sims:
             for request in self.state_of(sim)["recent"]:
@@ -92,11 +92,11 @@ class Stage:
         raise AssertionError(f"no replica saw request {request_id}")
 
     def requests_seen(self) -> int:
-        """Inference requests that reached any replica."""
+        """The number of inference requests that reached any replica."""
         return self.counted("requests")
 
     def counted(self, name: str) -> int:
-        """One of the counts in /sim/state, over all replicas."""
+        """One of the counts in /sim/state, summed over all replicas."""
         return sum(self.state_of(sim)[name] for sim in self.sims)
 
     def state_of(self, sim: SimReplica) -> Json:
@@ -115,13 +115,14 @@ class Stage:
         return found
 
     def owners(self, body: Any, gateway: int = 0) -> list[Json]:
-        """Who owns the deepest key of a chat, as the gateway finds it."""
+        """The owners of a chat's deepest key, as the gateway finds them."""
         found: list[Json] = self.explain(body, gateway)["chain"][-1]["owners"]
         return found
 
     def until_resident(self, body: Any, gateway: int = 0, prompt_tokens: int = 0) -> Json:
-        """Wait until the engine's events have confirmed all of a chat's prompt; the owner's record. With the engine's
-        `prompt_tokens`, until the map has them too, to the served block: before that only whole blocks are sure."""
+        """Wait until the engine's events have confirmed a chat's whole prompt; returns the owner's record. With the
+        engine's `prompt_tokens`, also wait until the map has that many, exact to the last block that can be served.
+        Before that the map knows only whole blocks."""
 
         def confirmed() -> Json | None:
             owners = [owner for owner in self.owners(body, gateway) if owner["kind"] == "resident"]
@@ -134,7 +135,7 @@ class Stage:
 
     @contextmanager
     def failing(self, mode: str, **details: Any) -> Iterator[None]:
-        """Every replica fails like this until the end."""
+        """Inside the context, every replica fails in this mode."""
         try:
             self._fail({"mode": mode, "count": -1, **details})
             yield
@@ -147,13 +148,13 @@ class Stage:
 
 
 def cached_tokens_of(body: Json) -> int:
-    """What a completion's answer says was cached; like vLLM, the simulator leaves a zero out."""
+    """The number of cached tokens in a completion's answer. Like vLLM, the simulator leaves out a zero."""
     details = body["usage"].get("prompt_tokens_details") or {}
     return int(details.get("cached_tokens", 0))
 
 
 class Answer:
-    """A successful completion's answer, and where it came from."""
+    """The answer to a successful completion, and the replica that gave it."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -181,7 +182,7 @@ class Answer:
 
 
 def error_of(answer: httpx.Response) -> Json:
-    """The error in an answer, which must have the shape of its path's API."""
+    """The error in an answer. It must have the shape of its path's API."""
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
     if answer.request.url.path.startswith("/v1/messages"):
@@ -201,7 +202,7 @@ def sdk(url: str, api_key: str = "none") -> openai.OpenAI:
 
 
 def api_key(name: str, tenant: str, **fields: Any) -> Json:
-    """The configuration of a key whose secret is `secret-<name>`."""
+    """The configuration of an API key whose secret is `secret-<name>`."""
     digest = hashlib.sha256(f"secret-{name}".encode()).hexdigest()
     return {"name": name, "tenant": tenant, "sha256": digest, **fields}
 
@@ -229,8 +230,8 @@ def running_sims(folder: Path, arguments: Mapping[str, Sequence[str]]) -> Iterat
 def running_gateway(
     folder: Path, redis_url: str, sims: Sequence[SimReplica], config: Json, wait: bool = True
 ) -> Iterator[str]:
-    """One more gateway, with a configuration of its own; gives its URL once it is ready (or, told not to `wait` for
-    that, once it answers)."""
+    """Runs another gateway with its own configuration. Yields its URL once the gateway is ready, or, without `wait`,
+    once it answers."""
     port = free_ports(1)[0]
     file = folder / f"gateway-{port}.yaml"
     replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
@@ -245,7 +246,7 @@ def running_gateway(
 
 @contextmanager
 def running_agent(folder: Path, redis_url: str, sim: SimReplica, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent of a replica; `Stage.exact` tells when a gateway hears it."""
+    """Runs the agent of a replica. `Stage.exact` tells when a gateway hears it."""
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "agent", "--replica", sim.id, "--url", sim.url)
     with (folder / f"agent-{sim.id}.log").open("ab") as log:
         process = subprocess.Popen((*command, "--redis-url", redis_url, *options), stdout=log, stderr=subprocess.STDOUT)

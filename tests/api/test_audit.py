@@ -1,4 +1,4 @@
-"""What the gateway learns from usage: what a replica has evicted, and how many tokens a prompt has."""
+"""The gateway learns from usage: which prompts a replica has evicted, and how many tokens a prompt has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.polling import wait_until
 
 @pytest.fixture
 def alone(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
-    """One gateway and one replica that publishes no events, in a pool of their own."""
+    """One gateway and one replica without events, in their own pool."""
     arguments = {"audited": ("--model", "org/audited", "--served-name", "sim", "--no-events")}
     with (
         running_sims(tmp_path, arguments) as sims,
@@ -28,7 +28,7 @@ def alone(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator
 
 
 class Past:
-    """Moves what the store says of one replica into the past."""
+    """Moves the store's times of one replica into the past."""
 
     def __init__(self, stage: Stage, redis_url: str) -> None:
         self._stage = stage
@@ -37,13 +37,13 @@ class Past:
         self._keys = PoolKeys(stage.explain(chat_body("which pool?"))["pool"])
 
     def register(self, age_s: int) -> None:
-        """The replica has been running for longer: no use of it is older than that."""
+        """Makes the replica older. None of its prompts can have been used before it registered."""
         record = str(self._client.hget(self._keys.replicas, self._replica)).split(" ")
         record[3] = str(int(record[3]) - age_s * 1000)
         self._client.hset(self._keys.replicas, self._replica, " ".join(record))
 
     def use(self, prompt: str, age_s: int) -> None:
-        """The prompt was last used earlier."""
+        """Makes the last use of a prompt older."""
         for link in self._stage.explain(chat_body(prompt))["chain"]:
             own = self._keys.own(link["key"])
             fields = str(self._client.hget(own, self._replica)).split(" ")
@@ -54,7 +54,7 @@ class Past:
 
 @pytest.fixture
 def followed(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[Stage]:
-    """One gateway and one replica with its agent, in a pool of their own."""
+    """One gateway and one replica with its agent, in their own pool."""
     arguments = {"doubted": ("--model", "org/doubted", "--served-name", "sim")}
     with (
         running_sims(tmp_path, arguments) as sims,
@@ -76,7 +76,7 @@ def test_a_miss_drops_what_the_replica_used_before_the_missed_prefix(alone: Stag
     older, missed, newer = text(), text(), text()
     for prompt in (older, missed, newer):
         alone.chat(prompt)
-    assert alone.chat(missed).cached_tokens > 900  # the replica is one that reports
+    assert alone.chat(missed).cached_tokens > 900  # this replica reports cached tokens
     past.use(older, age_s=120)
     past.use(missed, age_s=60)
     assert is_owned(alone, older)
@@ -99,7 +99,7 @@ def test_a_miss_is_counted_with_its_cause(alone: Stage, open_cluster: Cluster) -
     past.use(early, age_s=60)
     alone.http.post(f"{alone.sims[0].url}/sim/reset_cache").raise_for_status()
     assert [alone.chat(prompt).cached_tokens for prompt in (early, late)] == [0, 0]
-    for cause in ("evicted", "in_flight"):  # a claim so young may be of a prompt that is being computed
+    for cause in ("evicted", "in_flight"):  # the prompt of so young a claim may still be computing
         wait_until(lambda one=cause: alone.sample("kvgate_wrong_predictions_total", replica="audited", cause=one) == 1)
 
 
@@ -108,7 +108,7 @@ def test_what_events_tell_of_is_dropped_without_a_miss(followed: Stage) -> None:
     followed.chat(prompt)
     followed.until_resident(chat_body(prompt))
     followed.http.post(f"{followed.sims[0].url}/reset_prefix_cache").raise_for_status()
-    followed.chat(text())  # vLLM tells of a reset with its next step
+    followed.chat(text())  # vLLM publishes a reset with its next step
     wait_until(lambda: not is_owned(followed, prompt))
     answer = followed.chat(prompt)
     assert (answer.matched_tokens, answer.cached_tokens) == (0, 0)
@@ -120,7 +120,7 @@ def test_an_engine_that_forgot_without_saying_so_is_found_out_and_believed_no_mo
     for prompt in (*forgotten, other):
         answer = followed.chat(prompt)
         followed.until_resident(chat_body(prompt), prompt_tokens=answer.prompt_tokens)
-        assert followed.chat(prompt).cached_tokens > 900  # the replica is one that reports
+        assert followed.chat(prompt).cached_tokens > 900  # this replica reports cached tokens
     followed.sims[0].fail("amnesia")
     for prompt in forgotten:
         assert is_owned(followed, other)
@@ -134,7 +134,7 @@ def test_an_engine_that_forgot_without_saying_so_is_found_out_and_believed_no_mo
 
 
 def test_the_size_of_prompts_is_learned_from_what_the_engine_counted(stage: Stage) -> None:
-    size = (7, 5)  # by its pixels next to nothing, but the engine has a least number of tokens per image
+    size = (7, 5)  # almost no tokens by its pixels, but the engine has a minimum number of tokens per image
 
     def pictures(first_shade: int) -> list[object]:
         return [image_part(first_shade + n, size=size) for n in range(20)]

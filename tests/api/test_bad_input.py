@@ -1,4 +1,4 @@
-"""Bad input: always a 4xx in OpenAI's shape that names what is wrong, and the gateway goes on."""
+"""Bad input always gets a 4xx in OpenAI's shape that names the error, and the gateway keeps serving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.api.stage import Stage, chat_body, error_of, fresh, text, user
 
 
 def png(width: int, height: int) -> str:
-    """A data: URL of a PNG that declares this size, and packs a few zeros into next to nothing."""
+    """A data: URL of a tiny PNG that declares this size and contains a few compressed zeros."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     pixels = b"IDAT" + zlib.compress(bytes(10_000))
     chunks = b"".join(
@@ -128,7 +128,7 @@ def post_raw(stage: Stage, path: str, body: bytes, **headers: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def the_gateway_goes_on(stage: Stage) -> Any:
-    """After whatever was sent, the next request is served, and none of the bad ones was called the gateway's fault."""
+    """After each test, the gateway still serves the next request."""
     yield
     assert stage.chat(text(50)).response.status_code == 200
 

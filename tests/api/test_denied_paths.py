@@ -1,4 +1,4 @@
-"""Paths that must never reach a replica, however they are spelled: a replica counts the calls that did."""
+"""Some paths must never reach a replica, in any spelling. The replicas count the calls that reach them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OUTSIDE = [
 
 
 def send_as_spelled(url: str, target: str, body: bytes) -> bytes:
-    """POST with a request line that no client library has tidied up; gives the status line and headers."""
+    """POST with exactly this request line: client libraries would normalize it. Returns the status line and headers."""
     address = urlsplit(url)
     head = f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:

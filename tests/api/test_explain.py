@@ -1,4 +1,4 @@
-"""POST /v1/route/explain: what would be decided, and why; and nothing comes of asking."""
+"""POST /v1/route/explain predicts a decision and its reason, and has no side effects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COSTS = {"active", "backlog_tokens", "owned_tokens", "capacity_tokens", "matched
 
 
 def bodies() -> dict[str, Json]:
-    """A request of every kind, under the path it belongs to; none was ever sent before."""
+    """A new request of every kind, by path."""
     source = {"type": "base64", "data": data_url(60, (320, 320)).partition(",")[2]}
     picture = {"type": "image_url", "image_url": {"url": data_url(61, (320, 320))}}
     return {
@@ -55,8 +55,9 @@ def test_it_names_the_replica_that_place_then_takes(stage: Stage, path: str) -> 
     assert explained["choice"]["replica"] == first, explained
     assert explained["choice"]["why"] == "hit"
 
-    # How long a token is, each gateway learns for itself; and the engine's events may tell of it meanwhile. Of what is
-    # behind a key, the prompt's last token is not served, and of an estimate a block less is told.
+    # The matched tokens of two answers may differ. Each gateway learns the bytes per token itself, and the engine's
+    # events may arrive in between. The engine does not serve a prompt's last token from its cache, and the gateway
+    # subtracts a block from an estimate.
     def foretold() -> int:
         return int(stage.explain(body, path=path)["choice"]["matched_tokens"])
 
@@ -135,24 +136,24 @@ def test_it_writes_nothing_and_asks_no_replica(stage: Stage, open_cluster: Clust
                 stage.explain(body, headers={"x-kvgate-policy": policy})
             return _contents(store) == before
 
-        # What an earlier test's requests taught may be written meanwhile; what explain writes would be every time.
+        # A gateway may still write what it learned from an earlier test. A write by explain would show every time.
         assert any(explained_without_a_trace() for _ in range(3))
     assert stage.requests_seen() == seen
 
 
-# Gateways, agents and who applies event streams renew these all the time.
+# Gateways, agents and the gateways that apply event streams renew these keys all the time.
 _HEARTBEATS = (b":leases", b":gateways", b":agents", b":engines")
 
 
 def _contents(store: redis.Redis) -> dict[bytes, Any]:
-    """Every key of the pool that placements write, with its value."""
+    """Each key of the pool that placements write, with its value."""
     pattern = "kvgate:{kvgate-sim-vlm*"
     keys = sorted(key for key in store.scan_iter(pattern) if not key.endswith(_HEARTBEATS))
     return {key: store.dump(key) for key in keys}
 
 
 def _contents_at_rest(store: redis.Redis) -> dict[bytes, Any] | None:
-    """None while what requests leave behind them is still being written."""
+    """The contents; None while the gateways still write the results of earlier requests."""
     first = _contents(store)
     return first if first == _contents(store) else None
 

@@ -1,4 +1,4 @@
-"""Byte for byte, what a replica is sent: seen by one that gives it back. (It is not vLLM, and has no metrics.)"""
+"""The bytes that the gateway sends to a replica. An echo server returns them. (It is not vLLM, and has no metrics.)"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def echo(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def guarded_echo(echo: Stage, open_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A gateway with keys; requests are alice's unless told."""
+    """A gateway with keys. Requests use alice's key unless a test gives another."""
     config = {"security": GUARDED["security"]}
     with running_gateway(tmp_path_factory.mktemp("guarded"), open_cluster.redis_url, echo.sims, config) as url:
         yield replace(echo, gateways=[url], headers=bearer("alice"))

@@ -1,4 +1,4 @@
-"""Any JSON at all, as a request: never the gateway's fault, and always answered."""
+"""Requests of arbitrary JSON are always answered, and never with a 5xx."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_request_with_anything_wrong_in_it_is_answered(stage: Stage, seed: int
 
 
 def mutated(rng: random.Random, value: Any) -> Any:
-    """The value with one thing in it replaced, removed or renamed."""
+    """The value with one of its parts replaced, removed or renamed."""
     if isinstance(value, dict | list) and value and rng.random() < 0.85:
         key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
         if rng.random() < 0.15:

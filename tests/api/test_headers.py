@@ -1,4 +1,4 @@
-"""What the headers of a request and of its answer carry."""
+"""The headers of requests and of their answers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_answer_says_up_to_where_more_may_be_cached_than_is_known(stage: Stag
     stage.until_resident(chat_body(context), prompt_tokens=cold.prompt_tokens)
     longer = stage.chat(context + text())
     assert longer.matched_tokens < next_boundary(longer.response.headers) < longer.prompt_tokens
-    # No key lies between the two, so this is all that is known of what the engine had.
+    # No key lies between the two counts: the gateway cannot know more exactly how much the engine had.
     assert longer.matched_tokens <= longer.cached_tokens <= next_boundary(longer.response.headers) + 16
     again = stage.chat(context)
     assert again.matched_tokens <= next_boundary(again.response.headers)
@@ -87,8 +87,8 @@ def test_an_answer_says_up_to_where_more_may_be_cached_than_is_known(stage: Stag
 
 @pytest.mark.parametrize("cluster", ["stage", "unfollowed"])
 def test_no_more_is_said_to_be_matched_than_an_engine_can_serve(cluster: str, request: pytest.FixtureRequest) -> None:
-    """vLLM serves whole blocks, and computes a prompt's last token in any case. Answers fill blocks as well, which are
-    worth nothing to the prompt that comes again."""
+    """vLLM serves whole blocks, and always computes a prompt's last token. Answers fill blocks too, but those blocks
+    do not serve the same prompt again."""
     stage: Stage = request.getfixturevalue(cluster)
     seen = set()
     for size in range(1500, 1580, 4):

@@ -1,4 +1,4 @@
-"""Images in prompts: which of them are the same, as the map predicts it and as the engine's cache confirms it."""
+"""Images in prompts: the map predicts which images are equal, and the engine's cache confirms it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: who may call, and who may see what others have sent."""
+"""API keys decide who may call, and who may see the requests of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input that is too large: refused while it arrives, in bounded memory."""
+"""Input that is too large is refused while it arrives, in bounded memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resident_mib(pid: int) -> float:
 
 
 def pieces() -> Iterator[bytes]:
-    """A body whose length nobody was told."""
+    """A body whose length is not declared."""
     yield b'{"model":"sim","messages":[{"role":"user","content":"'
     for _ in range(BODY_BYTES // MIB):
         yield b"a" * MIB
@@ -102,7 +102,7 @@ def test_what_is_no_http_is_a_400_in_the_same_shape(stage: Stage, request_bytes:
 
 
 def test_bodies_are_limited_together(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
-    """Two uploads that would together exceed max_buffered_bytes: the second is told to come back."""
+    """Two uploads together would exceed max_buffered_bytes: the second gets a 429 with Retry-After."""
     config = {"limits": {"max_body_bytes": 40_000, "max_buffered_bytes": 50_000}}
     with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, config) as url:
 
@@ -136,11 +136,12 @@ def test_a_body_that_never_ends_is_a_408_and_frees_its_place(
 
 
 def exchange(url: str, data: bytes) -> bytes:
-    """Send bytes, read to the end of the answer's head and a little on; b"reset" where the peer cut it off unread."""
+    """Send bytes; returns the answer up to the end of its error object, or b"reset" if the peer reset the connection
+    before it answered."""
     address = urlsplit(url)
     answer = b""
     with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
-        with suppress(OSError):  # it may stop reading before the end; what it said is still to be read
+        with suppress(OSError):  # the gateway may stop reading early; its answer is still readable
             connection.sendall(data)
         try:
             while chunk := connection.recv(65536):
@@ -165,7 +166,7 @@ def json_of(**fields: object) -> bytes:
 
 JSON, FORM = "application/json", "multipart/form-data; boundary=x"
 CHAT, TOKENIZE, AUDIO = "/v1/chat/completions", "/tokenize", "/v1/audio/transcriptions"
-# Tokenized, they leave nothing behind that other tests' placements would be measured against.
+# /tokenize leaves nothing in the map that would change the placements of other tests.
 QUICK = {
     "a long text": (TOKENIZE, JSON, json_of(user="so, it goes on " * 15_000)),
     "a large image": (TOKENIZE, JSON, json_of(user="A" * 3 * MIB)),

@@ -1,4 +1,4 @@
-"""A gateway that is full says so, says when to come back, and recovers."""
+"""A full gateway refuses requests with a Retry-After, and recovers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_full_gateway_answers_429_with_retry_after_and_recovers(small: S
             assert refused.status_code == 429
             assert (error_of(refused)["code"], error_of(refused)["type"]) == ("gateway_overloaded", "rate_limit_error")
             assert int(refused.headers["retry-after"]) >= 1
-            # What an operator or a load balancer asks is answered all the same.
+            # The gateway still answers operators and load balancers.
             for probe in ("/health", "/ready", "/metrics", "/v1/models"):
                 assert small.get(probe).status_code == 200
             for task in held:

@@ -1,4 +1,4 @@
-"""Logs tell what happened, never what was said: canaries in every place a client can fill must not be in any."""
+"""Logs contain events, never content: no log may contain the canaries that fill every field a client can set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANARY = "canary-4f1d"
 
 
 def send_canaries(stage: Stage) -> None:
-    """Requests that succeed, fail, break and make no sense, with a canary wherever a client can put one."""
+    """Sends requests that succeed, fail, break off or are invalid. Every field that a client can set has a canary."""
     headers = {"authorization": f"Bearer {CANARY}-key", "x-session-id": f"{CANARY}-session", "cookie": f"{CANARY}=1"}
     image = {"type": "image_url", "image_url": {"url": f"https://{CANARY}.example/a.png?token={CANARY}"}}
     bodies = [

@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus reads from it, and whether it moves with what happens."""
+"""GET /metrics: Prometheus can read it, and its values follow the requests."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_without_an_agent_decisions_are_counted_as_degraded(unfollowed: Stage) -
 def test_tokens_are_counted_as_the_engines_report_them(stage: Stage, stream: bool) -> None:
     context = text(6000)
     body = chat_body(context, stream=stream)
-    first = stage.chat(context)  # for its usage
+    first = stage.chat(context)  # its usage has the prompt's tokens
 
     def counts() -> list[float]:
         names = ("prompt_tokens", "cached_tokens", "predicted_cached_tokens")
@@ -120,7 +120,7 @@ def test_retries_are_counted_by_reason(stage: Stage) -> None:
     before = stage.sample("kvgate_retries_total", reason="status_503")
     with stage.failing("error", status=503):
         assert stage.post(CHAT, chat_body(text(50))).status_code == 503
-    assert stage.sample("kvgate_retries_total", reason="status_503") == before + 2  # of three attempts
+    assert stage.sample("kvgate_retries_total", reason="status_503") == before + 2  # of three attempts, two are retries
     assert stage.sample("kvgate_retries_withheld_total") == 0
 
 
@@ -160,7 +160,7 @@ def test_of_a_pool_that_a_replica_has_left_nothing_stays(open_cluster: Cluster, 
 
 
 def test_what_engines_tell_is_shown(stage: Stage) -> None:
-    """Each event stream is applied by one of the gateways, and its agent's figures are shown by all."""
+    """One gateway applies each event stream; all gateways show the figures of its agent."""
 
     def applied(replica: str) -> list[float]:
         names = ("key_transitions_total", "event_lag_seconds_count")

@@ -1,5 +1,5 @@
-"""Engines that name no sessions on their events (vLLM before 0.30): prompts are recognised by their tokens, which the
-gateway asks for and clients do not see."""
+"""Engines whose events name no sessions (vLLM before 0.30). The gateway recognises a prompt by its token ids. It asks
+the engine for them and hides them from the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture(scope="module")
 def old(open_cluster: Cluster, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One vLLM 0.29 with its agent, which has to be told where the events are, behind one gateway."""
+    """A simulated vLLM 0.29 behind one gateway. Its agent needs the events' address as an option."""
     folder = tmp_path_factory.mktemp("old")
     events, replay = free_ports(2)
     publisher = ("--vllm-version", "0.29.0", "--events-port", str(events), "--replay-port", str(replay))
@@ -54,7 +54,7 @@ def until_resident(stage: Stage, path: str, body: Json) -> None:
 
 
 def content_of(answer: httpx.Response) -> str:
-    """What a stream's chunks say, put together."""
+    """The joined text of a stream's chunks."""
     chunks = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
@@ -73,7 +73,7 @@ def test_a_prompt_becomes_resident_and_its_client_sees_no_token_ids(old: Stage, 
     warm = old.post(path, body)
     assert warm.headers["x-kvgate-decision"] == "hit; policy=prefix_kv_aware; state=exact"
     assert int(warm.headers["x-kvgate-matched-tokens"]) > 900
-    assert "return_token_ids" not in old.seen(warm)["body_keys"]  # nothing is left to be learned from it
+    assert "return_token_ids" not in old.seen(warm)["body_keys"]  # the gateway already knows them
     if stream:
         assert warm.text.rstrip().endswith("data: [DONE]")
         assert content_of(cold) == content_of(warm) != ""

@@ -1,4 +1,4 @@
-"""APIs that the SDK has no method for, and paths that the gateway does not know."""
+"""APIs without a method in the SDK, and paths that the gateway does not know."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_what_vllm_trusts_is_taken_out_on_paths_whose_prompt_is_not_read(mixed: 
     part = {"type": "image", "source": {"type": "base64", "data": data_url(3).partition(",")[2]}, "uuid": "forged"}
     body = {"model": "b", "messages": user([part]), "session_id": "x"}
     assert mixed.post("/v1/messages/count_tokens", body).json()["input_tokens"] > 64
-    # The one replica of this model would know the image by an id that it was told.
+    # The only replica of this model would know the image by its id if it had received the id.
     del part["source"]
     assert mixed.post("/v1/messages/count_tokens", body).status_code == 400
 

@@ -1,4 +1,4 @@
-"""Where requests go: to the replica that has their prefix, whichever gateway was asked, or as a policy says."""
+"""Requests go to the replica that has their prefix, through any gateway, or where a policy sends them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_prefix_is_found_again_by_the_other_gateway(stage: Stage) -> None:
         assert second.replica == first.replica
         assert second.decision.startswith("hit")
         assert second.cached_tokens >= 0.95 * second.prompt_tokens
-        assert second.matched_tokens == pytest.approx(second.prompt_tokens, rel=0.2)  # it is an estimate
+        assert second.matched_tokens == pytest.approx(second.prompt_tokens, rel=0.2)  # an estimate
 
 
 def test_a_conversation_stays_with_its_replica_turn_by_turn(stage: Stage) -> None:
@@ -41,7 +41,8 @@ def test_a_conversation_stays_with_its_replica_turn_by_turn(stage: Stage) -> Non
 
 
 def test_prompts_that_share_nothing_are_spread_over_the_replicas(stage: Stage) -> None:
-    # Long enough to outweigh what other tests left on one replica: the cold go where the fewest tokens are owned.
+    # Cold prompts go to the replica that owns the fewest tokens. These are longer than the prompts of other tests, so
+    # that one replica's older tokens do not decide.
     places = Counter(stage.chat(text(16_000), gateway=n % 2).replica for n in range(18))
     assert set(places) == {"r0", "r1", "r2"}
     assert max(places.values()) <= 10

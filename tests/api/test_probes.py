@@ -1,4 +1,4 @@
-"""What orchestrators and load balancers ask: does it live, can it serve, and if not, why."""
+"""The probes of orchestrators and load balancers: is the gateway alive, can it serve, and if not, why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored responses: whichever gateway is asked, it finds the replica that made one, or says clearly that none did."""
+"""Stored responses: every gateway finds the replica that made a response, or says clearly that none did."""
 
 from __future__ import annotations
 

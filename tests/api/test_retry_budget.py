@@ -1,4 +1,4 @@
-"""A gateway whose retry budget is spent: two replicas, of which one fails, and no retry at all."""
+"""A gateway whose retry budget is spent makes no retries. One of its two replicas fails."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator
 
 
 def statuses(stage: Stage, count: int) -> list[int]:
-    """Of requests that go to both replicas in turn."""
+    """The statuses of requests that go to both replicas in turn."""
     bodies = (chat_body(text(50)) for _ in range(count))
     return [stage.post("/v1/chat/completions", body, headers=ROUND_ROBIN).status_code for body in bodies]
 
 
 def test_a_failure_passes_through_when_the_budget_is_spent_and_opens_no_breaker(spent: Stage) -> None:
-    """Nothing tells whose fault it is. Else breakers could be opened by spending the budget first."""
+    """Without a retry the gateway cannot tell whether the replica or the request is at fault. Otherwise a client could
+    spend the budget first and then open breakers."""
     spent.sims[0].fail("error", status=500, count=-1)
     assert sorted(statuses(spent, 20)) == [200] * 10 + [500] * 10
     assert spent.sample("kvgate_retries_withheld_total") == 10

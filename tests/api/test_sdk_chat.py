@@ -1,4 +1,4 @@
-"""Chat completions through the official SDK: what it sends arrives, what it expects comes back."""
+"""Chat completions through the official SDK: its fields reach the replica, and it can read the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants: what one has sent can neither be found in the cache nor be seen by another."""
+"""Tenants: no tenant can find another tenant's prompts in the cache, or see its requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.api.stage import Stage, bearer, cached_tokens_of, chat_body, error_of
 
 
 def cached_tokens(stage: Stage, name: str, body: dict[str, Any], gateway: int = 0) -> int:
-    """What the engine had of this request's prompt."""
+    """How many of this prompt's tokens the engine had cached."""
     answer = stage.post("/v1/chat/completions", body, gateway, headers=bearer(name))
     assert answer.status_code == 200, answer.text
     return cached_tokens_of(answer.json())
@@ -25,7 +25,7 @@ def test_a_tenants_keys_share_what_is_cached(guarded: Stage) -> None:
 
 def test_tenants_never_share_what_is_cached(guarded: Stage) -> None:
     body = chat_body(text())
-    # Three tenants, two replicas: somebody meets a replica that has the prompt already.
+    # Three tenants, two replicas: at least one tenant reaches a replica that already has the prompt.
     for name in ("alice", "bob", "root"):
         assert cached_tokens(guarded, name, body) == 0
     for name in ("alice", "bob", "root"):
@@ -43,7 +43,7 @@ def test_a_forged_salt_opens_no_other_tenants_cache(guarded: Stage) -> None:
     )
     headers = {**bearer("bob"), "content-type": "application/json"}
     answer = guarded.post("/v1/chat/completions", content=duplicate, headers=headers)
-    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 900  # it is bob's own "pepper"
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 900  # the prompt under bob's own "pepper"
 
 
 def test_a_clients_salt_separates_within_its_tenant(guarded: Stage) -> None:
@@ -138,7 +138,7 @@ def test_images_from_allowed_hosts_are_passed_on(guarded: Stage, url: str) -> No
         ),
         ("/v1/responses", {"input": user([{"type": "input_image", "image_url": "http://evil.example/a"}])}),
         (
-            "/v1/responses",  # vLLM takes whatever has a role for a message
+            "/v1/responses",  # vLLM reads every item that has a role as a message
             {
                 "input": [
                     {
@@ -151,7 +151,7 @@ def test_images_from_allowed_hosts_are_passed_on(guarded: Stage, url: str) -> No
             },
         ),
         (
-            "/v1/score",  # of these two pairs vLLM takes the one that it can read
+            "/v1/score",  # vLLM uses the pair that it can read
             {
                 "queries": "a",
                 "documents": "b",

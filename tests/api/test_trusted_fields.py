@@ -1,4 +1,4 @@
-"""What vLLM would believe a client: none of it reaches a replica, however it is written."""
+"""Fields in which vLLM would trust a client never reach a replica, in any spelling."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_is_taken_out_of_every_apis_bodies(stage: Stage, path: str, field: st
     }
     answer = stage.post(path, body)
     assert answer.status_code == 200
-    if path != "/tokenize":  # which computes nothing, so the replica does not remember it
+    if path != "/tokenize":  # it computes nothing, so the replica does not record it
         assert field not in stage.seen(answer)["body_keys"]
 
 
@@ -127,7 +127,7 @@ def test_an_id_without_its_image_is_refused(stage: Stage) -> None:
     ],
 )
 def test_no_api_takes_a_clients_image_id(mixed: Stage, path: str, wrap: Any) -> None:
-    """The one replica of model `b` remembers an image under every id that it is told."""
+    """The only replica of model `b` remembers an image under every id that it receives."""
     uuid = f"forged for {path}"
     part = {"type": "image_url", "image_url": {"url": data_url(74)}, "uuid": uuid}
     assert mixed.post(path, {"model": "b", **wrap(part)}).status_code == 200

@@ -1,4 +1,4 @@
-"""What the gateway asks of engines so that their agents can tell what they hold; clients have no say in it."""
+"""The gateway adds fields to requests so that agents learn what engines hold. Clients cannot set these fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL_REPORT = {"kv_cache_report_mode": "full"}
 
 @pytest.fixture
 def joined_late(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator[tuple[Stage, str]]:
-    """A replica that replays nothing, and a prompt that it served before its agent came."""
+    """A replica that replays no events, and a prompt that it served before its agent started."""
     arguments = ("--replay-steps", "0", "--model", "org/late-agent", "--served-name", "sim")
     with (
         running_sims(tmp_path, {"late-agent": arguments}) as sims,
@@ -53,7 +53,7 @@ def test_what_was_cached_before_the_agent_came_is_reported_and_becomes_resident(
     joined_late: tuple[Stage, str],
 ) -> None:
     stage, early = joined_late
-    stage.chat(text())  # tells the agent, by its number, that something went before
+    stage.chat(text())  # the sequence number of its event shows the agent that it missed earlier events
     forged: dict[str, Any] = {"vllm_xargs": {"session_id": "forged", "kv_cache_report_mode": "none"}}
 
     def reported() -> Any:
@@ -67,7 +67,7 @@ def test_what_was_cached_before_the_agent_came_is_reported_and_becomes_resident(
 
 
 def test_several_prompts_in_one_request_name_no_session(stage: Stage) -> None:
-    """Their blocks could not be told apart."""
+    """A session would not tell which prompt a block belongs to."""
     batch = stage.post(COMPLETIONS, {"model": "sim", "max_tokens": 2, "prompt": [text(), text()]})
     assert batch.status_code == 200
     assert stage.seen(batch)["session_id"] is None

@@ -1,4 +1,4 @@
-"""What clients see of HTTP itself: paths, closed halves, answers that nobody reads."""
+"""HTTP as clients see it: paths, half-closed connections, answers that a client does not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.polling import wait_until
 
 @contextmanager
 def posted(url: str, body: Json, receive_buffer_bytes: int | None = None) -> Iterator[socket.socket]:
-    """A connection on which a chat was sent."""
+    """A connection with a chat request already sent."""
     address = urlsplit(url)
     data = json.dumps(body).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -42,7 +42,7 @@ def all_of(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 def test_a_client_that_closes_its_half_after_its_request_is_answered(mixed: Stage, stream: bool) -> None:
-    """By a replica that takes a while."""
+    """The replica answers slowly, long after the client has closed its half."""
     with posted(mixed.gateways[0], chat_body(text(), model="slow", stream=stream)) as connection:
         connection.shutdown(socket.SHUT_WR)
         said = all_of(connection)

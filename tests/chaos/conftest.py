@@ -1,7 +1,7 @@
-"""Two clusters for all chaos tests, each with two gateways, three replicas and a Redis of its own, and healed before
-the next test: `stage` without KV events, `truth` with an agent for each replica and caches that are soon full.
+"""Two clusters for all chaos tests, each with two gateways, three replicas and its own Redis: `stage` without KV
+events, `truth` with an agent for each replica and small caches. The fixtures heal a cluster before each test.
 
-Whatever a test does, all load must be given back when it is over: that is checked after every one of them.
+When a test is over, all load must be given back. The fixtures check this after every test.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A simulated replica that one can look into: its /sim/state also lists the hashes of the blocks that a request can
-hit. Run like `kvgate replica-sim`, with its options."""
+"""A simulated replica whose /sim/state also lists the hashes of the blocks that a request can hit. It takes the
+options of `kvgate replica-sim`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster that chaos tests share, and what they do to it and ask of it."""
+"""The cluster that chaos tests share: its faults, its healing and its state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 FIRST_BYTE_S = 1.0
-# A busy machine is not what these tests are about: 20 ms would be too little on one.
+# 20 ms, the default, would be too short on a busy machine.
 BUDGET_S = 0.2
 BREAKER_MISSES = 5
 BREAKER_FAILURES = 3
-# 100 tokens of prefill take 2 ms, one of an answer 20 ms: 4 000 tokens last longer than any test.
+# 100 tokens of prefill take 2 ms, and one token of an answer takes 20 ms: 4 000 tokens last longer than any test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": BUDGET_S * 1000, "breaker_misses": BREAKER_MISSES, "overdue_ms": 1000},
@@ -48,7 +48,7 @@ class Stage:
     # -- healing ---------------------------------------------------------------------------------------------
 
     def heal_processes(self) -> None:
-        """Whatever was stopped goes on; a Redis that was killed is started again."""
+        """Resumes every stopped process, and starts Redis again if it was killed."""
         if self.redis.process.poll() is not None:
             self.redis.start()
         self.redis.resume()
@@ -58,19 +58,19 @@ class Stage:
             self.cluster.signal_gateway(index, signal.SIGCONT)
 
     async def healed(self) -> None:
-        """Every gateway serves through the store, on every replica."""
+        """Waits until every gateway serves through the store, on every replica."""
         await asyncio.gather(*(self.clear_faults(replica) for replica in self.cluster.replicas))
         await eventually(self._is_whole)
         await self.ledger.forget_breakers()
         await eventually(self._no_breaker_is_known)
 
     async def clear_faults(self, replica: SimReplica) -> None:
-        """End its failures; where it has died of one, or was killed, start it again."""
+        """End a replica's failures; start it again if it has died or was killed."""
         await eventually(lambda: self._is_revived(replica))
         await self.http.post(f"{replica.url}/sim/fail", json={"mode": "none"})
 
     async def _is_revived(self, replica: SimReplica) -> bool:
-        """Asked again and again, because one that crashes is gone a moment after its last words."""
+        """Called repeatedly, because a replica that crashes may still answer just before it exits."""
         assert replica.process is not None
         if replica.process.poll() is not None:
             replica.start()
@@ -116,23 +116,23 @@ class Stage:
         return sum([await self.metric(url, name, **labels) for url in self.urls])
 
     async def explain(self, text: str, url: str | None = None) -> dict[str, Any]:
-        """What a gateway says of a prompt: see POST /v1/route/explain."""
+        """A gateway's answer to POST /v1/route/explain for a prompt."""
         body = {"model": "sim", "messages": [{"role": "user", "content": text}]}
         answer: dict[str, Any] = (await self.http.post(f"{url or self.urls[0]}/v1/route/explain", json=body)).json()
         return answer
 
     async def explained(self, text: str, url: str | None = None) -> dict[str, dict[str, Any]]:
-        """What each replica would be charged for this prompt now."""
+        """The current cost of this prompt on each replica."""
         return {one["replica"]: one for one in (await self.explain(text, url))["replicas"]}
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def new_prompt(self) -> str:
-        """A text that was never sent."""
+        """A text that no request has sent yet."""
         return prose(f"prompt {next(self._numbers)}")
 
     async def warm_prompt(self, on: str | None = None) -> tuple[str, SimReplica]:
-        """A prompt that one replica has in its cache (`on`, where given), and that replica."""
+        """A prompt that one replica has in its cache, and that replica (`on` if given)."""
         while True:
             text = self.new_prompt()
             answer = await ask(self.http, self.urls[0], text)
@@ -147,7 +147,7 @@ class Stage:
         return sums.are_zero
 
     async def active_is(self, count: int) -> bool:
-        """Whether the store counts so many requests; fails where its sums contradict themselves."""
+        """Whether the store counts this many requests. Fails if the store's sums contradict each other."""
         sums = await self.ledger.sums()
         assert not sums.problems(), sums.problems()
         return sums.total == count

@@ -1,4 +1,4 @@
-"""After the first byte nothing can be taken back: a stream that breaks says so, and is never cut short in silence."""
+"""After the first byte no retry is possible: a broken stream ends with an error, and is never cut short silently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = (CHAT, "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 def streamed(stage: Stage, path: str, max_tokens: int = 8) -> dict[str, Any]:
-    """A request for a stream, in the API of its path."""
+    """A streaming request in the API of its path."""
     text = stage.new_prompt()
     prompt: dict[str, Any] = {
         CHAT: {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens},
@@ -84,7 +84,7 @@ async def test_streams_of_every_api_say_so_when_their_time_is_over(stage: Stage,
 
 @pytest.fixture
 async def hasty(stage: Stage) -> AsyncIterator[str]:
-    """A gateway that gives requests one second."""
+    """A gateway that allows requests one second."""
     limits = {"connect_s": 1, "first_byte_s": 1, "request_s": 1}
     async with another_gateway(stage.cluster, "hasty", timeouts=limits) as gateway:
         yield gateway.url
@@ -102,13 +102,13 @@ async def test_streams_of_every_api_end_with_their_own_error_event_when_their_re
 
 @pytest.fixture
 async def impatient(stage: Stage) -> AsyncIterator[str]:
-    """A gateway that lets a replica be silent for half a second."""
+    """A gateway that allows a replica half a second of silence."""
     async with another_gateway(stage.cluster, "impatient", timeouts={"idle_s": 0.5}) as gateway:
         yield gateway.url
 
 
 async def none_runs(stage: Stage) -> bool:
-    """Whether no replica computes anything any more."""
+    """Whether no replica computes a request any more."""
     return not any([(await stage.replica_state(replica))["running"] for replica in stage.cluster.replicas])
 
 

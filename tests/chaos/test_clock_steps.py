@@ -1,5 +1,5 @@
-"""Redis' clock is set ahead and back under load, as by failovers to hosts whose clocks are off: no request fails, and
-all is right again in seconds."""
+"""Redis' clock steps ahead and back under load, as in failovers to hosts with wrong clocks. No request fails, and the
+state is right again within seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Step = Callable[[int], Awaitable[int]]
 
 @asynccontextmanager
 async def stepping(truth: TruthStage) -> AsyncIterator[Step]:
-    """The cluster's processes go by a clock that can be stepped, by so many ms."""
+    """Runs the cluster's processes on a clock that the test can step. Yields a function that steps it by some ms."""
     daemons = [*truth.cluster.gateway_processes, *truth.cluster.agents]
     for daemon in daemons:
         daemon.stop()
@@ -42,7 +42,7 @@ async def stepping(truth: TruthStage) -> AsyncIterator[Step]:
 
 
 def options_of(daemon: Daemon) -> tuple[str, ...]:
-    """Of `kvgate`, from the name of what it runs on."""
+    """A daemon's arguments for `kvgate`, with the subcommand first."""
     return daemon.command[daemon.command.index("gateway.ops.cli") + 1 :]
 
 
@@ -85,7 +85,7 @@ async def no_breaker_stands(truth: TruthStage) -> bool:
 async def test_after_a_step_back_a_replica_that_had_just_begun_to_live_is_believed_to_hold_what_it_does(
     truth: TruthStage,
 ) -> None:
-    """Its life began at a time that is still to come."""
+    """The replica's life began at a time that is in the future after the step."""
     r1 = truth.replica("r1")
     async with stepping(truth) as step:
         await step(HOUR_MS)

@@ -1,4 +1,4 @@
-"""A replica that dies without a word, or hangs: what has no byte of its answer yet is answered by another one."""
+"""When a replica dies silently or hangs, another replica answers the requests that have no byte of their answer yet."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PATIENT: dict[str, Any] = {
     "timeouts": {**CONFIG["timeouts"], "first_byte_s": 60},
     "health": {**CONFIG["health"], "hang_s": 1},
 }
-"""Of a gateway that would wait for an answer longer than any test does."""
+"""The configuration of a gateway that waits for an answer longer than any test lasts."""
 MOVES_WITHIN_S = 1.25
 COUNT = 6
 
 
 class Requests:
-    """Plain ones and streams, for prompts that one replica holds, at a gateway of their own."""
+    """Plain and streamed requests for prompts that one replica holds, through their own gateway."""
 
     def __init__(self, stage: Stage, url: str, texts: list[str], tasks: Tasks) -> None:
         self._stage = stage
@@ -37,7 +37,7 @@ class Requests:
         ]
 
     async def were_answered_by(self) -> set[str]:
-        """The replicas, once all are answered."""
+        """The replicas that answered, once all requests are answered."""
         answers = await asyncio.gather(*self._answers)
         assert all(is_complete(each) for each in answers), [each.text for each in answers]
         return {each.headers["x-kvgate-replica"] for each in answers}
@@ -47,13 +47,14 @@ class Requests:
 
 
 async def held_by(stage: Stage, replica: SimReplica) -> list[str]:
-    """Prompts that this replica holds. While it is busy, this takes long: others are given them."""
+    """Prompts that this replica holds. This takes long while the replica is busy, because other replicas get the
+    prompts."""
     return [(await stage.warm_prompt(on=replica.id))[0] for _ in range(COUNT)]
 
 
 @asynccontextmanager
 async def asked(stage: Stage, url: str, replica: SimReplica, texts: list[str], **fault: Any) -> AsyncIterator[Requests]:
-    """Requests for what this replica holds, sent once it is frozen, or has the fault."""
+    """Freezes the replica or gives it the fault, then sends requests for prompts that it holds."""
     tasks = Tasks()
     if fault:
         await stage.fail(replica, **fault)
@@ -92,7 +93,7 @@ async def test_where_most_of_a_pool_dies_at_once_all_stays_where_it_is(stage: St
         r1.signal(signal.SIGSTOP)
         async with asked(stage, gateway.url, r0, texts) as requests:
             await eventually(lambda: are(stage, {"r0": "dead", "r1": "dead", "r2": "ready"}))
-            await asyncio.sleep(2 * MOVES_WITHIN_S)  # that nothing happens has no event
+            await asyncio.sleep(2 * MOVES_WITHIN_S)  # no event shows that nothing happens
             for replica in (r0, r1):
                 replica.signal(signal.SIGCONT)
             assert await requests.were_answered_by() == {"r0"}
@@ -150,7 +151,7 @@ async def test_what_one_gateway_cannot_reach_others_answer_for_it_and_all_else_g
 
 
 async def answers(stage: Stage, url: str, text: str) -> bool:
-    """Whether r0 does, by this gateway."""
+    """Whether r0 answers this prompt through this gateway."""
     return (await ask(stage.http, url, text)).headers["x-kvgate-replica"] == "r0"
 
 

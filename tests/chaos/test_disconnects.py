@@ -1,4 +1,4 @@
-"""A client that hangs up costs nothing more: its request is aborted on the replica and its load given back at once."""
+"""When a client hangs up, its request is aborted on the replica and its load is given back at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_aborts_it(stage:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_a_client_that_hangs_up_before_the_first_byte_aborts_its_request(stage: Stage, stream: bool) -> None:
-    """60 000 tokens to prefill: more than a second in which nothing is answered."""
+    """Prefill of 60 000 tokens takes more than a second. The replica answers nothing in that time."""
     before = await aborted(stage)
     body = chat(" ".join(stage.new_prompt() for _ in range(60)), max_tokens=4000, stream=stream)
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Until the first byte of an answer, a failing replica costs the client nothing."""
+"""Before the first byte of an answer, the client notices no failure of a replica."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_when_all_replicas_fail_the_last_error_passes_through(stage: Stage
 async def test_a_failure_that_a_second_replica_repeats_is_the_requests_own(
     stage: Stage, after_tokens: int | None
 ) -> None:
-    """One prompt that makes every engine fail opens no breaker, and not every replica has to compute it."""
+    """A prompt that makes every engine fail opens no breaker, and does not go to every replica."""
     retries = await stage.metric(stage.urls[0], "kvgate_retries_total")
     requests = 2 * BREAKER_FAILURES
     fault = {} if after_tokens is None else {"after_tokens": after_tokens}
@@ -123,12 +123,12 @@ async def test_a_connection_that_fails_is_held_against_every_replica(stage: Stag
 
 
 async def are_held_against(stage: Stage, *replicas: str) -> bool:
-    """Whether failures of these replicas are counted, and of no others."""
+    """Whether failures are counted of these replicas, and of no other."""
     return sorted(await stage.ledger.breakers()) == sorted(replicas)
 
 
 async def test_a_client_that_hangs_up_after_a_failure_has_it_held_against_nobody(stage: Stage) -> None:
-    """Else whoever knows a prompt that makes engines fail would only have to hang up in time."""
+    """Otherwise a client with a prompt that makes engines fail could open breakers by hanging up in time."""
     text, owner = await stage.warm_prompt()
     retries = await stage.metric(stage.urls[0], "kvgate_retries_total")
     await stage.fail_everywhere("hang")
@@ -178,7 +178,7 @@ async def test_what_has_effects_is_sent_to_one_replica_and_the_openai_sdk_does_n
 @pytest.mark.parametrize("fault", ["refused", "status_503"])
 async def test_what_has_effects_is_sent_elsewhere_by_a_replica_that_did_not_take_it(stage: Stage, fault: str) -> None:
     async def is_retried() -> bool:
-        """False where the replica was found dead before it was asked."""
+        """False if the gateway knew that the replica was dead before it sent the request."""
         text, owner = await stage.warm_prompt()
         retries = await stage.metric(stage.urls[0], "kvgate_retries_total", reason=fault)
         if fault == "refused":
@@ -214,7 +214,7 @@ async def test_replicas_that_are_merely_too_busy_open_no_breaker(stage: Stage) -
 
 
 async def test_what_a_failed_attempt_claimed_is_withdrawn(stage: Stage) -> None:
-    """Its prompt was never computed there: the next request must not be sent after it."""
+    """The replica never computed the prompt: the map must not send the next request there."""
     text = stage.new_prompt()
     await stage.fail_everywhere("error", status=503)
     await ask(stage.http, stage.urls[0], text)

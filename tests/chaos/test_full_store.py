@@ -1,6 +1,6 @@
-"""LMCache's chunks fill the Redis that coordination is in, while two gateways place: it is chunks that make room.
+"""LMCache's chunks fill the Redis that coordination uses, while two gateways place requests. Redis evicts chunks.
 
-Without a TTL they make none, until the watcher has given them one: then it is writes of chunks that Redis refuses.
+It cannot evict chunks without a TTL until the watcher gives them one. Until then it refuses writes of chunks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.slow
 MIB = 2**20
 LIMIT_MB = 100
 OPTIONS = ("--maxmemory", f"{LIMIT_MB}mb", "--maxmemory-policy", "volatile-lru", "--notify-keyspace-events", "E$e")
-# Nothing may fall back because the machine is busy moving chunks: it would look like a write that was refused.
+# The budget is long: a fallback because the machine is busy with chunks would look like a refused write.
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 2000, "overdue_ms": 5000},
     "health": {"interval_s": 0.5, "timeout_s": 5},
 }
 CHUNK_TTL_S = 3600
-# In one step: nobody gives a chunk a TTL before the last of them is there, or refused.
+# One script: no chunk can get a TTL before the last chunk is stored or refused.
 FLOOD = """
 local value = string.rep('x', tonumber(ARGV[2]))
 for number = 1, tonumber(ARGV[1]) do
@@ -48,7 +48,7 @@ end
 
 
 class Filler:
-    """LMCache's servers, as Redis sees them: threads that store chunks of 1 MiB, and load some, until told to stop."""
+    """Acts on Redis like LMCache's servers: threads store chunks of 1 MiB and load some until `stop`."""
 
     def __init__(self, port: int, ttl_s: int | None) -> None:
         self.stored = 0
@@ -86,7 +86,7 @@ async def filling(port: int, ttl_s: int | None, threads: int = 2) -> AsyncIterat
 
 
 class Evicted:
-    """Every key that Redis says it has evicted."""
+    """Every key that Redis reports as evicted."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -140,14 +140,13 @@ async def evictions(stage: Stage) -> AsyncIterator[Evicted]:
 
 
 async def served(load: Load, requests: int) -> None:
-    """Wait until the load has had so many more answers."""
+    """Wait until the load has had this many more answers."""
     before = load.answered
     await eventually(lambda: load.answered >= before + requests)
 
 
 async def failures(stage: Stage, load: Load) -> list[str]:
-    """What the gateways asked of Redis in vain: placements that fell back, connections given up; and requests that
-    failed."""
+    """Failed requests, placements that fell back, and connections to Redis that gateways gave up."""
     found = list(load.failures)
     if fallbacks := await stage.metric_of_all("kvgate_decisions_total", state="fallback"):
         found.append(f"{fallbacks:.0f} placements fell back")
@@ -157,24 +156,24 @@ async def failures(stage: Stage, load: Load) -> list[str]:
 
 
 async def is_resident(stage: Stage, text: str) -> bool:
-    """Whether an agent has told that one replica holds all of a prompt."""
+    """Whether an agent has confirmed that some replica holds each key of a prompt."""
     chain = (await stage.explain(text))["chain"]
     return all(any(owner["kind"] == "resident" for owner in key["owners"]) for key in chain)
 
 
 def has_a_ttl(key: str) -> bool:
-    """Whether it is one of KVGate's that live for a minute, and may be evicted before."""
+    """Whether this KVGate key lives for a minute and may be evicted earlier."""
     return bool({"chunk", "measured"} & set(key.split(":")))
 
 
 async def lasting_keys(client: redis.Redis) -> set[str]:
-    """KVGate's that no request ends: those of prompts and of requests in flight come and go."""
+    """KVGate's keys that outlive requests, unlike the keys of prompts and of requests in flight."""
     keys = {key async for key in client.scan_iter("kvgate:*")}
     return {key for key in keys if not has_a_ttl(key) and not {"own", "flight"} & set(key.split(":"))}
 
 
 async def known_prompts(stage: Stage, count: int) -> list[str]:
-    """New prompts, of which agents have told where they are."""
+    """New prompts whose replicas the agents have confirmed."""
     texts = [stage.new_prompt() for _ in range(count)]
     for number, text in enumerate(texts):
         assert is_complete(await ask(stage.http, stage.urls[number % 2], text))
@@ -207,8 +206,8 @@ async def test_redis_filled_with_chunks_loses_no_coordination_and_refuses_it_no_
 
 
 async def test_chunks_without_a_ttl_are_refused_for_a_moment_while_requests_are_placed(full: Stage) -> None:
-    """So many at once that the watcher cannot have given them one; while none can be evicted, scripts write all the
-    same."""
+    """The chunks arrive too fast for the watcher to give them a TTL. KVGate's scripts can still write while Redis can
+    evict nothing."""
     async with evictions(full) as evicted:
         await evicted.client.delete(*[key async for key in evicted.client.scan_iter("kvchunk@*")])
         before = await known_prompts(full, 5)

@@ -1,4 +1,4 @@
-"""A gateway that dies or freezes takes nothing with it but the streams it was carrying."""
+"""A gateway that dies or freezes loses only the streams that it was carrying."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_what_a_killed_gateway_had_reserved_is_given_back_within_5_s(stage
 
 
 async def is_forgotten(stage: Stage, gateway: str) -> bool:
-    """Whether nothing stands under the gateway's name; the sums must be right all the while."""
+    """Whether no record has the gateway's name. Fails if the sums are wrong meanwhile."""
     sums = await stage.ledger.sums()
     assert not sums.problems(), sums.problems()
     known = any(name.startswith(f"{gateway}.") for name in await stage.ledger.gateways())
@@ -70,7 +70,7 @@ async def test_after_a_gateway_froze_for_longer_than_its_lease_the_load_is_exact
 
 
 async def test_two_gateways_of_one_id_leave_each_others_reservations_alone(stage: Stage) -> None:
-    """By mistake, two containers may be given the same id; each life of a process counts for itself."""
+    """Two containers may have the same id by mistake. The store counts each life of a process separately."""
     async with (
         another_gateway(stage.cluster, "gw0", timeouts={"grace_s": 0.1}) as twin,
         held_stream(stage.http, twin.url, stage.new_prompt()),

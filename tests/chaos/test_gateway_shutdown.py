@@ -1,4 +1,4 @@
-"""SIGTERM: a gateway stops accepting, finishes what it can within its grace period, and leaves nothing behind."""
+"""On SIGTERM a gateway stops accepting, finishes the requests that fit its grace period, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def refuses(http: httpx.AsyncClient, gateway: GatewayProcess) -> bool:
     except httpx.ConnectError:
         return True
     except (httpx.ReadError, httpx.RemoteProtocolError):
-        pass  # it was accepted as the gateway stopped: the next one is refused
+        pass  # accepted while the gateway stopped: the next connection is refused
     return False
 
 
@@ -79,7 +79,7 @@ async def test_a_request_that_had_begun_to_come_is_answered(stage: Stage) -> Non
         ).encode()
         writer.write(head[:20])
         async with httpx.AsyncClient() as newcomer:
-            (await newcomer.get(f"{leaving.url}/health")).raise_for_status()  # so it has read the head's beginning
+            (await newcomer.get(f"{leaving.url}/health")).raise_for_status()  # so it has read the head's first bytes
             leaving.signal(signal.SIGTERM)
             await eventually(lambda: refuses(newcomer, leaving))
         writer.write(head[20:] + body)

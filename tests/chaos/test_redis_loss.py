@@ -1,6 +1,6 @@
-"""Redis hung, killed or emptied fails no request: gateways fall back to a rule they agree on, and return by themselves.
+"""No request fails when Redis hangs, dies or is emptied. Gateways fall back to a shared rule and return by themselves.
 
-Afterwards what is counted is what is live, exactly: nothing that was sent before or meanwhile stays, or is lost.
+Afterwards the counts are exactly the live requests: no earlier request stays counted, and no live request is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGER_THAN_A_LEASE_S = 3.5
 
 
 class Streams:
-    """Streams through every gateway that outlast the test."""
+    """Streams through every gateway that last longer than the test."""
 
     def __init__(self, stage: Stage, stack: AsyncExitStack) -> None:
         self._stage = stage
@@ -26,13 +26,13 @@ class Streams:
         self.open: list[HeldStream] = []
 
     async def add(self) -> None:
-        """One more through each gateway."""
+        """Opens one more stream through each gateway."""
         for url in self._stage.urls:
             stream = held_stream(self._stage.http, url, self._stage.new_prompt())
             self.open.append(await self._stack.enter_async_context(stream))
 
     async def are_counted_exactly(self) -> None:
-        """The load is the open streams, and goes down with them."""
+        """Checks that the load equals the open streams, closes them, and checks that the load returns to zero."""
         await eventually(lambda: self._stage.active_is(len(self.open)))
         assert sum((await self._stage.ledger.sums()).backlog_tokens.values()) == 0
         while self.open:
@@ -53,13 +53,13 @@ async def is_everywhere(stage: Stage, store: str) -> bool:
 
 
 async def served(load: Load, state: str, requests: int = 30) -> None:
-    """Wait until the load has had so many more answers that were placed in this state."""
+    """Wait until the load has had this many more answers that were placed in this state."""
     before = load.states[state]
     await eventually(lambda: load.states[state] >= before + requests)
 
 
 async def redis_lost_and_back(stage: Stage, streams: Streams) -> None:
-    """Under load: it is killed, more streams begin without it, and it is started again. No request fails."""
+    """Kills Redis under load, opens more streams without it, and starts it again. No request may fail."""
     async with running_load(Load(stage.http, stage.urls)) as load:
         await served(load, "degraded")
         stage.redis.kill()
@@ -105,7 +105,7 @@ async def test_redis_restarted_empty_under_load_learns_everything_again(stage: S
 
 
 async def test_redis_that_comes_back_as_it_was_earlier_counts_what_is_live_now(stage: Stage) -> None:
-    """As a replica that lagged does when it becomes the master: reservations come back that were given back since."""
+    """A lagging replica that becomes the master has such older data: it still has reservations that were given back."""
     lives = await incarnations(stage)
     async with live_streams(stage) as streams, live_streams(stage) as ended:
         await eventually(lambda: stage.active_is(4))
@@ -121,7 +121,7 @@ async def test_redis_that_comes_back_as_it_was_earlier_counts_what_is_live_now(s
 
 
 async def test_redis_emptied_between_two_requests_is_filled_again_at_once(stage: Stage) -> None:
-    """No connection breaks, so nothing tells the gateways but what the store no longer knows."""
+    """No connection breaks, so gateways notice only by the records that the store lacks."""
     async with live_streams(stage) as streams:
         await stage.ledger.forget_everything()
         answers = [await ask(stage.http, url, stage.new_prompt()) for url in stage.urls]
@@ -149,7 +149,7 @@ async def test_while_redis_is_away_every_gateway_says_so_and_stays_ready(stage: 
 async def test_without_redis_all_gateways_choose_the_same_replica_for_the_same_prompt(stage: Stage) -> None:
     await lose_redis(stage)
     chosen: set[str] = set()
-    for _ in range(36):  # that one of three replicas is not among them: once in 700 000 runs
+    for _ in range(36):  # one of three replicas is missing once in 700 000 runs
         text = stage.new_prompt()
         texts = [text, f"{text} And then?"]
         answers = await asyncio.gather(*(ask(stage.http, url, text) for url in stage.urls for text in texts))

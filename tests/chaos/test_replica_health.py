@@ -1,4 +1,4 @@
-"""What one gateway learns of a replica, all of them know; what restarts, starts from nothing."""
+"""All gateways know what one gateway learns about a replica. A restarted replica starts with an empty cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.polling import eventually
 
 
 async def chosen(stage: Stage, text: str, url: str) -> str:
-    """The replica that answers."""
+    """The replica that answers this prompt."""
     answer = await ask(stage.http, url, text)
     assert is_complete(answer), answer.text
     return str(answer.headers["x-kvgate-replica"])
 
 
 async def fail_until_the_breaker_opens(stage: Stage) -> tuple[str, SimReplica]:
-    """Gateway 0 runs into a replica's failures; returns a prompt that only this replica holds, and the replica."""
+    """Gateway 0 meets a replica's failures. Returns a prompt that only this replica holds, and the replica."""
     text, owner = await stage.warm_prompt()
     await stage.fail(owner, "error", status=500, count=-1)
 

@@ -1,4 +1,4 @@
-"""Redis behind sentinels: a master that dies or freezes is followed to its successor, and no request fails."""
+"""Redis behind sentinels: when a master dies or freezes, gateways move to the next master, and no request fails."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.redis_groups import MASTER, SentinelGroup, client_of, running_sentine
 
 pytestmark = pytest.mark.slow
 
-# A token of an answer takes 50 ms.
+# One token of an answer takes 50 ms.
 REPLICA_ARGUMENTS = (*truth_stage.REPLICA_ARGUMENTS, "--decode-s-per-token", "1")
 LONGER_THAN_A_TEST_TOKENS = 1000
 BACK_WITHIN_S = 60.0
-"""Half a second until a master counts as down, up to two for the failover, half for a heartbeat on the new one; the
-rest is for a busy machine."""
+"""A master counts as down after half a second, the failover takes up to two, and a heartbeat on the new master half
+a second. The rest is for a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ async def truth(cluster: TruthStage, group: SentinelGroup) -> AsyncIterator[Trut
 
 @asynccontextmanager
 async def looking_at_the_master(truth: TruthStage, group: SentinelGroup) -> AsyncIterator[None]:
-    """The store is read past the gateways, at whoever is the master now."""
+    """Reads the store directly, on the server that is the master now."""
     await eventually(group.has_settled, within_s=BACK_WITHIN_S)
     async with redis.Redis(port=group.master().port, decode_responses=True, protocol=2) as client:
         truth.client, truth.ledger = client, Ledger(client, truth.cluster.pool)
@@ -81,13 +81,13 @@ def frozen(*daemons: Daemon) -> Iterator[None]:
 
 
 async def served(load: Load, state: str, requests: int = 30) -> None:
-    """Wait until the load has had so many more answers that were placed in this state."""
+    """Wait until the load has had this many more answers that were placed in this state."""
     before = load.states[state]
     await eventually(lambda: load.states[state] >= before + requests, within_s=BACK_WITHIN_S)
 
 
 async def is_shared_by_all_gateways(truth: TruthStage) -> None:
-    """What one of them placed, the other finds."""
+    """A prompt that one gateway placed is a hit through the other."""
     text = truth.new_prompt()
     first = await truth.ask(text, gateway=0)
     again = await truth.ask(text, gateway=1)
@@ -106,7 +106,7 @@ async def test_a_master_killed_under_load_is_followed_to_its_successor(truth: Tr
             old.kill()
             await served(load, "fallback", requests=5)
             await served(load, "exact")
-            old.start()  # empty, and takes itself for the master
+            old.start()  # empty, and still configured as a master
             async with looking_at_the_master(truth, group):
                 await eventually(truth.is_exact_everywhere, within_s=BACK_WITHIN_S)
             await served(load, "exact")
@@ -123,7 +123,7 @@ async def test_a_master_killed_under_load_is_followed_to_its_successor(truth: Tr
 async def test_a_master_that_comes_back_from_a_freeze_is_left_by_those_who_froze_with_it(
     truth: TruthStage, group: SentinelGroup
 ) -> None:
-    """As when one host, or one side of a network, stands still: for a while there are two masters."""
+    """As when one host, or one side of a network, freezes: for a while there are two masters."""
     async with looking_at_the_master(truth, group):
         texts = await truth.warm(3)
     old, there = group.master(), (truth.cluster.gateway_processes[1], truth.cluster.agent("r1"))
@@ -155,7 +155,7 @@ async def is_counted(truth: TruthStage, requests: int) -> bool:
 
 
 async def test_a_planned_failover_under_load_fails_no_request(truth: TruthStage, group: SentinelGroup) -> None:
-    """The old master goes on as a replica, whose connections the sentinels close."""
+    """The old master becomes a replica, and the sentinels close its connections."""
     async with running_load(Load(truth.http, truth.urls)) as load:
         await served(load, "exact")
         old = group.master()

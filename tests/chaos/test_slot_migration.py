@@ -32,14 +32,14 @@ def nodes() -> Iterator[RedisCluster]:
 
 @pytest.fixture(scope="module")
 def models(nodes: RedisCluster) -> list[str]:
-    """Two models' names; the first one's keys are on the first node, the other's on the second."""
+    """The names of two models. The first model's keys are on the first node, the second model's on the second node."""
     names = [f"model-{number}" for number in range(1000)]
     return [next(name for name in names if nodes.owner(PoolKeys(name).anchor) is node) for node in nodes.nodes[:2]]
 
 
 @pytest.fixture(scope="module")
 def cluster(nodes: RedisCluster, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two gateways; two replicas of the first model, one of the other."""
+    """Two gateways, two replicas of the first model and one of the second."""
     with ExitStack() as stack:
         urls = {}
         for model, count in zip(models, (2, 1), strict=True):
@@ -57,7 +57,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def served(load: Load, state: str, requests: int = 20) -> None:
-    """Wait until the load has had so many more answers that were placed in this state."""
+    """Wait until the load has had this many more answers that were placed in this state."""
     before = load.states[state]
     await eventually(lambda: load.states[state] >= before + requests)
 
@@ -65,7 +65,7 @@ async def served(load: Load, state: str, requests: int = 20) -> None:
 async def test_a_slot_moves_under_load_and_no_request_fails(
     nodes: RedisCluster, cluster: Cluster, models: list[str], http: httpx.AsyncClient
 ) -> None:
-    """Its pool falls back meanwhile, the other one does not; afterwards what was known before is known."""
+    """The slot's pool falls back meanwhile, the other pool does not. Afterwards the map has all its earlier entries."""
     moved, kept = models
     urls, text = cluster.gateway_urls, prose("known before")
     first = await ask(http, urls[0], text, model=moved)

@@ -1,7 +1,7 @@
-"""Everything at once: replicas killed, gateways frozen, Redis hung and emptied, clients that hang up, under load.
+"""Many faults under load: killed replicas, frozen gateways, a hung and emptied Redis, and clients that hang up.
 
-Every request must get a whole answer; a stream that a killed replica had begun may end with an error event instead.
-Afterwards nothing is counted any more.
+Every request must get a whole answer. A stream that a killed replica had begun may end with an error event instead.
+Afterwards no request stays counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOAK_S = 30.0
 
 
 class Chaos:
-    """One trouble after another, each over before the next; the seed decides which."""
+    """Causes one trouble after another. Each is over before the next begins; the seed decides the order."""
 
     def __init__(self, stage: Stage, third: GatewayProcess, seed: int) -> None:
         self._stage = stage
@@ -91,7 +91,7 @@ class Chaos:
 
 
 async def hang_up_again_and_again(stage: Stage, urls: list[str], seed: int) -> None:
-    """A client that never waits for the end of its answer."""
+    """A client that hangs up before the end of almost every answer."""
     rng = random.Random(seed)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""An agent that dies or hangs leaves nothing stale in the map, and takes nothing out of it that still holds."""
+"""An agent that dies or hangs leaves no stale entries in the map, and removes no entry that is still true."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ async def test_an_agent_that_hung_is_fenced_when_it_comes_back(truth: TruthStage
             await eventually(lambda: is_followed_by_another(truth, r0, first))
             await truth.settle([old, *kept])
             for text in kept:
-                await truth.ask(text)  # so that these are not the next to go
+                await truth.ask(text)  # so that these are not evicted next
             await truth.ask_on(r0, old)
             await truth.measured([old])
             let_go = hung.log.read_text().count("let go")
             hung.signal(signal.SIGCONT)
             await eventually(lambda: hung.log.read_text().count("let go") > let_go)
-            await truth.settle([old, *kept])  # what it says of the old prompt is out of date
+            await truth.settle([old, *kept])  # the hung agent's data about the old prompt is out of date
             assert "r0" in await truth.owners(old)
         finally:
             second.kill()
-        await eventually(truth.is_exact_everywhere)  # the first one takes over again
+        await eventually(truth.is_exact_everywhere)  # the first agent takes over again
         await truth.settle([old, *kept])
 
 
 async def is_followed_by_another(truth: TruthStage, replica: SimReplica, agent: str) -> bool:
-    """Whether a replica's agent is another one, and heard by every gateway."""
+    """Whether a replica has a different agent now, and every gateway hears it."""
     return (await truth.agent_record(replica)).agent != agent and await truth.is_exact_everywhere()

@@ -1,4 +1,4 @@
-"""Gateways that die between reading an event and applying it: nothing is applied twice, nothing is lost."""
+"""Gateways die between reading an event and applying it: no event is applied twice or lost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ async def test_gateways_that_are_killed_with_events_in_hand_leave_the_map_exact(
             gateway.start()
     assert askers.died > 0
     await eventually(truth.is_exact_everywhere)
-    await truth.settle(texts, claims=False)  # nobody takes back at once what a dead gateway claimed last
+    await truth.settle(texts, claims=False)  # a dead gateway's last claims stay in the map for a while
     for replica in truth.cluster.replicas:
         await eventually(lambda name=replica.id: is_all_applied(truth, name))
 
 
 async def applies(truth: TruthStage, gateway: str) -> bool:
-    """Whether this gateway applies some replica's events."""
+    """Whether this gateway applies any replica's events."""
     leases = await truth.client.hgetall(truth.keys.leases)
     return any(name.startswith("events:") and lease.startswith(f"{gateway}.") for name, lease in leases.items())
 

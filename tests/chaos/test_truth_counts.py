@@ -1,4 +1,4 @@
-"""Blocks that are there more than once, or told of more than once: a key goes with the last of them, and not later."""
+"""Blocks that exist or are reported more than once. A key leaves the map with its last block, not earlier or later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_a_block_that_is_there_several_times_is_gone_with_the_last(truth: 
     replica = truth.replica(answers[0].replica)
     again = await truth.ask(text)
     assert {answer.replica for answer in (*answers, again)} == {replica.id}
-    await truth.fill(replica, BLOCKS - 60)  # what was there before is gone, so the twins are next
+    await truth.fill(replica, BLOCKS - 60)  # evicts the older blocks, so the twins are next
     for blocks in (*(3,) * 8, 60):
         await truth.fill(replica, blocks)
         await truth.settle([text])
@@ -36,7 +36,7 @@ async def test_a_prompt_that_went_to_several_replicas_at_once_is_known_on_all(tr
 
 
 async def test_reports_of_what_is_known_already_keep_no_key_alive(truth: TruthStage) -> None:
-    """While a replica relearns, a claim that is slow to be confirmed gets the same prompt reported again and again."""
+    """While a replica relearns, the same prompt is reported again and again until its claim is confirmed."""
     r0 = truth.replica("r0")
     await truth.fail(r0, "lose_events")
     for _ in range(2):
@@ -50,7 +50,7 @@ async def test_reports_of_what_is_known_already_keep_no_key_alive(truth: TruthSt
         with frozen_gateways(truth):
             for text in [*texts, *random.Random(1).choices(texts, k=24)]:
                 await truth.ask(text, url=third.url)
-                await asyncio.sleep(0.03)  # some are reported at first, others only later: at most one in 100 ms
+                await asyncio.sleep(0.03)  # reports come at most every 100 ms: some now, others later
     await eventually(truth.is_exact_everywhere)
     assert len(await reports_of(truth, r0)) > 1
     await truth.settle(texts)

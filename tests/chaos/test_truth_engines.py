@@ -1,4 +1,4 @@
-"""An engine that restarts or forgets is never chosen for what it does not hold any more."""
+"""An engine that restarts or forgets is never chosen for prompts that it no longer holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_cache_that_was_cleared_is_empty_in_the_map_after_the_next_step(
     texts = await truth.warm(3, r0)
     cleared = (await truth.http.post(f"{r0.url}/reset_prefix_cache")).json()
     assert cleared == {"reset": True}
-    await truth.fill(r0, blocks=1)  # the engine says so at its next step
+    await truth.fill(r0, blocks=1)  # the engine publishes the reset with its next step
     await truth.settle(texts)
     for text in texts:
         assert await truth.owners(text) == set()
@@ -44,7 +44,7 @@ async def test_a_cache_that_was_cleared_is_empty_in_the_map_after_the_next_step(
 async def test_a_cache_that_forgot_without_a_word_is_found_out_by_what_it_answers(truth: TruthStage) -> None:
     r0 = truth.replica("r0")
     texts = await truth.warm(5, r0)
-    await truth.ask(texts[-1])  # a gateway that never saw cached tokens cannot tell that there were none
+    await truth.ask(texts[-1])  # gateways audit only a replica that has reported cached tokens
     entries = await entries_of(truth, r0)
     await truth.fail(r0, "amnesia")
     for text in texts[:3]:
@@ -60,5 +60,5 @@ async def test_a_cache_that_forgot_without_a_word_is_found_out_by_what_it_answer
 
 
 async def entries_of(truth: TruthStage, replica: SimReplica) -> int:
-    """How many entries the replica's agent has published."""
+    """The number of entries that the replica's agent has published."""
     return int(await truth.client.hget(truth.keys.entries, replica.id) or 0)

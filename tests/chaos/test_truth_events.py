@@ -1,4 +1,4 @@
-"""Events that get lost, come twice or come late: the map is right all the same, or soon again."""
+"""Events get lost, arrive twice or arrive late: the map stays right, or is soon right again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_an_agent_that_was_slow_for_a_while_catches_up(truth: TruthStage) 
         await truth.settle([old, *kept, new])
 
 
-# -- what cannot be replayed ---------------------------------------------------------------------------------------
+# -- events that cannot be replayed --------------------------------------------------------------------------------
 
 
 async def test_batches_that_are_lost_for_good_void_all_and_requests_tell_it_again(truth: TruthStage) -> None:
@@ -79,13 +79,13 @@ async def test_batches_that_are_lost_for_good_void_all_and_requests_tell_it_agai
     await eventually(lambda: truth.is_relearning(r0))
     await truth.settle(texts, complete=False)
 
-    async def is_void() -> bool:  # it may have been relearning before
+    async def is_void() -> bool:  # the agent may have been relearning before
         return not any([await truth.owners(text) & {"r0"} for text in texts])
 
     await eventually(is_void)
     for text in texts:
         await truth.ask_on(r0, text)
-        await asyncio.sleep(0.11)  # reports are asked for no more often
+        await asyncio.sleep(0.11)  # gateways ask for a report at most every 100 ms
     await truth.settle(texts)
     assert await reports_of(truth, r0) - reports
 
@@ -138,7 +138,7 @@ async def test_a_short_ring_voids_nothing_where_an_agent_missed_nothing(truth: T
 
 
 async def with_short_ring(truth: TruthStage) -> SimReplica:
-    """r0, started again with a ring of two batches, and heard."""
+    """Restarts r0 with a ring of two batches, and waits until the gateways hear its agent."""
     r0 = truth.replica("r0")
     before = (await truth.ledger.replicas())["r0"].incarnation
     r0.kill()
@@ -149,7 +149,7 @@ async def with_short_ring(truth: TruthStage) -> SimReplica:
         return (await truth.ledger.replicas())["r0"].incarnation != before and await truth.is_exact_everywhere()
 
     await eventually(is_new)
-    for _ in range(2):  # an agent that has just connected hears late, and so short a ring forgives nothing
+    for _ in range(2):  # an agent that has just connected hears late, and so short a ring replays nothing
         seq = (await truth.agent_record(r0)).seq
         await truth.fill(r0, blocks=2)
         await eventually(lambda seq=seq: has_come_further(truth, r0, seq))
@@ -157,12 +157,12 @@ async def with_short_ring(truth: TruthStage) -> SimReplica:
 
 
 async def has_come_further(truth: TruthStage, replica: SimReplica, seq: int) -> bool:
-    """Whether its agent has worked in what its engine told after batch `seq`."""
+    """Whether the replica's agent has processed events after batch `seq`."""
     return (await truth.agent_record(replica)).seq > seq
 
 
 async def is_over(truth: TruthStage, replica: SimReplica) -> bool:
-    """Whether its faults have struck as often as they were to."""
+    """Whether the replica's faults have all happened."""
     return not (await state_of(truth, replica))["failing"]
 
 
@@ -171,7 +171,7 @@ async def is_another(truth: TruthStage, replica: SimReplica, agent: str) -> bool
 
 
 async def reports_of(truth: TruthStage, replica: SimReplica) -> set[str]:
-    """Those of the replica's last requests that asked it to report the blocks that it reuses."""
+    """The replica's recent requests that asked it to report the blocks that it reuses."""
     recent = (await state_of(truth, replica))["recent"]
     return {one["request_id"] for one in recent if one["vllm_xargs"].get("kv_cache_report_mode") == "full"}
 
@@ -182,7 +182,7 @@ async def state_of(truth: TruthStage, replica: SimReplica) -> dict[str, Any]:
 
 
 async def ask_many(truth: TruthStage, count: int) -> float:
-    """So many new prompts at once; returns the seconds that it took."""
+    """Sends this many new prompts at once. Returns the seconds that they took."""
     started = time.monotonic()
     await asyncio.gather(*(truth.ask(truth.new_prompt(words=50), number % 2) for number in range(count)))
     return time.monotonic() - started

@@ -1,4 +1,4 @@
-"""Somebody writes into the store what no gateway and no agent wrote: nobody stops, and all of it is right again."""
+"""A foreign client writes garbage into the store: no process stops, and every record becomes right again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.polling import eventually
 
 
 def garbage(keys: PoolKeys) -> dict[str, tuple[str, str]]:
-    """By key, a field and what is put there."""
+    """For each key, a field and the garbage for it."""
     return {
         keys.active: ("r1", ""),
         keys.owned_tokens: ("r1", "x"),
@@ -24,12 +24,12 @@ def garbage(keys: PoolKeys) -> dict[str, tuple[str, str]]:
 
 
 async def agents(truth: TruthStage) -> dict[str, str]:
-    """The processes that hold the replicas."""
+    """The agent process of each replica."""
     return {name: text.split(" ")[0] for name, text in (await truth.client.hgetall(truth.keys.agents)).items()}
 
 
 async def has_right_sums(truth: TruthStage) -> bool:
-    """Whether all sums can be read, and are those of what is in flight."""
+    """Whether all sums are readable, and equal those of the requests in flight."""
     try:
         return not (await truth.ledger.sums()).problems()
     except ValueError:

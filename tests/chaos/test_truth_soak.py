@@ -1,4 +1,4 @@
-"""Everything at once, under traffic: afterwards the map is what the caches hold."""
+"""Many faults under traffic: afterwards the map agrees with the caches."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SOAK_S = 30.0
 
 
 class Chaos:
-    """One trouble after another; the seed decides which. Some overlap, as all of them but a killed engine heal by
-    themselves."""
+    """Causes one trouble after another; the seed decides the order. All but a killed engine heal by themselves, so some
+    overlap."""
 
     def __init__(self, truth: TruthStage, seed: int) -> None:
         self._truth = truth
         self._rng = random.Random(seed)
         self.history: list[str] = []
         self.forgetful: set[str] = set()
-        """Replicas whose caches forgot something without a word."""
+        """Replicas whose caches silently forgot blocks."""
 
     async def rage(self, for_s: float) -> None:
         troubles: list[Callable[[], Awaitable[None]]] = [
@@ -99,7 +99,7 @@ class Chaos:
         await self.clear(self._rng.choice(self._truth.cluster.replicas))
 
     async def clear(self, replica: SimReplica) -> None:
-        """Its engine drops all it holds, and says so."""
+        """The replica's engine drops all its blocks, and publishes it."""
         await self._truth.http.post(f"{replica.url}/reset_prefix_cache")
 
     async def _forget_a_cache(self) -> None:
@@ -117,7 +117,7 @@ async def test_whatever_happens_the_map_becomes_what_the_caches_hold(truth: Trut
         await truth.heal()
     answered = len(askers.answers)
     assert answered > 100, chaos.history
-    # What a cache forgot without a word is found out once three prompts lacked it: here there may be fewer.
+    # Gateways notice a cache's silent loss after three prompts miss. Here fewer prompts may miss.
     for name in sorted(chaos.forgetful):
         await chaos.clear(truth.replica(name))
     for text in texts:
@@ -126,7 +126,7 @@ async def test_whatever_happens_the_map_becomes_what_the_caches_hold(truth: Trut
         await truth.settle(texts, complete=False)
         for text in texts:
             assert not (await truth.ask(text)).is_overpredicted
-            await truth.settle(texts, complete=False)  # these do not all fit: each pushes others out
+            await truth.settle(texts, complete=False)  # not all of these prompts fit: each evicts others
         await truth.settle(texts)
     except AssertionError as error:
         error.add_note(f"after {chaos.history}")

@@ -1,4 +1,4 @@
-"""A store that is away, comes back empty, or is fed faster than it is read: the map is right again afterwards."""
+"""The store is away, comes back empty, or gets events faster than gateways read them: the map is right afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_store_that_comes_back_empty_is_told_everything(truth: TruthStag
 
 
 async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_since(truth: TruthStage) -> None:
-    """As a replica that lagged does when it becomes the master: cursors, entries' numbers and lives go back."""
+    """A lagging replica that becomes the master has such older data: cursors, entries' numbers and lives go back."""
     r0, r1, r2 = truth.cluster.replicas
     old, kept = await truth.old_and_kept(r0)
     gone = await truth.warm(2, r2)
@@ -74,7 +74,7 @@ async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_si
         assert (await truth.client.hgetall(truth.keys.entries)) != told
         await eventually(truth.is_exact_everywhere)
         await truth.settle([old, *kept, *gone, *new])
-        await truth.settle(later, complete=False)  # how long they are was told to nobody, or has been lost
+        await truth.settle(later, complete=False)  # their lengths were never published, or are lost
         for text in later:
             await eventually(lambda text=text: is_told(truth, r2, text))
     assert await truth.owners(old) == set()
@@ -83,7 +83,7 @@ async def test_a_store_that_comes_back_as_it_was_earlier_is_told_what_changed_si
 
 
 async def is_told(truth: TruthStage, replica: SimReplica, text: str) -> bool:
-    """Whether the map says that it holds some of a prompt."""
+    """Whether the map says that the replica holds some of a prompt."""
     return replica.id in (await truth.told(text))[1]
 
 
@@ -92,7 +92,7 @@ async def lives_again(truth: TruthStage, replica: SimReplica, before: str) -> bo
 
 
 async def while_it_is_away(truth: TruthStage, replica: SimReplica, askers: Askers) -> None:
-    """Requests go on being served, and the replica's cache changes."""
+    """Changes the replica's cache while the store is away and requests are still served."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + AWAY_S
     await eventually(lambda: askers.answers and "state=fallback" in askers.answers[-1].decision)
@@ -122,7 +122,7 @@ async def test_a_stream_cut_off_at_its_cap_is_noticed_and_all_is_said_again(trut
 
 
 async def is_cut_off(truth: TruthStage, replica: SimReplica) -> bool:
-    """Whether entries of the replica's stream are gone that nobody has applied."""
+    """Whether the stream has lost entries that no gateway has applied."""
     cursor = await truth.client.hget(truth.keys.cursors, replica.id)
     first = await truth.client.xrange(truth.keys.events(replica.id), count=1)
     return bool(first) and int(first[0][1]["n"]) > int(cursor.split(" ")[1]) + 1

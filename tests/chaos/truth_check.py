@@ -1,4 +1,4 @@
-"""What of the map's word on a prompt is so, given the blocks that a replica holds. Pure."""
+"""Compares the map's records of a prompt with the blocks that a replica holds. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gateway.simulator.prompt import BlockHasher, EnginePrompt
 
 BLOCK_TOKENS = 16
 _ESTIMATE_TOKENS = 48
-"""How far a gateway's estimate of a key's end may be off, in prompts of this size."""
+"""The largest allowed error of a gateway's estimate of a key's end, for prompts of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the map says a replica holds of a prompt: the deepest of its keys, and all of their records."""
+    """The part of a prompt that a replica holds according to the map: the number of its keys, their end, and the keys'
+    records."""
 
     keys: int = 0
     tokens: int = 0
@@ -25,36 +26,36 @@ class Told:
 
     @property
     def is_resident(self) -> bool:
-        """Whether its agent said so, of every key."""
+        """Whether the replica's agent has confirmed every key."""
         return all(record["kind"] == "resident" for record in self.records)
 
 
 def prompt_of(text: str) -> EnginePrompt:
-    """What an engine makes of one user's message."""
+    """The engine's prompt for one user message."""
     return render_chat([{"role": "user", "content": text}], ImageReader())
 
 
 def fitted(text: str, last_block_tokens: int) -> str:
-    """The text, made so long that so many tokens of its prompt are in the last block: 0 fill it. To ask again for a
-    prompt whose last block is full, with its answer or without, takes a new block each time, as in vLLM."""
+    """The text, extended until the last block has this many of the prompt's tokens; 0 means a full block. A repeated
+    request whose last block is full, with its answer or without, takes a new block each time, as in vLLM."""
     while prompt_of(text).num_tokens % BLOCK_TOKENS != last_block_tokens:
         text += "x"
     return text
 
 
 def served_blocks(prompt_tokens: int) -> int:
-    """How many blocks of a prompt an engine serves from cache at most: it computes the last token in any case."""
+    """The most blocks of a prompt that an engine serves from its cache: it always computes the last token."""
     return (prompt_tokens - 1) // BLOCK_TOKENS
 
 
 def is_measured(text: str, told: Mapping[str, Told]) -> bool:
-    """Whether agents have said, of each replica that is told to hold a prompt, how long it was: nothing is a claim."""
+    """Whether agents have confirmed the prompt's whole length on each replica in the map: no record is a claim."""
     last_block = served_blocks(prompt_of(text).num_tokens)
     return bool(told) and all(each.is_resident and served_blocks(each.tokens) == last_block for each in told.values())
 
 
 def path_of(text: str) -> list[str]:
-    """The blocks of a prompt of one user's message."""
+    """The block hashes of a prompt of one user message."""
     prompt = prompt_of(text)
     hasher = BlockHasher(prompt, BLOCK_TOKENS)
     hasher.extend(prompt.tokens)
@@ -62,12 +63,12 @@ def path_of(text: str) -> list[str]:
 
 
 def depth(path: Sequence[str], held: set[str]) -> int:
-    """How many of a prompt's first blocks are held."""
+    """How many of a prompt's first blocks are held without a gap."""
     return next((index for index, block_hash in enumerate(path) if block_hash not in held), len(path))
 
 
 def untrue(path: Sequence[str], held: set[str], told: Told, claims: bool) -> list[str]:
-    """What is told and is not so; of claims, only the deepest is looked at, and only where `claims`."""
+    """Errors in the map: records that are not true. With `claims`, also checks the deepest record if it is a claim."""
     found = []
     for record in told.records:
         if record["kind"] == "resident":
@@ -87,7 +88,7 @@ def _is_near(tokens: int, path: Sequence[str], held: set[str]) -> bool:
 
 
 def untold(path: Sequence[str], held: set[str], told: Told, ends: Sequence[int]) -> list[str]:
-    """What is so and is not told; `ends` are the estimated ends of the prompt's keys."""
+    """Gaps in the map: held keys without a record. `ends` are the estimated ends of the prompt's keys."""
     deep = depth(path, held)
     surely = sum(end + _ESTIMATE_TOKENS <= deep * BLOCK_TOKENS for end in ends)
     surely = len(ends) if deep == len(path) else surely

@@ -1,4 +1,4 @@
-"""Clients that go on asking while a test does what it does."""
+"""Clients that send requests in the background of a test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.chaos.truth_stage import Answer, TruthStage
 
 
 class Askers:
-    """A context: clients that ask for these prompts in turn, through one gateway or another, until it is left. Those
-    for whom a gateway is gone (`gateways_may_die`) ask the next one."""
+    """A context in which clients send these prompts in turn, through all gateways in turn. With `gateways_may_die`, a
+    client whose gateway is gone uses the next one."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Askers:
     ) -> None:
         self.answers: list[Answer] = []
         self.died = 0
-        """Requests that broke with their gateway."""
+        """The number of requests that broke because their gateway died."""
         self._truth = truth
         self._texts = itertools.cycle(texts)
         self._urls = itertools.cycle(urls or truth.urls)
@@ -59,5 +59,5 @@ class Askers:
                 await asyncio.sleep(random.uniform(0.01, 0.05))
 
     def overpredicted(self) -> list[Answer]:
-        """Answers for which less was cached than promised."""
+        """Answers with fewer cached tokens than predicted."""
         return [answer for answer in self.answers if answer.is_overpredicted]

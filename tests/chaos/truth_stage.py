@@ -1,7 +1,7 @@
-"""The cluster on which what the map says is compared with what the caches hold, and the steps its tests share.
+"""The cluster for comparing the map with the replicas' caches, and the steps that its tests share.
 
-The map's word is what POST /v1/route/explain tells of a prompt; the truth is the replica's own list of blocks, and the
-prompt's blocks as the simulator's own code makes them here.
+The map's side comes from POST /v1/route/explain. The truth is the replica's own list of blocks, and the prompt's
+blocks, which the simulator's code computes here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.polling import PATIENCE_S, Patience, eventually
 from tests.redis_server import RedisServer
 
 BLOCKS = 256
-"""Of a replica: six prompts of 400 words."""
+"""The blocks of a replica's cache: room for six prompts of 400 words."""
 REPLICA_ARGUMENTS = ("--speed", "20", "--num-gpu-blocks", str(BLOCKS))
 REPLICA_COMMAND = (sys.executable, "-P", str(Path(glass_replica.__file__)))
 CONFIG: dict[str, Any] = {
@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
     "health": {"interval_s": 0.25, "timeout_s": 1, "breaker_open_s": 1},
     "policy": {"allow_header": True},
 }
-# The node size bounds what `MAXLEN ~` keeps beyond its cap.
+# The node size limits how many entries `MAXLEN ~` keeps beyond its cap.
 REDIS_OPTIONS = ("--stream-node-max-entries", "10")
 SETTLES_WITHIN_S = 25.0
 _WATCH_S = 0.05
@@ -48,7 +48,7 @@ _WATCH_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: where it came from, what was predicted and what was cached there."""
+    """A whole answer: its replica, the predicted and the cached tokens."""
 
     replica: str
     decision: str
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def is_overpredicted(self) -> bool:
-        """Whether less was cached than promised, by more than rounding."""
+        """Whether fewer tokens were cached than predicted, by more than rounding."""
         return self.cached_tokens < self.matched_tokens - 2 * BLOCK_TOKENS
 
 
@@ -83,13 +83,13 @@ class TruthStage:
         return next(replica for replica in self.cluster.replicas if replica.id == name)
 
     def new_prompt(self, words: int = 400) -> str:
-        """A text that was never sent; 400 words are some 40 blocks. To ask for it again takes no room."""
+        """A text that no request has sent yet; 400 words are about 40 blocks. Sending it again takes no more room."""
         return fitted(prose(f"truth {next(self._numbers)}", words), last_block_tokens=8)
 
     # -- healing -----------------------------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """Everything runs as it did at first, and every gateway hears every agent."""
+        """Restores the initial state: all processes run, and every gateway hears every agent."""
         if self.redis.process.poll() is not None:
             self.redis.start()
         self.redis.resume()
@@ -110,28 +110,28 @@ class TruthStage:
         await self.ledger.forget_breakers()
         for replica in self.cluster.replicas:
             while await self.is_relearning(replica):
-                await self.fill(replica)  # a cache that was stored anew is known
+                await self.fill(replica)  # the agent sees each new block stored, so it knows the whole cache
 
     async def _all_listen(self) -> bool:
         return all([await self.listens(replica) for replica in self.cluster.replicas])
 
     async def listens(self, replica: SimReplica) -> bool:
-        """Whether it answers."""
+        """Whether the replica answers."""
         try:
             return (await self.http.get(f"{replica.url}/health")).is_success
         except httpx.TransportError:
             return False
 
     async def agent_record(self, replica: SimReplica) -> AgentRecord:
-        """What the replica's agent said last."""
+        """The last record of the replica's agent."""
         return AgentRecord.parse(await self.client.hget(self.keys.agents, replica.id))
 
     async def is_relearning(self, replica: SimReplica) -> bool:
-        """Whether its cache may hold what was never told, as its agent's last heartbeat had it."""
+        """Whether the replica's cache may hold unpublished blocks, according to its agent's last heartbeat."""
         return (await self.agent_record(replica)).is_relearning
 
     async def is_exact_everywhere(self) -> bool:
-        """Whether every agent holds the life that the registry has, and every gateway has heard of that."""
+        """Whether every agent holds the registered life of its replica, and every gateway knows it."""
         lives, agents = await self.ledger.replicas(), await self.client.hgetall(self.keys.agents)
         now_s, _ = await self.client.time()
         everyone = sorted(replica.id for replica in self.cluster.replicas)
@@ -157,7 +157,7 @@ class TruthStage:
     # -- requests ----------------------------------------------------------------------------------------------
 
     async def ask(self, text: str, gateway: int = 0, url: str = "", policy: str = "prefix_kv_aware") -> Answer:
-        """One request, answered whole."""
+        """Sends one request, which must get a whole answer."""
         response = await self.http.post(
             (url or self.urls[gateway]) + CHAT, json=chat(text), headers={"x-kvgate-policy": policy}
         )
@@ -172,21 +172,21 @@ class TruthStage:
         )
 
     async def ask_on(self, replica: SimReplica, text: str, url: str = "") -> Answer:
-        """One request that this replica answers; the others are asked as well until it is its turn."""
+        """Sends a request until this replica answers it. Other replicas may answer it before."""
         while True:
             answer = await self.ask(text, url=url, policy="round_robin")
             if answer.replica == replica.id:
                 return answer
 
     async def warm(self, count: int = 6, on: SimReplica | None = None, words: int = 400) -> list[str]:
-        """New prompts that the map knows of: as many on one replica, or wherever they go."""
+        """This many new prompts that the map knows, on one replica if given."""
         texts: list[str] = []
         for number in itertools.takewhile(lambda _: len(texts) < count, range(100)):
             text = self.new_prompt(words)
             answer = await self.ask(text, gateway=number % 2)
             if on is None or on.id == answer.replica:
                 texts.append(text)
-                while "state=exact" not in answer.decision:  # a machine that stalls makes the store late
+                while "state=exact" not in answer.decision:  # the store may be late on a machine that stalls
                     answer = await self.ask_on(self.replica(answer.replica), text)
         assert len(texts) == count, (await self.ledger.sums(), await self.client.hgetall(self.keys.owned_tokens))
         await self.settle(texts)
@@ -194,14 +194,14 @@ class TruthStage:
         return texts
 
     async def measured(self, texts: Sequence[str]) -> None:
-        """Wait until agents have said all that there is to say of these prompts: none of it is a claim."""
+        """Wait until agents have confirmed these prompts in full: no record is a claim."""
         patience = Patience(PATIENCE_S)
         while missing := [told for text in texts if not is_measured(text, told := (await self.told(text))[1])]:
             assert not patience.is_over(), missing
             await asyncio.sleep(_WATCH_S)
 
     async def old_and_kept(self, replica: SimReplica) -> tuple[str, list[str]]:
-        """A full cache, of which `crowd_out` takes away most of the first prompt and nothing of the others."""
+        """Fills the cache. `crowd_out` then evicts most of the first returned prompt and nothing of the others."""
         await self.fill(replica)
         old, *kept = await self.warm(3, replica, words=300)
         return old, kept
@@ -210,11 +210,11 @@ class TruthStage:
         await self.fill(replica, blocks=BLOCKS - 80)
 
     async def forget_chains(self) -> None:
-        """What gateways wrote down of requests for the agents is gone after a minute."""
+        """Deletes the chains that gateways write for agents. Without this they expire after a minute."""
         await self.client.delete(self.keys.bound_slot(0), self.keys.bound_slot(1))
 
     async def fill(self, replica: SimReplica, blocks: int = BLOCKS - 1) -> None:
-        """Past every gateway, push `blocks` least recently used blocks out of a replica's cache."""
+        """Directly on the replica, evict the `blocks` least recently used blocks of its cache."""
         words = f"filler {next(self._numbers)} ".ljust(blocks * BLOCK_TOKENS * 4 - 4, "x")
         body = {"model": "sim", "prompt": words, "max_tokens": 1}
         (await self.http.post(f"{replica.url}/v1/completions", json=body)).raise_for_status()
@@ -222,12 +222,12 @@ class TruthStage:
     # -- the truth ---------------------------------------------------------------------------------------------
 
     async def hashes(self, replica: SimReplica) -> set[str]:
-        """The blocks that a request can hit there."""
+        """The blocks on the replica that a request can hit."""
         return set((await self.http.get(f"{replica.url}/sim/state")).json()["hashes"])
 
     async def told(self, text: str, gateway: int = 0) -> tuple[list[int], dict[str, Told]]:
-        """The estimated ends of a prompt's keys in tokens, and what the map says of them by replica. Records that do
-        not hold any more are left out."""
+        """The estimated ends of a prompt's keys in tokens, and the map's records of them by replica, without stale
+        records."""
         answer = await self.http.post(f"{self.urls[gateway]}/v1/route/explain", json=chat(text))
         answer.raise_for_status()
         chain = answer.json()["chain"]
@@ -241,13 +241,13 @@ class TruthStage:
         return [key["tokens"] for key in chain], found
 
     async def owners(self, text: str, gateway: int = 0) -> set[str]:
-        """The replicas that are told to hold all of a prompt."""
+        """The replicas that hold all of a prompt according to the map."""
         ends, found = await self.told(text, gateway)
         return {replica for replica, told in found.items() if told.keys == len(ends)}
 
     async def problems(self, texts: Sequence[str], *, complete: bool = True, claims: bool = True) -> list[str]:
-        """Where the map of either gateway says what is not so (claims are but predictions: only where `claims`), or
-        (`complete`) does not say what is."""
+        """Errors in the map of either gateway, and, with `complete`, gaps in it. Claims are only predictions: they are
+        checked only with `claims`."""
         found: list[str] = []
         for replica in self.cluster.replicas:
             held = await self.hashes(replica)
@@ -263,7 +263,7 @@ class TruthStage:
     async def settle(
         self, texts: Sequence[str], *, complete: bool = True, claims: bool = True, within_s: float = SETTLES_WITHIN_S
     ) -> None:
-        """Wait until there are no `problems`, and the map's sums are right."""
+        """Wait until there are no `problems` and the map's sums are right."""
         patience = Patience(within_s)
         while problems := [
             *await self.problems(texts, complete=complete, claims=claims),
@@ -274,7 +274,7 @@ class TruthStage:
 
     @asynccontextmanager
     async def staying_resident(self, texts: Sequence[str]) -> AsyncIterator[None]:
-        """Fails where a prompt's owners, as they are now, are not all owners at every moment until the end."""
+        """Fails if a replica that owns a prompt on entry stops owning it at any moment inside the context."""
         before = {text: await self.owners(text) for text in texts}
         assert all(before.values())
         missing: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ from tests.polling import eventually
 
 @contextmanager
 def frozen_gateways(truth: TruthStage) -> Iterator[None]:
-    """The cluster's own gateways, which apply events, stand still."""
+    """Freezes the cluster's own gateways, which apply events."""
     for gateway in truth.cluster.gateway_processes:
         gateway.signal(signal.SIGSTOP)
     try:
@@ -26,7 +26,7 @@ def frozen_gateways(truth: TruthStage) -> Iterator[None]:
 
 @asynccontextmanager
 async def only_one_healthy(truth: TruthStage, replica: SimReplica) -> AsyncIterator[None]:
-    """No other replica gets requests: the others say that they are unhealthy."""
+    """Makes the other replicas report that they are unhealthy, so that only this replica gets requests."""
     others = [other for other in truth.cluster.replicas if other is not replica]
     await asyncio.gather(*(truth.fail(other, "unhealthy", count=-1) for other in others))
     try:

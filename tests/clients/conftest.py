@@ -1,5 +1,5 @@
-"""One cluster for all tests of this folder: two gateways, three simulated replicas, a half one and an embedded Redis.
-Each client library that is used is a process."""
+"""One cluster for all tests of this folder: two gateways, three simulated replicas, a half replica (half.py) and an
+embedded Redis. Each client library runs as a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="package")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
-    """A library by the name of its driver."""
+    """Finds a library by the name of its driver."""
     folder = tmp_path_factory.mktemp("drivers")
     running: dict[str, Library] = {}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A replica whose answers are large and, but for one model's, half."""
+"""A replica whose answers are large. It sends only the first half of them, except for one model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MODELS = ("whole", "cut", "cut-chunked", "silent")
-"""Each says how its answers end: complete, with the connection (`-chunked`: of an answer that does not say how long it
-is), or not at all."""
-_TEXT = "word " * 800_000  # 4 MB: more than a gateway waits for before it passes an answer on
+"""Each name says how the model's answers end. `whole`: completely. `cut`: the connection closes half way; with
+`-chunked` the answer declares no length. `silent`: never."""
+_TEXT = "word " * 800_000  # 4 MB: a gateway starts to pass such an answer on before it has all of it
 
 
 class HalfReplica(ThreadingHTTPServer):
@@ -21,7 +21,7 @@ class HalfReplica(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.fell_silent = threading.Semaphore(0)
-        """Released when half of a silent answer is sent."""
+        """Released when half of a `silent` answer is sent."""
         self.is_over = threading.Event()
 
     @property
@@ -31,7 +31,7 @@ class HalfReplica(ThreadingHTTPServer):
 
 @contextmanager
 def running_half_replica() -> Iterator[HalfReplica]:
-    """In a thread of the test's process."""
+    """Runs the replica in a thread of the test's process."""
     replica = HalfReplica()
     thread = threading.Thread(target=replica.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -75,11 +75,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Silent: pytest shows what matters."""
+        """Logs nothing: pytest shows failures."""
 
 
 def _answer(path: str, model: str) -> dict[str, Any]:
-    """A whole answer of the API at this path."""
+    """A whole answer in the API of this path."""
     text = {"type": "output_text" if path == "/v1/responses" else "text", "text": _TEXT, "annotations": []}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [text]}
     match path:

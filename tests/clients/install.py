@@ -1,9 +1,9 @@
 """Installs the client libraries that tests/clients drives: `python -m tests.clients.install`.
 
-They stand in a cache folder outside the repository: two virtual environments, since not all of them agree on one
-version of openai, and a project of Node, which comes as a wheel. Some 300 MB to fetch and 0.8 GB on disk, two minutes
-once. A folder is made anew when the file that lists its libraries changes. pip and npm ask the registries that this
-machine is configured with.
+They live in a cache folder outside the repository: two virtual environments, because the libraries do not agree on one
+version of openai, and a Node project. Node itself comes as a wheel. The download is about 300 MB and takes 0.8 GB on
+disk and two minutes, once. A folder is rebuilt when the file that lists its libraries changes. pip and npm use the
+machine's configured registries.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PROJECT = "package.json"
 
 
 def home() -> Path:
-    """The folder of all that is installed, beside vLLM's."""
+    """The folder of all installed libraries, beside vLLM's folder."""
     return vllm.home().with_name("clients")
 
 
 def python(requirements: str) -> Path:
-    """The interpreter that can import what this list names."""
+    """The interpreter that can import the libraries in this list."""
     return home() / _ENVIRONMENTS[requirements] / "bin" / "python"
 
 
@@ -42,7 +42,7 @@ def project() -> Path:
 
 
 def install() -> None:
-    """Install what is not there; a second process waits for the first one's work."""
+    """Install what is missing. A second process waits for the first to finish."""
     with vllm.lock(home()):
         missing = [name for name in _ENVIRONMENTS if not (_is_made(name) and python(name).exists())]
         if not missing and _is_made(_PROJECT):
@@ -50,7 +50,7 @@ def install() -> None:
         print(f"installing client libraries and Node into {home()} (0.8 GB, two minutes, once)", flush=True)
         for name in missing:
             _make_environment(name)
-        _make_project()  # after a new Node, too
+        _make_project()  # a new Node needs a new project too
 
 
 def _folder(name: str) -> Path:
@@ -84,7 +84,7 @@ def _make_project() -> None:
 
 
 def _run(command: list[str], name: str) -> None:
-    # npm is a program of the Node beside it, which it looks for on the PATH.
+    # npm runs on the Node beside it, and looks for it on the PATH.
     path = os.pathsep.join((str(Path(command[0]).parent), os.environ["PATH"]))
     if subprocess.run(command, env=os.environ | {"PATH": path}, check=False).returncode != 0:
         sys.exit(f"cannot install what tests/clients/{name} lists: the reason is above")

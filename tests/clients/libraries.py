@@ -1,4 +1,4 @@
-"""Client libraries as processes: each is run by its driver, in its own environment."""
+"""Client libraries as processes. A driver runs each library in its own environment."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.clients import install
 
 _DRIVERS = Path(__file__).parent / "drivers"
 _OLDER = ("instructor", "litellm")
-# Nothing else of this environment: not its proxies, nor whose API keys and addresses it has.
+# The drivers get no other variables, above all no proxies, API keys or addresses.
 _ENVIRONMENT = {
     "HOME": str(Path.home()),
     "PATH": os.environ["PATH"],
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # litellm fetches a newer list of prices otherwise
-    "PYTHONDONTWRITEBYTECODE": "1",  # beside the drivers
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise litellm downloads a newer list of prices
+    "PYTHONDONTWRITEBYTECODE": "1",  # no bytecode beside the drivers
 }
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as a library's caller meets it."""
+    """An exception as a library's caller sees it."""
 
     kinds: list[str]
-    """The names of its class and of those that this is derived from."""
+    """The names of its class and of the base classes."""
     message: str
     status: int | None
     request_id: str | None
@@ -37,7 +37,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call: a value (of a stream, its pieces), or what was raised."""
+    """The outcome of a call: a value (for a stream, its pieces), or an exception."""
 
     value: Any = None
     raised: Raised | None = None
@@ -50,16 +50,16 @@ class Outcome:
 
     @property
     def error(self) -> Raised:
-        """What was raised by a call that must fail."""
+        """The exception of a call that must fail."""
         assert self.raised is not None, f"taken for complete: {self.value!r}"
         return self.raised
 
 
 class Library:
-    """A library that answers one call after the other."""
+    """A library that makes one call after another."""
 
     def __init__(self, driver: str, folder: Path) -> None:
-        """`driver` names a file of drivers/; `folder` is for the drivers of Node and for the logs."""
+        """`driver` is the name of a file in drivers/. `folder` holds the logs and copies of the Node drivers."""
         self._log = folder / f"{driver}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -83,13 +83,13 @@ class Library:
         key: str = "none",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a call, whose `outcome` must be taken before the next one."""
+        """Start a call. Take its `outcome` before the next call."""
         told = {"call": call, "url": url, "prompt": prompt, "tokens": tokens, "model": model, "key": key}
         assert self._process.stdin is not None
         print(json.dumps({**told, "headers": headers or {}}), file=self._process.stdin)
 
     def wait_until_begun(self) -> None:
-        """Until the first piece of the answer is here."""
+        """Wait until the first piece of the answer has arrived."""
         said = self._hear()
         assert said == {"begun": True}, said
 
@@ -100,7 +100,7 @@ class Library:
         return Outcome(said["value"]) if "value" in said else Outcome(raised=Raised(**said["raised"]))
 
     def ask(self, call: str, url: str, prompt: Any, **details: Any) -> Outcome:
-        """Make a call and wait for what becomes of it."""
+        """Make a call and wait for its outcome."""
         self.begin(call, url, prompt, **details)
         return self.outcome()
 
@@ -124,7 +124,7 @@ def _command(driver: str, folder: Path) -> list[str]:
     if not driver.endswith(".mjs"):
         requirements = "requirements-older.txt" if driver.startswith(_OLDER) else "requirements.txt"
         return [str(install.python(requirements)), str(_DRIVERS / driver)]
-    # Node looks for libraries beside the program that imports them, and in the folders above it.
+    # Node looks for libraries in the folder of the program that imports them, and in the folders above it.
     modules = folder / "node_modules"
     if not modules.exists():
         modules.symlink_to(install.project() / "node_modules")

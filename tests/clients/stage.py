@@ -1,4 +1,4 @@
-"""The cluster that client libraries are let loose on, and gateways of its own for what befalls single ones."""
+"""The cluster for the client libraries, and extra gateways that a test can configure and kill."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.cluster.gateways import configured_like
 from tests.polling import wait_until
 
 REPLICAS = 3
-# A token takes 20 ms, so that an answer of 4 000 outlasts every test.
+# A token takes 20 ms, so that an answer of 4 000 tokens lasts longer than every test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
-# A busy machine is not what these tests are about, and replicas that are made to fail are not to be left alone.
+# The limits allow for a busy machine, and keep breakers closed while tests make replicas fail.
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "health": {"interval_s": 0.25, "timeout_s": 5, "breaker_failures": 1000},
 }
 REQUEST_S = 2
-"""The time limit of the hurried gateway."""
+"""The time limit of requests at the gateway `hurried_url`, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Gateway:
 
 @dataclass
 class Stage:
-    """Two gateways before three simulated replicas and a half one."""
+    """Two gateways in front of three simulated replicas and a half replica."""
 
     cluster: Cluster
     sims: list[SimReplica]
     half: HalfReplica
     hurried_url: str = ""
-    """A gateway at which a request may take REQUEST_S."""
+    """A gateway that allows requests REQUEST_S."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -53,11 +53,11 @@ class Stage:
         return self.cluster.gateway_urls
 
     def new_prompt(self) -> str:
-        """A text that was never sent."""
+        """A text that no request has sent yet."""
         return f"{next(self._numbers)}: tell me a story"
 
     def carrier(self) -> SimReplica:
-        """The replica with the only request under way."""
+        """The replica of the only request in flight."""
 
         def found() -> SimReplica | None:
             running = [(replica, replica.state()["running"]) for replica in self.sims]
@@ -69,7 +69,7 @@ class Stage:
 
     @contextmanager
     def failing(self, mode: str, **details: Any) -> Iterator[None]:
-        """Every simulated replica fails like this until the end; see gateway/simulator/faults.py."""
+        """Inside the context, every simulated replica fails in this mode; see gateway/simulator/faults.py."""
         for replica in self.sims:
             replica.fail(mode, count=-1, **details)
         try:
@@ -89,7 +89,7 @@ class Stage:
 
     @contextmanager
     def another_gateway(self, **overrides: Any) -> Iterator[Gateway]:
-        """One more gateway, serving; `overrides` are sections of its configuration."""
+        """Runs another gateway, ready to serve. `overrides` are sections of its configuration."""
         config = configured_like(self.cluster, f"beside-{next(self._numbers)}", **overrides)
         file = self.cluster.state_dir / f"{config['id']}.yaml"
         file.write_text(yaml.safe_dump(config))
@@ -101,7 +101,7 @@ class Stage:
 
 
 def _wait_until_ready(url: str) -> None:
-    """Until a gateway serves on all replicas."""
+    """Wait until a gateway serves on all replicas."""
 
     def is_ready() -> bool:
         try:

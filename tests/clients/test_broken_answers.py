@@ -1,4 +1,4 @@
-"""Nobody may take a broken answer for a whole one: the official SDKs raise, whatever broke it.
+"""No client may take a broken answer for a whole one: the official SDKs raise, whatever the cause.
 
 Run by `make test-clients`."""
 
@@ -31,24 +31,24 @@ WHOLE = [
 ]
 
 NOT_TOLD = {"JSONDecodeError", "SyntaxError", "APITimeoutError", "APIConnectionTimeoutError"}
-"""Raised on half an answer that was handed over as a whole one, or whose client was left waiting for the rest."""
+"""Exceptions for half an answer that was delivered as a whole one, or for a client that waited for the rest in vain."""
 
 Scene = AbstractContextManager[tuple[str, Callable[[], Any]]]
-"""A gateway's URL, and what is to be done to it once it answers."""
+"""A gateway's URL, and the function that breaks the answer once it has begun."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """A way in which an answer breaks."""
+    """A cause of a broken answer."""
 
     name: str
     told: str
-    """Words of the exception that the SDK raises; empty where nobody is left to say any."""
+    """Words in the message of the SDK's exception; empty if no gateway is left to send an error."""
     happens: Callable[[Stage], Scene]
 
 
 def _nothing() -> None:
-    """It breaks by itself."""
+    """For answers that break by themselves."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def test_a_large_answer_is_read_to_its_end(stage: Stage, library: Libraries, sdk
 def test_an_sdk_raises_on_a_large_answer_that_breaks_off_half_way(
     stage: Stage, library: Libraries, sdk: str, call: str, model: str
 ) -> None:
-    """The silent one breaks off when its time is over."""
+    """The `silent` answer breaks off at the gateway's time limit."""
     error = library(sdk).ask(call, stage.hurried_url, stage.new_prompt(), model=model).error
     assert not NOT_TOLD & set(error.kinds), error
 

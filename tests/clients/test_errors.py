@@ -33,7 +33,8 @@ STRICT: dict[str, Any] = {
 
 @dataclass
 class Places:
-    """Where requests go wrong: the cluster, and a gateway that wants a key, short bodies and one request at a time."""
+    """Gateways that refuse requests: those of the cluster, and a strict one that wants a key, short bodies and one
+    request at a time."""
 
     stage: Stage
     strict_url: str
@@ -47,15 +48,15 @@ def places(stage: Stage) -> Iterator[Places]:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A request that is refused or fails, with `told` in the message."""
+    """A request that is refused or fails. The error's message contains `told`."""
 
     name: str
     status: int
     kind: str
-    """The exception, or one that it is derived from."""
+    """The exception's class or one of its base classes."""
     told: str
     at: Callable[[Places], AbstractContextManager[str]]
-    """Gives the URL of the gateway to ask."""
+    """Yields the URL of the gateway to ask."""
     question: dict[str, Any] = field(default_factory=dict)
 
 

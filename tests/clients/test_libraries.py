@@ -1,4 +1,4 @@
-"""Libraries that many programs use instead of an SDK, held to a few calls each. Run by `make test-clients`."""
+"""Libraries that many programs use instead of an SDK, with a few calls each. Run by `make test-clients`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELS = {
     ("litellm_driver.py", ""): "NotFoundError",
     ("ai_sdk.mjs", ""): "APICallError",
 }
-"""Each library, and how its calls on that API begin; with its exception for what was not found."""
+"""Each library, the prefix of its calls on an API, and its exception for a 404."""
 ALL = [*MODELS, INSTRUCTOR]
 PROMPT = "tell me who it is"
 TOKENS = 64

@@ -1,4 +1,4 @@
-"""Clients of a cluster: single requests, streams that are held open, and a load that goes on in the background."""
+"""Clients of a cluster: single requests, streams that stay open, and a load in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = ("river", "stone", "light", "paper", "cloud", "green", "table", "north"
 
 
 def prose(seed: int | str, words: int = 400) -> str:
-    """A text that no other seed gives; 400 words are some 600 tokens."""
+    """A text that is different for each seed; 400 words are about 600 tokens."""
     rng = random.Random(seed)
     return f"{seed}: " + " ".join(rng.choice(_WORDS) for _ in range(words))
 
@@ -29,12 +29,12 @@ def chat(text: str, max_tokens: int = 2, **fields: Any) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, url: str, text: str, **fields: Any) -> httpx.Response:
-    """One chat request, read to its end."""
+    """Sends one chat request and reads the whole answer."""
     return await http.post(url + CHAT, json=chat(text, **fields))
 
 
 def is_complete(response: httpx.Response) -> bool:
-    """Whether a client would take it for a whole answer."""
+    """Whether a client would see a whole answer."""
     if response.status_code != 200:
         return False
     if response.headers["content-type"].startswith("text/event-stream"):
@@ -43,13 +43,13 @@ def is_complete(response: httpx.Response) -> bool:
 
 
 def last_event(text: str) -> Any:
-    """The JSON that the last event of a stream carries."""
+    """The JSON in the last event of a stream."""
     lines = text.strip().rsplit("\n\n", 1)[-1].splitlines()
     return orjson.loads(next(line for line in lines if line.startswith("data: ")).removeprefix("data: "))
 
 
 class HeldStream:
-    """A streamed answer on its way: its first event was read."""
+    """A streamed answer in progress: its first event has been read."""
 
     def __init__(self, response: httpx.Response, text: AsyncIterator[str], first: str) -> None:
         self.replica = response.headers["x-kvgate-replica"]
@@ -59,13 +59,13 @@ class HeldStream:
         self._text = text
 
     async def goes_on(self) -> bool:
-        """Whether more of it comes."""
+        """Whether the stream continues: reads its next piece, which must not be an error."""
         piece = await anext(self._text)
         self.text += piece
         return '"error"' not in piece
 
     async def rest(self) -> str:
-        """All of the stream, once it has ended. Raises httpx.TransportError where it was cut."""
+        """Reads to the end and returns the whole stream. Raises httpx.TransportError if the stream was cut."""
         async for text in self._text:
             self.text += text
         return self.text
@@ -78,7 +78,7 @@ class HeldStream:
 async def held_stream(
     http: httpx.AsyncClient, url: str, text: str, max_tokens: int = 4000, **fields: Any
 ) -> AsyncIterator[HeldStream]:
-    """A stream that lasts longer than a test, unless told otherwise; its client hangs up in the end."""
+    """A stream that by default lasts longer than a test. Its client hangs up at the end of the context."""
     async with http.stream("POST", url + CHAT, json=chat(text, max_tokens, stream=True, **fields)) as response:
         assert response.status_code == 200, await response.aread()
         pieces = response.aiter_text()
@@ -86,7 +86,7 @@ async def held_stream(
 
 
 class Load:
-    """Clients that ask one gateway or another, streamed or not, until they are stopped."""
+    """Clients that send plain and streamed requests to random gateways until `stop`."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Load:
         self._count = 0
         self.answered = 0
         self.states: Counter[str] = Counter()
-        """Answers by the state in their decision: degraded or fallback."""
+        """The number of answers by the state in their decision: exact, degraded or fallback."""
         self.broken = 0
-        """Streams that ended with an error event: their replica died."""
+        """The number of streams that ended with an error event because their replica died."""
         self.failures: list[str] = []
-        """Everything else that is not a whole answer."""
+        """All other answers that are not whole."""
 
     async def _client(self) -> None:
         while not self._is_stopping:
@@ -141,13 +141,13 @@ class Load:
             self.failures.append(f"{url}: {response.status_code} {response.text[-300:]}")
 
     def stop(self) -> None:
-        """No more requests after those under way."""
+        """Sends no more requests after those in flight."""
         self._is_stopping = True
 
 
 @asynccontextmanager
 async def running_load(load: Load, clients: int = 6) -> AsyncIterator[Load]:
-    """Keep `clients` clients busy; on leaving, every request under way is answered first."""
+    """Keep this many clients busy. On exit, wait for the answers to all requests in flight."""
     tasks = Tasks()
     running = [tasks.spawn(load._client(), f"client {n}") for n in range(clients)]
     try:

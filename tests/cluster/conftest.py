@@ -1,4 +1,4 @@
-"""One healthy cluster for the tests that leave it as it is: three gateways, three replicas."""
+"""One healthy cluster of three gateways and three replicas, for tests that do not change it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from bench.cluster import Cluster, running_cluster
 from tests.cluster.ledger import Ledger
 
-# One token of an answer takes 20 ms: a stream of 4 000 stays open for as long as a test wants.
+# One token of an answer takes 20 ms: a stream of 4 000 tokens stays open longer than a test.
 REPLICA_ARGUMENTS = ("--speed", "5", "--decode-s-per-token", "0.1")
 CONFIG = {"redis": {"budget_ms": 200}, "policy": {"allow_header": True}, "health": {"interval_s": 0.5, "timeout_s": 5}}
 

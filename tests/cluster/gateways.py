@@ -1,4 +1,4 @@
-"""Gateways beside those of a running cluster: processes of a test's own, to be stopped, killed and misconfigured."""
+"""Extra gateways for a running cluster: processes that a test can stop, kill and misconfigure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GatewayProcess:
 
 
 def configured_like(cluster: Cluster, gateway: str, **overrides: Any) -> dict[str, Any]:
-    """The configuration of the cluster's gateways, for another one."""
+    """The configuration of the cluster's gateways, for another gateway."""
     config: dict[str, Any] = yaml.safe_load((cluster.state_dir / "gw0.yaml").read_text())
     del config["shared_port"]
     return config | {"id": gateway, "port": free_ports(1)[0]} | overrides
@@ -46,7 +46,8 @@ def configured_like(cluster: Cluster, gateway: str, **overrides: Any) -> dict[st
 
 @asynccontextmanager
 async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> AsyncIterator[GatewayProcess]:
-    """One more gateway of the cluster, serving; `overrides` are sections of its configuration. Killed in the end."""
+    """Runs another gateway of the cluster, ready to serve, and stops it on exit. `overrides` are sections of its
+    configuration."""
     async with started_gateway(cluster.state_dir, configured_like(cluster, gateway, **overrides)) as process:
         async with httpx.AsyncClient() as http:
             await eventually(lambda: _is_ready(http, process))
@@ -55,7 +56,7 @@ async def another_gateway(cluster: Cluster, gateway: str, **overrides: Any) -> A
 
 @asynccontextmanager
 async def started_gateway(folder: Path, config: dict[str, Any]) -> AsyncIterator[GatewayProcess]:
-    """A gateway's process, ready or not."""
+    """A gateway's process, which may not be ready."""
     gateway = _start(folder / f"{config['id']}-{config['port']}.yaml", config)
     try:
         yield gateway
@@ -72,7 +73,7 @@ def _start(file: Path, config: dict[str, Any]) -> GatewayProcess:
 
 
 async def _stop(gateway: GatewayProcess) -> None:
-    """Gently, so that what the test leaves open is given back at once and not by the reaper."""
+    """Stops the gateway by SIGTERM, so that it gives its open requests back at once instead of the reaper."""
     try:
         gateway.signal(signal.SIGCONT)
         gateway.signal(signal.SIGTERM)

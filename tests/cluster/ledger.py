@@ -1,4 +1,4 @@
-"""What the store says of load and health, read past the gateways."""
+"""The store's records of load and health, read directly from Redis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ledger:
         return sums(await self._client.eval(*ask_sums(self._keys)))
 
     async def ownership_problems(self) -> list[str]:
-        """Where the tokens that a replica is believed to own are not the sum of its keys' records."""
+        """Replicas whose count of owned tokens is not the sum of their keys' records."""
         lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
         recorded = dict.fromkeys(lives, 0)
         for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own("*")):
@@ -46,11 +46,11 @@ class Ledger:
         return {name: ReplicaRecord.parse(name, text) for name, text in found.items()}
 
     async def agents(self) -> set[str]:
-        """The replicas that an agent holds, or let go."""
+        """The replicas that an agent holds or has let go."""
         return set(await self._client.hkeys(self._keys.agents))
 
     async def gateways(self) -> list[str]:
-        """The ids of the gateways that hold a lease: each the configured one and a life's suffix."""
+        """The ids of the gateways that hold a lease: each is the configured id with the suffix of a life."""
         return sorted(await self._client.hkeys(self._keys.gateways))
 
     async def breakers(self) -> dict[str, str]:
@@ -61,14 +61,14 @@ class Ledger:
         await self._client.delete(self._keys.breakers)
 
     async def forget_everything(self) -> None:
-        """What FLUSHALL would do to the pool."""
+        """Deletes all keys of the pool, as FLUSHALL would."""
         await self._client.eval(_FORGET, 0, self._keys.own("").removesuffix("own:") + "*")
 
     async def all_keys(self) -> set[str]:
-        """Of every pool."""
+        """The keys of every pool."""
         return {key async for key in self._client.scan_iter("*")}
 
     async def in_flight(self, gateway: str) -> int:
-        """The reservations of the gateway's lives together, by its configured id."""
+        """The number of reservations of all lives of the gateway with this configured id."""
         keys = [key async for key in self._client.scan_iter(self._keys.flight(f"{gateway}.*"))]
         return sum([await self._client.hlen(key) for key in keys])

@@ -1,4 +1,4 @@
-"""Where gateways look for replicas: a name in a DNS server, a Service in a Kubernetes API, both of the tests' own."""
+"""Test servers in which gateways look for replicas: a name in a DNS server, a Service in a Kubernetes API."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _SRV = "_http._tcp.vllm.test"
 
 
 class Place(Protocol):
-    """What says which replicas there are."""
+    """A source of the list of replicas."""
 
     @property
     def discovery(self) -> dict[str, Any]:
-        """The section of a gateway's configuration that leads here."""
+        """The section of a gateway's configuration that points here."""
         ...
 
     def id_of(self, server: SimReplica) -> str:
-        """What a replica found here is called."""
+        """The id of a replica that is found here."""
         ...
 
     async def hold(self, servers: Sequence[SimReplica]) -> None:
-        """From now on these are there, and no others."""
+        """Lists exactly these replicas from now on."""
         ...
 
     async def fail(self) -> None:
-        """Answer no question any more."""
+        """Stops answering."""
         ...
 
     def mend(self) -> None: ...
@@ -66,7 +66,7 @@ class DnsPlace:
 
 
 class KubernetesPlace:
-    """Each replica is in a slice of its own, as their ports differ."""
+    """Each replica has its own slice, because their ports differ."""
 
     def __init__(self, api: KubernetesApi, folder: Path) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""Simulated replicas beside those of a running cluster."""
+"""Extra simulated replicas for a running cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def answers(http: httpx.AsyncClient, url: str) -> bool:
 
 @asynccontextmanager
 async def another_server(http: httpx.AsyncClient, folder: Path, *arguments: str) -> AsyncIterator[SimReplica]:
-    """A simulated replica on a port of its own, listening; killed in the end."""
+    """Runs a simulated replica on its own port, ready to serve, and kills it on exit."""
     port = free_ports(1)[0]
     server = SimReplica("sim", port, ("--speed", "0", *arguments), folder / f"sim-{port}.log")
     server.start()

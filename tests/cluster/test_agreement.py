@@ -1,4 +1,4 @@
-"""Do N gateways route as one? A small mix `contexts` of bench.routing, with bounds that chance does not cross."""
+"""N gateways route like one: a small mix `contexts` of bench.routing, with bounds that chance does not cross."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.polling import eventually
 
 CONCURRENCY = 8
 WARM_UP, REQUESTS = 40, 160
-# 9 documents and 3 images, 32 000 tokens in all: each replica holds half of them, the three together all.
+# 9 documents and 3 images have 32 000 tokens: one replica can hold half of them, three together hold all.
 CONTEXTS = {"documents": 9, "images": 3}
 REPLICA_ARGUMENTS = ("--speed", "40", "--num-gpu-blocks", "1024")
 CONFIG = {"redis": {"budget_ms": 200}}
 AS_GOOD_AS = 0.03
-"""`python -m bench.routing --mixes contexts` asks 2 000 requests, and finds 0.1 % between them."""
+"""`python -m bench.routing --mixes contexts` sends 2 000 requests and finds a difference of 0.1 %."""
 
 
 class Experiment:
-    """Runs the same requests again and again, each time from empty caches and an empty store."""
+    """Runs the same requests several times, each time with empty caches and an empty store."""
 
     def __init__(self, cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger) -> None:
         self.cluster = cluster
@@ -35,7 +35,7 @@ class Experiment:
         self._ledger = ledger
 
     async def cache_share(self, spread: Spread) -> float:
-        """The share of prompt tokens that the engines had cached; every request must have been answered."""
+        """The share of prompt tokens that the engines had cached. Every request must be answered."""
         await self._empty()
         requests = shared_contexts(WARM_UP + REQUESTS, seed=7, **CONTEXTS)
         warm_up = await run(requests[:WARM_UP], spread, CONCURRENCY)
@@ -51,15 +51,15 @@ class Experiment:
         await eventually(self._is_followed)
 
     async def _is_followed(self) -> bool:
-        """Whether the agents are back, of whom an empty store knows nothing."""
+        """Whether all agents have registered again in the empty store."""
         return await self._ledger.agents() == {replica.id for replica in self.cluster.replicas}
 
     async def through(self, urls: Sequence[str]) -> float:
-        """Through gateways behind a load balancer that knows nothing."""
+        """The share through gateways behind a random load balancer."""
         return await self.cache_share(random_spread(urls, seed=len(urls)))
 
     async def pinned(self) -> float:
-        """Past every gateway, each document and image to one replica: as good as it gets."""
+        """The best possible share: each document and image goes directly to one replica."""
         return await self.cache_share(pinned_spread([replica.url for replica in self.cluster.replicas]))
 
 
@@ -76,7 +76,7 @@ async def experiment(four_gateways: Cluster, http: httpx.AsyncClient) -> AsyncIt
 
 
 async def test_however_many_gateways_there_are_they_hit_as_if_requests_were_pinned(experiment: Experiment) -> None:
-    """And as round robin, with the same requests, does not."""
+    """Round robin with the same requests hits clearly less."""
     pinned = await experiment.pinned()
     shares = {count: await experiment.through(experiment.cluster.gateway_urls[:count]) for count in (1, 4)}
     assert shares == {count: pytest.approx(pinned, abs=AS_GOOD_AS) for count in shares}

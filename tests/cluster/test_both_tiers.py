@@ -1,4 +1,4 @@
-"""What a replica has in GPU memory and what it has in CPU memory are told apart, on a cluster of its own."""
+"""The map tells a replica's blocks in GPU memory from its blocks in CPU memory. These tests have their own clusters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_what_left_cpu_memory_as_well_is_gone(http: httpx.AsyncClient) -> 
 
 
 async def crowd_out(http: httpx.AsyncClient, cluster: Cluster, replica: str) -> None:
-    """Past every gateway, fill a replica's GPU cache with something else, in two halves that fit the CPU's."""
+    """Directly on the replica, fill its GPU cache with other prompts, in two halves that fit its CPU cache."""
     (url,) = [each.url for each in cluster.replicas if each.id == replica]
     for half in range(2):
         prompt = f"filler {half} {next(_numbers)} ".ljust((GPU_BLOCKS // 2) * BLOCK_TOKENS * 4 - 4, "x")
@@ -65,7 +65,8 @@ async def explained(http: httpx.AsyncClient, gateway: str, text: str) -> dict[st
 
 
 async def is_on(http: httpx.AsyncClient, gateway: str, text: str, replica: str, media: set[str]) -> bool:
-    """Whether the map has the replica's residency of all keys of a prompt on these media; none of it for no media."""
+    """Whether the replica is a resident owner of all keys of a prompt on exactly these media. Without media: of no
+    key."""
     chain = (await explained(http, gateway, text))["chain"]
     owners = [[one for one in key["owners"] if one["replica"] == replica and not one["stale"]] for key in chain]
     found = [one for of_key in owners for one in of_key]

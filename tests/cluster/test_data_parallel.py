@@ -1,4 +1,5 @@
-"""A data-parallel server is one replica per rank, or refused in words: its ranks have caches of their own."""
+"""A data-parallel server is one replica per rank, because each rank has its own cache, or it is refused with a
+message."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.cluster.gateways import another_gateway, configured_like, started_gat
 from tests.cluster.servers import another_server, answers
 from tests.polling import eventually
 
-# A model, and so a pool, of its own: the cluster's gateways know nothing of it.
+# Its own model and so its own pool: the cluster's gateways do not see it.
 ARGUMENTS = ("--data-parallel", "2", "--model", "kvgate/two-ranks")
 
 

@@ -1,4 +1,4 @@
-"""Replicas that gateways find by themselves: by DNS, and in Kubernetes."""
+"""Gateways find replicas by themselves: by DNS, and in Kubernetes."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ async def ledger(cluster: Cluster) -> AsyncIterator[Ledger]:
 
 @asynccontextmanager
 async def finder(cluster: Cluster, name: str, place: Place) -> AsyncIterator[GatewayProcess]:
-    """A gateway that is told nothing but where to look."""
+    """A gateway that only knows where to look for replicas."""
     async with another_gateway(cluster, name, replicas=[], discovery=place.discovery) as gateway:
         yield gateway
 
 
 async def ready(http: httpx.AsyncClient, gateway: GatewayProcess) -> set[str]:
-    """The replicas that it uses."""
+    """The replicas that the gateway uses."""
     return set((await http.get(f"{gateway.url}/ready")).json()["replicas"])
 
 
 async def use(http: httpx.AsyncClient, gateways: Sequence[GatewayProcess], replicas: set[str]) -> None:
-    """Wait until each uses these and no others."""
+    """Wait until each gateway uses exactly these replicas."""
     for gateway in gateways:
         await eventually(lambda gateway=gateway: _uses(http, gateway, replicas))
 
@@ -157,7 +157,8 @@ async def test_a_stream_goes_on_where_it_is_when_its_replica_leaves(
 async def test_gateways_that_are_told_different_things_leave_each_others_replicas_alone(
     cluster: Cluster, http: httpx.AsyncClient, ledger: Ledger, servers: list[SimReplica], tmp_path: Path
 ) -> None:
-    """One says "there", the other "gone", whichever of them does the pool's chores: the registry says what answers."""
+    """One gateway's source lists a replica, the other's does not; either may do the pool's chores. The registry keeps
+    replicas that answer."""
     async with AsyncExitStack() as stack:
         places = [await stack.enter_async_context(running_place("dns", tmp_path)) for _ in range(2)]
         ids = {places[0].id_of(server) for server in servers}
@@ -173,7 +174,7 @@ async def test_gateways_that_are_told_different_things_leave_each_others_replica
                 seen: list[dict[str, ReplicaRecord]] = []
                 for _ in range(30):
                     seen.append(await ledger.replicas())
-                    await asyncio.sleep(0.1)  # what must not change is looked at for three seconds
+                    await asyncio.sleep(0.1)  # three seconds in all, to see that nothing changes
             assert all(look == standing for look in seen)
             assert (load.failures, load.broken) == ([], 0)
             assert await ready(http, (a, b)[other]) == ids
@@ -283,7 +284,7 @@ async def test_a_replica_that_has_gone_is_asked_after_less_often(
 
 
 class CountedServer(ForeignServer):
-    """It counts the questions for its health."""
+    """It counts its health checks."""
 
     asked = 0
     is_ill = False

@@ -1,4 +1,4 @@
-"""`kvgate doctor` on real clusters: nothing is found on a healthy one, and what is then broken is."""
+"""`kvgate doctor` on real clusters: it finds nothing on a healthy one, and then everything that a test breaks."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ pytestmark = pytest.mark.slow
 
 _DOCTOR = (sys.executable, "-P", "-m", "gateway.ops.cli", "doctor", "--json")
 CHUNKS = [f"kvchunk@org/model@01000100@0@{n:064x}" for n in range(100)]
-"""So many that random picks do not miss them all among the map's keys."""
+"""Enough chunks that random samples of all keys do not miss them."""
 POLICY = "maxmemory-policy"
 _BUSY_MOMENTS = 5
 UNWATCHED = {"store": {"watch": False}}
-"""A gateway that watches would give chunks a TTL, and tell for a minute what it met."""
+"""A gateway that watches the store would give chunks a TTL, and report its findings for a minute."""
 
 
 @dataclass
 class Said:
-    """What the doctor said."""
+    """The doctor's report."""
 
     exit_code: int
     findings: list[dict[str, str]]
@@ -50,7 +50,8 @@ class Said:
 
 
 def doctor(*options: str, **env: str) -> Said:
-    """Its verdict at a moment when this machine is not so busy that Redis answers late: that is found, too."""
+    """The doctor's report. Runs it again if this machine was so busy that Redis answered late: the doctor finds that
+    too."""
     for _ in range(_BUSY_MOMENTS):
         said = _doctor(*options, **env)
         if "redis-slow" not in {finding["code"] for finding in said.findings}:
@@ -68,7 +69,7 @@ def _doctor(*options: str, **env: str) -> Said:
 
 @pytest.fixture(scope="module")
 def healthy() -> Iterator[Cluster]:
-    """Two gateways, three replicas with agents; whoever breaks something mends it."""
+    """Two gateways, three replicas with agents. A test that breaks something repairs it."""
     with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "5"), config=UNWATCHED) as cluster:
         yield cluster
 
@@ -229,7 +230,7 @@ ODD = {
 
 @contextmanager
 def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]:
-    """Replicas each with something wrong, and a gateway that leaves events unapplied."""
+    """Replicas with one problem each, and a gateway that does not apply events."""
     sims = {
         name: SimReplica(name, port, ("--speed", "0", *arguments), folder / f"{name}.log")
         for (name, arguments), port in zip(ODD.items(), free_ports(len(ODD)), strict=True)
@@ -238,9 +239,9 @@ def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]
         for sim in sims.values():
             stack.callback(sim.kill)
             sim.start()
-            sim.wait_until_ready()  # one by one: a busy machine starts seven at once too slowly
+            sim.wait_until_ready()  # one by one: a busy machine is too slow to start seven at once
         urls = {name: sim.url for name, sim in sims.items()}
-        urls["deaf"] += f",events=tcp://127.0.0.1:{free_ports(1)[0]}"  # where nobody publishes
+        urls["deaf"] += f",events=tcp://127.0.0.1:{free_ports(1)[0]}"  # no engine publishes there
         config = {"coordinator": {"apply_events": False}}
         yield stack.enter_context(running_gateways(urls, gateways=1, config=config)), sims
 
@@ -248,14 +249,14 @@ def odd_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, SimReplica]]]
 async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) -> None:
     with odd_cluster(tmp_path) as (cluster, sims):
         async with httpx.AsyncClient() as http, redis.Redis.from_url(cluster.redis_url, protocol=2) as store:
-            await store.mset(dict.fromkeys(CHUNKS, "kv"))  # these are given a TTL, which is told
+            await store.mset(dict.fromkeys(CHUNKS, "kv"))  # the watcher gives them a TTL and reports it
             for n in range(4):
                 (await ask(http, sims["deaf"].url, prose(n))).raise_for_status()
 
             async def found() -> set[tuple[str, str]] | None:
                 said = doctor(*of(cluster)).found()
                 is_told = {("events-missing", "replica deaf"), ("watch-warns", "Redis")} <= said
-                return said if is_told else None  # agents read counters, and who watches samples, now and then
+                return said if is_told else None  # agents and the watcher take samples only now and then
 
             said = await eventually(found)
     wanted = {
@@ -266,7 +267,7 @@ async def test_each_replica_is_found_with_what_is_wrong_with_it(tmp_path: Path) 
         ("vllm-versions-differ", f"pool {cluster.pool}"),
         ("hash-settings-differ", f"pool {cluster.pool}"),
         ("events-off", "replica silent"),
-        ("agent-missing", "replica old"),  # it cannot say where its events are, so `up` starts none
+        ("agent-missing", "replica old"),  # this version does not tell where its events are, so `up` starts no agent
         ("name-in-two-pools", "model sim"),
         ("events-missing", "replica deaf"),
         *(("events-not-applied", f"replica {name}") for name in ODD if name not in ("silent", "old")),

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's API and is not vLLM is fronted all the same."""
+"""KVGate also serves servers that speak OpenAI's API and are not vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 
 
 class ForeignServer:
-    """It lists its model without a root, has no /health, shows people its /metrics, and never mentions usage."""
+    """It lists its model without a root, has no /health, serves /metrics as HTML, and never sends usage."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class ForeignServer:
 
 @asynccontextmanager
 async def listening(server: Server, health: Handler | None = None) -> AsyncIterator[Server]:
-    """It listens; with `health` it has a /health as well."""
+    """Runs the server. With `health` it also has a /health."""
     app = web.Application()
     if health is not None:
         app.router.add_get("/health", health)

@@ -1,4 +1,4 @@
-"""Replicas that moved, went or restarted while no gateway was looking."""
+"""Replicas that moved, stopped or restarted between two checks of the gateways."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_replica_that_left_the_configuration_gets_nothing_though_it_live
 async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(
     cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    """Nobody would look for 20 s: models and metrics are read again at every fifth check."""
+    """Without the broken stream it would take 20 s: gateways read models and metrics at every fifth check."""
     async with (
         another_server(http, tmp_path, "--model", MODEL) as server,
         another_gateway(

@@ -1,4 +1,4 @@
-"""Two clusters with the same ids on one Redis: apart in namespaces of their own, and without them found out."""
+"""Two clusters with the same ids on one Redis. Namespaces separate them; without namespaces the conflict is noticed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def started(stack: ExitStack, server: RedisServer, namespace: str = "", events: 
 
 
 async def wrong_predictions(http: httpx.AsyncClient, cluster: Cluster, name: str) -> list[str]:
-    """Of prompts that are asked twice, by one gateway and then by the other: those of which the second answer's tokens
-    from cache were not as foretold: less, or more than the next boundary allows."""
+    """Sends prompts twice, through one gateway and then through the other. Returns the second answers whose cached
+    tokens were not as predicted: fewer, or more than the next boundary allows."""
     wrong = []
     for n in range(8):
         for url in cluster.gateway_urls:
@@ -55,7 +55,7 @@ async def wrong_predictions(http: httpx.AsyncClient, cluster: Cluster, name: str
 
 
 def addresses(client: Any, cluster: Cluster, prefix: str = "kvgate") -> dict[str, str]:
-    """Where Redis has the replicas."""
+    """The replicas' addresses in Redis."""
     records = client.hgetall(f"{prefix}:{{{cluster.pool}}}:replicas")
     return {replica: text.split(" ")[-1] for replica, text in records.items()}
 
@@ -78,7 +78,7 @@ async def test_clusters_with_namespaces_of_their_own_do_not_meet(http: httpx.Asy
 
 @dataclass
 class Newcomer:
-    """A cluster that is not waited for: it is not well."""
+    """A cluster that never becomes healthy, so no fixture waits for it."""
 
     replicas: list[SimReplica]
     gateways: list[GatewayProcess]
@@ -87,7 +87,7 @@ class Newcomer:
 
 @asynccontextmanager
 async def newcomer(folder: Path, server: RedisServer, events: bool) -> AsyncIterator[Newcomer]:
-    """Two gateways and three replicas, with the ids that all clusters have here."""
+    """Two gateways and three replicas, with the same replica ids as the first cluster."""
     arguments = SPEED if events else (*SPEED, "--no-events")
     async with AsyncExitStack() as stack:
         sims = stack.enter_context(running_replicas(folder, 3, arguments))
@@ -106,7 +106,7 @@ async def taken_ids(http: httpx.AsyncClient, url: str) -> dict[str, str]:
     try:
         ready = await http.get(f"{url}/ready")
     except httpx.TransportError:
-        return {}  # it has only just begun
+        return {}  # the gateway has only just started
     taken: dict[str, str] = ready.json().get("taken_ids", {})
     assert ready.status_code == 200 or not taken
     return taken
@@ -162,13 +162,13 @@ async def test_of_clusters_without_namespaces_the_first_keeps_its_ids_and_the_se
             replicas = [{"id": sim.id, "url": sim.url} for sim in second.replicas]
             file.write_text(yaml.safe_dump({"redis": {"url": shared.url}, "replicas": replicas}))
             assert taken <= doctor("--config", str(file))
-            stack.close()  # the first cluster, and Redis; the ids are taken over, by one gateway after the other
+            stack.close()  # stops the first cluster and Redis; the gateways take the ids over one after the other
             answers = [await ask(http, gateway.url, prose("later", 200)) for gateway in second.gateways]
             assert [answer.status_code for answer in answers] == [200, 200]
 
 
 async def it_serves_by_hashing(http: httpx.AsyncClient, cluster: Newcomer) -> None:
-    """Its gateways agree on where a prompt goes, and nothing is foretold."""
+    """The cluster's gateways choose the same replica for a prompt, and predict nothing."""
     for n in range(8):
         answers = [await ask(http, gateway.url, prose(f"second {n}", 200)) for gateway in cluster.gateways]
         assert [answer.status_code for answer in answers] == [200, 200]

@@ -1,4 +1,4 @@
-"""Requests that are not streamed: their prompts stop counting as work to be done while their answers still decode."""
+"""Requests without a stream: their prompts leave the backlog when prefill ends, while their answers still decode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_the_backlog_of_plain_requests_ends_with_their_prefill_and_not_wit
     with running_cluster(
         gateways=2, replicas=3, replica_arguments=REPLICA_ARGUMENTS, events=events, config=CONFIG
     ) as cluster:
-        if not events:  # an engine tells how fast it computes once it has answered; those with events have not
+        if not events:  # without events a gateway learns an engine's speed from answers
             for n, replica in enumerate(cluster.replicas):
                 (await ask(http, replica.url, prose(f"warm {n}"))).raise_for_status()
         async with (
@@ -46,7 +46,7 @@ async def test_the_backlog_of_plain_requests_ends_with_their_prefill_and_not_wit
 
 
 async def hung_up(http: httpx.AsyncClient, url: str, text: str) -> None:
-    """A request whose answer takes longer than the test; its client does not wait for it."""
+    """Sends a request whose answer takes longer than the test. The test cancels it."""
     with suppress(asyncio.CancelledError):
         await ask(http, url, text, max_tokens=4000)
 

@@ -1,4 +1,4 @@
-"""What one gateway placed, all of them know: the next request may come through any."""
+"""All gateways know the placements of each gateway: the next request may come through any of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def matched_tokens(answer: httpx.Response) -> int:
 
 
 def cached_tokens(answer: httpx.Response) -> int:
-    details = answer.json()["usage"]["prompt_tokens_details"] or {}  # a zero is left out
+    details = answer.json()["usage"]["prompt_tokens_details"] or {}  # engines leave out a zero
     return int(details.get("cached_tokens", 0))
 
 
@@ -45,7 +45,7 @@ def picture(color: tuple[int, int, int]) -> str:
 
 @asynccontextmanager
 async def many_streams(http: httpx.AsyncClient, cluster: Cluster, texts: list[str]) -> AsyncIterator[list[HeldStream]]:
-    """All of them at once, dealt out to the gateways."""
+    """Opens all streams at once, through the gateways in turn."""
     async with AsyncExitStack() as stack:
         urls = cluster.gateway_urls
         yield await asyncio.gather(
@@ -172,7 +172,7 @@ async def test_an_unknown_model_leaves_no_trace(cluster: Cluster, http: httpx.As
 
 
 async def test_a_burst_after_an_idle_time_meets_no_closed_connection(cluster: Cluster, http: httpx.AsyncClient) -> None:
-    """vLLM closes a connection that was idle for 5 s: a request sent into it would be lost, or would look like it."""
+    """vLLM closes a connection that was idle for 5 s. A request on such a connection would be lost, or seem lost."""
 
     async def burst() -> list[httpx.Response]:
         return await asyncio.gather(*(ask(http, cluster.gateway_urls[n % 3], f"burst {n}") for n in range(30)))

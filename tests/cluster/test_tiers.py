@@ -1,4 +1,4 @@
-"""Prompts that LMCache has in the gateways' Redis: three replicas with it and their agents, behind two gateways."""
+"""Prompts that LMCache stores in the gateways' Redis: three replicas with LMCache and agents, behind two gateways."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stage:
         return {key async for key in self.store.scan_iter(match=_CHUNKS, count=1000)}
 
     async def compute(self, text: str) -> tuple[str, set[str]]:
-        """Have a new prompt computed: by which replica, and the chunks that Redis has and `place` knows of since."""
+        """Sends a new prompt. Returns its replica and its new chunks, once they are in Redis and in the map."""
         before = await self.chunks()
         answer = await ask(self.http, self.gateways[0], text)
         count = answer.json()["usage"]["prompt_tokens"] // CHUNK_TOKENS
@@ -47,7 +47,7 @@ class Stage:
         return replica_of(answer), new
 
     async def forget(self, owner: str, text: str) -> None:
-        """A replica's GPU loses all that it holds, and the map knows it."""
+        """Empties a replica's GPU cache and waits until the map knows it."""
         url = self.replicas[owner].url
         assert (await self.http.post(f"{url}/reset_prefix_cache")).json()["reset"]
         step = {"model": "sim", "prompt": "It says so with its next step.", "max_tokens": 1}
@@ -65,7 +65,7 @@ class Stage:
         return new if len(new) == count else set()
 
     async def _is_known(self, text: str, tokens: int) -> bool:
-        """Whether the owner's events have told of the whole prompt, and its agent of so many tokens in chunks."""
+        """Whether the owner's events have confirmed the whole prompt, and its agent this many tokens in chunks."""
         chain = (await self.explained(text))["chain"]
         confirmed = all(one["kind"] == "resident" for key in chain for one in key["owners"])
         records = await self.store.mget([self.keys.chunk(key["key"]) for key in chain])
@@ -76,7 +76,7 @@ class Stage:
 
 
 def stored_tokens(answer: httpx.Response) -> int:
-    """What a decision says can be loaded."""
+    """The tokens that can be loaded, according to a decision."""
     fields = dict(part.strip().partition("=")[::2] for part in answer.headers["x-kvgate-decision"].split(";"))
     return int(fields.get("stored_tokens", 0))
 

@@ -1,4 +1,4 @@
-"""The cluster of docker-compose.yml, in a project and on ports of its own, and what can be done to it."""
+"""The cluster of docker-compose.yml, in its own project and on its own ports, with the actions that tests need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/m
 
 
 class ComposeCluster:
-    """A container is named by its id, a service as in docker-compose.yml."""
+    """Parameters name a container by its id, and a service as in docker-compose.yml."""
 
     def __init__(self, nginx_port: int, prometheus_port: int) -> None:
         self.url = f"http://127.0.0.1:{nginx_port}"
@@ -36,7 +36,7 @@ class ComposeCluster:
         }
 
     async def docker(self, *arguments: str) -> str:
-        """What a docker command prints; fails with what it says on stderr."""
+        """The output of a docker command. Fails with the command's stderr."""
         process = await asyncio.create_subprocess_exec(
             "docker",
             *arguments,
@@ -50,11 +50,11 @@ class ComposeCluster:
         return output.decode()
 
     async def up(self, gateways: int = 2) -> None:
-        """As many gateways as told, and everything else that does not run."""
+        """Starts this many gateways, and all other services that do not run."""
         await self.docker("compose", "up", "--detach", "--wait", "--scale", f"gateway={gateways}")
 
     async def kill(self, service: str) -> None:
-        """It stays dead: Docker does not restart what was killed through it."""
+        """Kills a service. It stays dead: Docker does not restart a container that it killed itself."""
         await self.docker("compose", "kill", service)
 
     async def containers(self, *services: str) -> list[str]:
@@ -65,7 +65,7 @@ class ComposeCluster:
         return found[0]
 
     async def crash(self, container: str) -> None:
-        """kill -9 of its process by its pid on the host, which Docker takes for a crash."""
+        """Kills the container's process with kill -9 by its pid on the host. To Docker this is a crash."""
         pid = (await self.inspect(container))["State"]["Pid"]
         kill = f"import os; os.kill({pid}, 9)"
         await self.docker(
@@ -84,7 +84,7 @@ class ComposeCluster:
         )
 
     async def chats_answered(self) -> dict[str, float]:
-        """By each gateway since it started."""
+        """The number of chats that each gateway has answered since its start."""
         containers = await self.containers("gateway")
         counts = [
             self.metric(container, "kvgate_requests_total", path="/v1/chat/completions", status="200")
@@ -100,7 +100,7 @@ class ComposeCluster:
 
 @contextmanager
 def running_cluster() -> Iterator[ComposeCluster]:
-    """Brings it up, and takes it down whatever happens; where it does not come up, its logs are shown."""
+    """Starts the cluster and always removes it afterwards. If it does not start, shows its logs."""
     cluster = ComposeCluster(*free_ports(2))
 
     def compose(*arguments: str, check: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, which `make compose-test` runs; each finds it whole."""
+"""One cluster for all tests of this folder, which `make compose-test` runs. It is complete before each test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def running() -> Iterator[ComposeCluster]:
 
 @pytest.fixture
 async def cluster(running: ComposeCluster) -> ComposeCluster:
-    """What the test before left dead, or scaled, is as the file says again."""
+    """Restarts services that the test before killed, and restores the number of gateways."""
     await running.up()
     return running
 
@@ -32,6 +32,6 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def sdk(cluster: ComposeCluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    """It must not hide a failure by asking again."""
+    """The SDK without retries, so that it hides no failure."""
     async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What clients, Prometheus and an auditor see of the cluster while nothing fails."""
+"""The cluster without failures, as clients, Prometheus and an auditor see it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_the_official_sdk_gets_a_stream_event_by_event(sdk: openai.AsyncOp
     )
     at_s = [time.monotonic() - started async for event in stream if event.choices]
     assert len(at_s) >= 100
-    # 100 tokens, 20 ms each.
+    # 100 tokens take 20 ms each.
     assert at_s[-1] > 2
     assert at_s[0] < 0.5, "the first event waited for others"
     gaps_s = [later - earlier for earlier, later in pairwise(at_s)]

@@ -1,4 +1,4 @@
-"""Processes are killed under load. What Docker restarts by itself serves again, and so does what is started."""
+"""Processes are killed under load. They serve again after Docker or the test restarts them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_gateway_killed_under_load_costs_only_streams_that_it_carried_an
         killed_at = load.answered
         await eventually(serves_again, 60)
         await eventually(lambda: load.answered > killed_at + 50, 30)
-    # A stream that had begun, and was cut; each client has one at most.
+    # Each client may lose at most one stream, which had begun.
     assert [failure for failure in load.failures if "incomplete chunked read" not in failure] == []
     assert len(load.failures) <= CLIENTS
     assert load.broken == 0

@@ -1,4 +1,4 @@
-"""Gateways are started and stopped under a load that never pauses."""
+"""Gateways start and stop under a continuous load."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.polling import eventually
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(600)]
 
-# With 20 ms a token, the longest answers of the load take over a second.
+# At 20 ms a token, the longest answers of the load take over a second.
 MAX_TOKENS = (1, 60)
-# 8 s: longer than it takes to stop a gateway that has nothing to finish.
+# 8 s: longer than an idle gateway takes to stop.
 HELD_TOKENS = 400
 
 

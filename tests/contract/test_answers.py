@@ -1,8 +1,9 @@
-"""The simulated replica refuses what a real vLLM 0.32 refused, in its words, and its answers have the shape of vLLM's.
+"""The simulated replica refuses the same requests as a real vLLM 0.32, with the same messages. Its answers have the
+same shape.
 
-`vllm-refusals.jsonl` has requests with odd values and what vLLM said of each (`error` null: it took it). Left out is
-where vLLM's words come from what the simulator does not have: its unions of message types, its grammars' compilers.
-`vllm-answers.jsonl` has answers, whole ones and the events of streams.
+`vllm-refusals.jsonl` has requests with odd values and vLLM's error for each (`error` null: vLLM accepted it). It leaves
+out messages from parts that the simulator lacks: unions of message types and the compilers of grammars.
+`vllm-answers.jsonl` has whole answers and the events of streams.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.gateway.simulator.conftest import RunningReplica, StartReplica
 _CAPTURES = Path(__file__).parent.parent / "captures"
 _NOT_SIMULATED = {"usage", "system_fingerprint"}
 _BY_TOKEN = {"top_logprobs", "prompt_logprobs"}
-"""Fields whose objects have tokens for keys, in completions."""
+"""Fields of completions whose objects have tokens as keys."""
 
 
 def captured(name: str) -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def captured(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 async def replica(start_replica: StartReplica) -> RunningReplica:
-    return await start_replica(num_gpu_blocks=256)  # 4096 tokens, as the one that was captured
+    return await start_replica(num_gpu_blocks=256)  # 4096 tokens, as in the captured vLLM
 
 
 async def test_odd_values_are_refused_and_taken_as_by_vllm(replica: RunningReplica) -> None:
@@ -52,7 +53,7 @@ async def test_answers_have_the_fields_of_vllms(replica: RunningReplica) -> None
 
 
 def fields_of(value: Any, name: str = "") -> Any:
-    """Names and types all the way down; a list is the set of its items' shapes."""
+    """Names and types at all depths. A list becomes the set of its items' shapes."""
     if isinstance(value, list):
         return frozenset(fields_of(inner, name) for inner in value)
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""The simulated replica's KV events have the shape of those that a real vLLM 0.32 sent (tests/captures).
+"""The simulated replica's KV events have the shape of real events from vLLM 0.32 (tests/captures).
 
-Both are read by the same code. A shape is all that a consumer could trip over: which keys an event has, in which
-order, and the types of its values, down to those of the extra keys of each block.
+The same code reads both. A shape is everything on which a consumer may depend: an event's keys, their order, and the
+types of its values, down to the extra keys of each block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.gateway.simulator.subscription import END, Subscription
 
 _CAPTURES = Path(__file__).parent.parent / "captures"
 _REPLAY_FRAMES = 4
-"""In the captures: what came over a DEALER, with an empty frame in front."""
+"""The number of frames of a captured replay: it came over a DEALER, with an empty first frame."""
 
 
 def captures() -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def payload_of(capture: dict[str, Any]) -> bytes:
 
 
 def shape(value: Any) -> Any:
-    """Types all the way down: maps keep their order, lists become the set of their items' shapes."""
+    """Types at all depths: maps keep their order, a list becomes the set of its items' shapes."""
     if isinstance(value, dict):
         return tuple((name, shape(inner)) for name, inner in value.items())
     if isinstance(value, list):
@@ -44,7 +44,7 @@ def shape(value: Any) -> Any:
 
 
 def blocks_shape(extra_keys: list[list[Any] | None] | None) -> Any:
-    """Of each block's extra keys in turn, alike neighbours told once."""
+    """The shapes of each block's extra keys in order. Equal neighbours appear once."""
     shapes = [None if keys is None else tuple(_key_shape(key) for key in keys) for keys in extra_keys or []]
     return tuple(each for at, each in enumerate(shapes) if at == 0 or shapes[at - 1] != each)
 
@@ -66,7 +66,7 @@ async def chat(replica: RunningReplica, content: Any, **body: Any) -> None:
 
 
 async def what_was_captured(replica: RunningReplica, subscription: Subscription) -> list[bytes]:
-    """Have the simulator go through what vLLM went through for the captures; the payloads, live."""
+    """Sends the simulator the requests that vLLM got for the captures, and returns the live payloads."""
     text = "some words to fill a few blocks with " * 8
     await chat(replica, text)
     await chat(replica, text + "and some more, so that the event has a parent " * 8)
@@ -159,7 +159,7 @@ def stored_events(payloads: Iterable[bytes]) -> list[Stored]:
 
 
 def offsets_of_images(event: Stored) -> dict[str, list[int]]:
-    """For each image its offsets in the blocks that have some of it, in their order."""
+    """Each image's offsets in the blocks that contain a part of it, in block order."""
     offsets: dict[str, list[int]] = {}
     for block in event.extra or []:
         for key in block or []:

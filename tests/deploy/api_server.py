@@ -1,8 +1,8 @@
-"""The tests' API server, as a program: at the port, and with the certificate, that pods expect.
+"""The tests' Kubernetes API server as a program, on the port and with the certificate that pods expect.
 
     python -m tests.deploy.api_server FOLDER SLICE
 
-`FOLDER` has its tls.crt and tls.key, `SLICE` is the arguments of `KubernetesApi.put`, in JSON.
+`FOLDER` contains tls.crt and tls.key. `SLICE` is the arguments of `KubernetesApi.put` in JSON.
 """
 
 from __future__ import annotations

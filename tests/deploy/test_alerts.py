@@ -1,4 +1,4 @@
-"""The alert rules: as Prometheus' own checker sees them, when they fire, and whether each says what to do."""
+"""The alert rules: Prometheus' own checker accepts them, they fire when they should, and each says what to do."""
 
 from __future__ import annotations
 

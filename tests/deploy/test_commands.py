@@ -1,4 +1,4 @@
-"""What the containers run is what `kvgate replica-command` prints, so that the manifests cannot drift from it."""
+"""The containers run the commands that `kvgate replica-command` prints, so the manifests cannot drift from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.deploy.manifests import KUBERNETES, ROOT, WITH_VLLM, environment, exp
 
 POD = "replica-0"
 CONTAINERS = {"vllm": "engine", "lmcache": "lmcache", "agent": "agent"}
-"""The containers in which replica-command's processes are."""
+"""The container of each process of replica-command."""
 PROCESSES = [("gpu", "lmcache"), ("gpu", "vllm"), ("gpu", "agent"), ("tpu", "vllm"), ("tpu", "agent")]
 
 
@@ -37,7 +37,7 @@ def test_a_replica_is_the_processes_that_replica_command_prints(overlay: str) ->
 def test_a_container_runs_what_replica_command_prints(overlay: str, name: str) -> None:
     command = printed(overlay)[name]
     container = workload(overlay, "replica").container(CONTAINERS[name])
-    # KVGate's image has its program as its entry point.
+    # The entry point of KVGate's image is `kvgate`.
     entry_point = [] if "command" in container else ["kvgate"]
     assert entry_point + expanded(container, POD_NAME=POD) == command["argv"]
 

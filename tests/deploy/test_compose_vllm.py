@@ -1,6 +1,6 @@
-"""docker-compose.yml's replicas with vLLM, on GPUs that need not be there: what would run, and who would reach it.
+"""docker-compose.yml's replicas with vLLM: which commands would run, and who could reach them. Needs no GPU.
 
-Each test looks at the file as it is written, and again as Docker Compose reads it, where that is installed."""
+Each test reads the file as written, and again as Docker Compose reads it if that is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.programs import needs
 REPLICA_FILE = ROOT / "deploy" / "compose" / "replica-vllm.yaml"
 REPLICAS = {"r0": "vllm-0", "r1": "vllm-1"}
 CONTAINERS = {"lmcache": "lmcache", "vllm": "engine", "agent": "agent"}
-"""The containers in which replica-command's processes are."""
+"""The container of each process of replica-command."""
 GATEWAYS = {"sim": "gateway", "vllm": "gateway-vllm"}
 OPEN = {"nginx", "prometheus"}
 

@@ -1,4 +1,4 @@
-"""The dashboards' files: as they are described, as Grafana's own types have them, and as Compose gives them to it."""
+"""The dashboards' files match their description and Grafana's own types, and Compose mounts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deploy.grafana.__main__ import files
 from tests.deploy.queries import DASHBOARDS, ROOT, dashboard
 
 GRAFANA = ROOT / "deploy" / "grafana"
-# Of Prometheus' own annotations, which Grafana's types leave to the data source.
+# Fields of Prometheus' annotations: Grafana's types leave them to the data source.
 NOT_TYPED = {"/annotations/list/0/titleFormat", "/annotations/list/0/textFormat"}
 
 each_dashboard = pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
@@ -40,7 +40,7 @@ def test_every_field_is_one_that_grafana_knows(file: Path) -> None:
 
 
 def lost(written: Any, read: Any, path: str = "") -> Iterator[str]:
-    """Where what was read differs from what was written; what is only in what was read is a default."""
+    """Paths at which `read` differs from `written`. Fields only in `read` are defaults and do not count."""
     if isinstance(written, dict) and isinstance(read, dict):
         for name, value in written.items():
             yield from lost(value, read.get(name), f"{path}/{name}")

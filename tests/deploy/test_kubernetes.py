@@ -1,5 +1,5 @@
-"""deploy/kubernetes, as far as can be said without a cluster: built by the real kubectl, checked against the schemas of
-the Kubernetes API and of the Prometheus Operator, and against itself."""
+"""Checks of deploy/kubernetes that need no cluster: the real kubectl builds it, the schemas of the Kubernetes API and
+of the Prometheus Operator accept it, and its parts agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.deploy.manifests import (
     workloads,
 )
 
-# What README.md asks for, and the newest whose schemas there are.
+# The version that README.md requires, and the newest with schemas.
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -37,18 +37,18 @@ pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 
 @functools.cache
 def of_the_operator() -> dict[str, type[pydantic.BaseModel]]:
-    """Its models take seconds to import: only a process that runs these tests does."""
+    """The operator's models. Imported here because the import takes seconds."""
     from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
 
     return {"ServiceMonitor": ServiceMonitor, "PrometheusRule": PrometheusRule}
 
 
 def problem(document: Document, version: str) -> str | None:
-    """What is wrong with an object, unknown fields included."""
+    """An object's error, also for unknown fields; None if it is valid."""
     try:
         if model := of_the_operator().get(document["kind"]):
             read = model.model_validate(document)
-            # The model drops what it does not know.
+            # The model drops unknown fields.
             lost = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
             return None if lost == document else f"{document} is read as {lost}"
         kubernetes_validate.validate(document, version, strict=True)
@@ -99,7 +99,7 @@ def services(overlay: str, selector: Document) -> list[Document]:
 
 
 def rules(policy: Document, direction: str) -> list[Document]:
-    """A NetworkPolicy's rules for a direction: peers and ports of each."""
+    """The peers and ports of each of a NetworkPolicy's rules for a direction."""
     side = policy["spec"].get("ingress" if direction == "from" else "egress", [])
     return [{"peers": rule.get(direction, []), "ports": [port["port"] for port in rule["ports"]]} for rule in side]
 
@@ -155,7 +155,7 @@ def test_every_pod_is_hardened(overlay: str) -> None:
     as_root = set()
     for each in workloads(overlay):
         assert not {"hostNetwork", "hostPID", "hostIPC", "hostUsers"} & each.pod.keys()
-        # A Service called `vllm` or `redis` would set variables that the programs take for their own.
+        # A Service called `vllm` or `redis` would set variables that the programs read as their settings.
         assert each.pod["enableServiceLinks"] is False
         assert each.pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not any("hostPath" in volume for volume in each.pod.get("volumes", []))
@@ -165,7 +165,7 @@ def test_every_pod_is_hardened(overlay: str) -> None:
             assert context["allowPrivilegeEscalation"] is False, container["name"]
             assert context["capabilities"] == {"drop": ["ALL"]}, container["name"]
             assert not context.get("privileged"), container["name"]
-            # A pod that contradicts itself is not started.
+            # Kubernetes does not start a pod that contradicts itself.
             assert context["runAsNonRoot"] == bool(context["runAsUser"]), container["name"]
             if not context["runAsUser"]:
                 as_root.add((overlay, container["name"]))
@@ -180,7 +180,7 @@ def test_only_gateways_have_a_token_and_all_it_allows_is_to_look_up_replicas(ove
     assert not list(of_kind(overlay, "ClusterRole", "ClusterRoleBinding"))
     (binding,) = of_kind(overlay, "RoleBinding")
     (subject,) = binding["subjects"]
-    # The API server refuses a subject without its namespace, which no schema says.
+    # The API server refuses a subject without a namespace, but the schemas allow it.
     assert subject == {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "kvgate"}
     role = named(overlay, binding["roleRef"]["kind"], binding["roleRef"]["name"])
     looks_up = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
@@ -195,7 +195,7 @@ def test_every_container_says_what_it_needs_and_which_image(overlay: str) -> Non
 
 
 def private_ports(replica: Workload) -> set[int]:
-    """The ports at which the processes of a replica's pod reach each other, less the engine's own."""
+    """The ports on which the processes of a replica's pod reach each other, without the pod's declared ports."""
     argv = [argument for container in replica.containers for argument in container["args"]]
     ports = {int(number) for argument in argv for number in re.findall(r"tcp://127\.0\.0\.1:(\d+)", argument)}
     ports |= {int(value) for option, value in pairwise(argv) if re.fullmatch(r"--[\w-]*port", option)}
@@ -208,7 +208,7 @@ def test_the_ports_of_events_and_of_lmcache_are_open_to_nobody(overlay: str) -> 
     for service in of_kind(overlay, "Service"):
         assert not private & {port["port"] for port in service["spec"]["ports"]}
     for policy in of_kind(overlay, "NetworkPolicy"):
-        # A rule without ports would be for all of them.
+        # A rule without ports would open all ports.
         assert all(rule["ports"] and not private & set(rule["ports"]) for rule in rules(policy, "from"))
 
 
@@ -238,19 +238,19 @@ def test_what_is_no_pod_of_the_cluster_may_be_reached_at_few_ports(overlay: str)
             if not any("podSelector" in peer for peer in rule["peers"]):
                 for source in selected(overlay, policy["spec"]["podSelector"]):
                     reached.setdefault(source.name, set()).update(rule["ports"])
-    # DNS; the API server; the models that vLLM fetches.
+    # 53: DNS. 443 and 6443: the API server. 443: the models that vLLM downloads.
     assert reached == {"gateway": {53, 443, 6443}, "replica": {53, 443}, "redis": {53}}
 
 
 def who(overlay: str, peer: Document) -> set[str]:
-    """The workloads that a NetworkPolicy's peer is, or the label of the namespaces."""
+    """The workloads that a NetworkPolicy's peer selects, or the label of the namespaces that it selects."""
     if "namespaceSelector" in peer:
         return set(peer["namespaceSelector"]["matchLabels"])
     return {each.name for each in selected(overlay, peer["podSelector"])}
 
 
 def test_what_may_be_reached_is_what_lets_itself_be_reached(overlay: str) -> None:
-    """Egress to another pod of this namespace is of use only where that one's ingress has the port."""
+    """Egress to a pod of this namespace is useless unless the pod has the port."""
     for policy in of_kind(overlay, "NetworkPolicy"):
         for rule in rules(policy, "to"):
             for peer in (peer for peer in rule["peers"] if "podSelector" in peer):

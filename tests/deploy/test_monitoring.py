@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for what there is: every name and label; and a real Prometheus answers them all."""
+"""Every metric and label in dashboards and alerts exists, and a real Prometheus answers all their queries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.deploy.queries import (
 from tests.polling import wait_until
 from tests.programs import needs
 
-# The first test of those that share a cluster waits until it is up and has been used.
+# The first test waits until the shared cluster is up and has served requests.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -40,8 +40,8 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
 
 @pytest.fixture(scope="module")
 def known(monitored: Monitored) -> Mapping[str, Labels]:
-    """What can be asked for: what is exposed, what Prometheus has of its own, and what the rules record."""
-    last = {"kvgate_store_samples_total", "kvgate_wrong_predictions_total"}  # a watcher looks; an answer is audited
+    """The metrics that queries can use: exposed ones, Prometheus' own, and those that the rules record."""
+    last = {"kvgate_store_samples_total", "kvgate_wrong_predictions_total"}  # after a sample and an audit
     metrics = wait_until(lambda: found if last <= (found := monitored.exposed()).keys() else {}) | OTHERS
     return metrics | {rule["record"]: result_labels(rule["expr"], metrics) for rule in rules() if "record" in rule}
 
@@ -51,7 +51,7 @@ def prometheus(monitored: Monitored, tmp_path_factory: pytest.TempPathFactory) -
     with running_prometheus(tmp_path_factory.mktemp("prometheus"), monitored.targets) as found:
         targets = sum(len(urls) for urls in monitored.targets.values())
         wait_until(lambda: len(found.series("up == 1")) == targets)
-        let_it_all_happen(monitored.stage)  # while it looks: a rate needs two values
+        let_it_all_happen(monitored.stage)  # while Prometheus scrapes: a rate needs two values
         wait_until(lambda: found.series("increase(kvgate_residency_doubts_total[1m]) > 0"))
         yield found
 

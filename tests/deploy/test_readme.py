@@ -1,4 +1,4 @@
-"""The overlay that deploy/kubernetes/README.md tells its readers to make."""
+"""Builds the overlay that deploy/kubernetes/README.md describes."""
 
 from __future__ import annotations
 

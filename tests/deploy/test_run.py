@@ -1,5 +1,5 @@
-"""The overlay `sim`, as processes: each container's own command, environment and files, in namespaces in which the
-names and ports of the manifests are there. What only a cluster has (policies, users, restarts) is not."""
+"""The overlay `sim` as processes: each container's own command, environment and files, in namespaces that have the
+manifests' names and ports. Policies, users and restarts need a real cluster and are not tested."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ KVGATE = [sys.executable, "-P", "-m", "gateway.ops.cli"]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 2}
 
 
-pytestmark = needs("redis-server", "openssl", "namespaces")  # Redis' probes are redis-cli
+pytestmark = needs("redis-server", "openssl", "namespaces")  # Redis' probes run redis-cli
 
 
 def process(container: Document, folder: Path) -> dict[str, Any]:
-    """A container as a process: its files are in `folder`, instead of where they are mounted."""
+    """A container as a process. `folder` has its files, in place of the mounts."""
     argv = expanded(container, POD_NAME=POD)
     argv = argv if "command" in container else KVGATE + argv
     variables = environment(container)
@@ -51,7 +51,7 @@ def process(container: Document, folder: Path) -> dict[str, Any]:
 
 
 def probed(each: Workload) -> list[dict[str, Any]]:
-    """Its probes, as questions."""
+    """A workload's probes as questions for sandbox.py."""
     found = []
     for container in each.containers:
         ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
@@ -66,7 +66,8 @@ def probed(each: Workload) -> list[dict[str, Any]]:
 
 
 def account(folder: Path) -> Path:
-    """What Kubernetes mounts into a gateway's pod; the API server's own certificate is in `folder`."""
+    """The service account's files that Kubernetes mounts into a gateway's pod. Writes the API server's certificate into
+    `folder`."""
     certificate, _ = self_signed(folder, "tls", API_SERVER)
     namespace = named("sim", "Deployment", "gateway")["metadata"]["namespace"]
     mounted = service_account(folder / "account", namespace)

@@ -1,4 +1,4 @@
-"""What the manifests say twice agrees: with KVGate's own settings, with Redis', and with each other."""
+"""Values that the manifests repeat agree with KVGate's settings, with Redis' settings, and with each other."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tests.deploy.manifests import (
 from tests.gateway.replicas.discovery.kubernetes_api import running_kubernetes, service_account
 from tests.redis_server import EACH_REDIS, running_redis, server_named
 
-# For which Kubernetes' cluster autoscaler waits for a pod to end, unless it is told otherwise.
+# By default, Kubernetes' cluster autoscaler waits this long for a pod to end.
 AUTOSCALER_WAITS_S = 600
 GOODBYE_S = 10
-"""What a gateway may take to leave Redis, or vLLM its GPU, once the last stream has ended."""
+"""The time after the last stream that a gateway may take to leave Redis, or vLLM to leave its GPU."""
 
 UNITS = {"mb": 2**20, "gb": 2**30, "Mi": 2**20, "Gi": 2**30}
 
@@ -83,7 +83,7 @@ def test_gateways_ask_where_a_pod_finds_the_api_server_and_its_own_account(
     assert followed is not None
     unsaid = KubernetesSettings(service="replica")
     assert (followed.api_url, followed.service_account) == (unsaid.api_url, unsaid.service_account)
-    # Its own namespace, which is the replicas' as well.
+    # None means the gateway's own namespace, which is also the replicas'.
     assert followed.namespace is None
 
 
@@ -111,7 +111,7 @@ def test_a_replica_that_is_replaced_has_the_time_to_end_every_request(overlay: s
     drains_s = int(argv[argv.index("--shutdown-timeout") + 1])
     assert drains_s >= gateway.timeouts.request_s
     assert drains_s + GOODBYE_S <= replica.pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
-    # Told to stop after the engine, not with it.
+    # Sidecars stop after the engine, not with it.
     sidecars = [each for each in replica.containers if each["name"] != "engine"]
     assert sidecars == replica.pod["initContainers"]
     assert all(each["restartPolicy"] == "Always" for each in sidecars)
@@ -123,7 +123,7 @@ def test_upgrades_and_drained_nodes_take_one_at_a_time(overlay: str) -> None:
     assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
     for name in ("gateway", "replica"):
         assert named(overlay, "PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
-    # Applying the manifests again must not undo what the autoscaler has done.
+    # A repeated `kubectl apply` must not undo the autoscaler's scaling.
     assert "replicas" not in named(overlay, "Deployment", "gateway")["spec"]
     assert named(overlay, "HorizontalPodAutoscaler", "gateway")["spec"]["minReplicas"] >= 2
 
@@ -171,7 +171,7 @@ def test_redis_users_may_do_what_the_documentation_says() -> None:
         password, *its_rules = rules.split()
         known = documented[1].split()
         if name == "kvgate":
-            # Redis is 7 here, where the documentation asks for this as well.
+            # The manifests run Redis 7, for which the documentation asks for this rule too.
             assert "%R~kvchunk@*" in text
             its_rules.remove("%R~kvchunk@*")
             watch = re.search(r"^ACL SETUSER kvgate (\+dbsize.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -208,5 +208,5 @@ def test_kvgate_knows_every_argument_and_variable_that_it_is_given(overlay: str)
         assert {name for name in environment(container) if name.startswith("KVGATE_")} <= known
         if container["image"].startswith("kvgate:"):
             name, *arguments = expanded(container, POD_NAME="replica-0")
-            # An error of usage for one that it does not know.
+            # Raises a usage error for an unknown argument.
             commands.commands[name].make_context(name, arguments)

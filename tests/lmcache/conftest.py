@@ -1,4 +1,4 @@
-"""Two replicas that share a Redis, one that has neither cache nor company, and that Redis."""
+"""A Redis, two replicas that share it, and one replica alone without LMCache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.lmcache.stage import PREFIX, TTL_SECONDS, Chunks, Replica, running
 from tests.redis_server import RedisServer, running_redis
 
 PASSWORD = "a 'pass\"word"
-# As in production, but for the size: only what has a TTL is evicted, and chunks have a user of their own, which
-# docs/security.md names.
+# As in production except for the size: Redis evicts only keys with a TTL, and LMCache has its own user (see
+# docs/security.md).
 USER = ("--user", "kvchunk", "on", f">{PASSWORD}", "~kvchunk@*", "-@all", "+ping", "+info", "+get", "+set", "+exists")
 REDIS_OPTIONS = ("--maxmemory", "256mb", "--maxmemory-policy", "volatile-lru", *USER)
-# Two workers have three rounds to go for the prompts of these tests.
+# Two workers need three rounds for the prompts of these tests.
 SHARED = {"ttl_seconds": TTL_SECONDS, "key_prefix": PREFIX, "num_workers": 2}
 
 
@@ -39,7 +39,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def secrets(redis_server: RedisServer) -> dict[str, str]:
-    """What has to be in the environment of `kvgate replica-command` and of what it prints."""
+    """The environment variables for `kvgate replica-command` and for the commands that it prints."""
     return {"KVGATE_LMCACHE_URL": f"redis://kvchunk:{quote(PASSWORD)}@127.0.0.1:{redis_server.port}/0"}
 
 

@@ -17,7 +17,7 @@ from bench.vllm.server import Server
 from tests.redis_server import RedisServer
 
 CHUNK_TOKENS = 512
-"""Of the tiny model: 2 KiB for each token make 1 MiB."""
+"""The chunk size for the tiny model: at 2 KiB a token a chunk has 1 MiB."""
 PREFIX = "kvchunk"
 TTL_SECONDS = 600
 ANSWER_TOKENS = 12
@@ -32,19 +32,19 @@ class Answer:
     seconds: float
 
     def says_what(self, other: Answer) -> bool:
-        """Whether it is the same answer: the same words, for the same reasons."""
+        """Whether both answers have the same words with nearly the same log probabilities."""
         close = all(abs(mine - its) < 1e-3 for mine, its in zip(self.logprobs, other.logprobs, strict=True))
         return self.text == other.text and close
 
 
 @dataclass
 class Replica:
-    """An engine, and LMCache's server where it has one."""
+    """An engine, and LMCache's server if it has one."""
 
     engine: Server
     server: Server | None
     agent: printed.Printed
-    """Not started: these tests have no gateway that would ask what it tells."""
+    """Not started: these tests have no gateway that would use its data."""
     http: httpx.Client = field(repr=False)
 
     def ask(self, prompt: str, max_tokens: int = ANSWER_TOKENS) -> Answer:
@@ -70,18 +70,18 @@ class Replica:
         )
 
     def forget(self) -> None:
-        """Empty the engine's own cache, and nothing else."""
+        """Empty only the engine's own cache."""
         self.http.post(f"{self.engine.url}/reset_prefix_cache").raise_for_status()
 
     def forget_cpu(self) -> None:
-        """Empty the CPU memory of LMCache's server, and nothing else."""
+        """Empty only the CPU memory of LMCache's server."""
         assert self.server is not None
         self.http.post(f"{self.server.url}/cache/clear").raise_for_status()
 
 
 @contextmanager
 def running(folder: Path, *files: dict[str, Any], secrets: dict[str, str] | None = None) -> Iterator[list[Replica]]:
-    """A replica of each file, all started at the same time and killed in the end. Logs are in `folder`."""
+    """Runs a replica for each file. Starts all at the same time and kills them on exit. Logs are in `folder`."""
     with httpx.Client(timeout=120) as http, printed.running(folder, files, secrets) as started:
         replicas = [Replica(each.engine, each.server, each.agent, http) for each in started]
         for replica in replicas:
@@ -90,7 +90,7 @@ def running(folder: Path, *files: dict[str, Any], secrets: dict[str, str] | None
 
 
 class Chunks:
-    """What LMCache has put into Redis."""
+    """The chunks that LMCache has stored in Redis."""
 
     def __init__(self, server: RedisServer) -> None:
         self.client = redis.Redis(port=server.port)
@@ -99,7 +99,7 @@ class Chunks:
         return set(self.client.scan_iter(f"{PREFIX}@*"))
 
     def new_since(self, before: set[bytes], count: int, within_s: float = 10) -> set[bytes]:
-        """The keys of at least `count` more chunks than `before`: a store goes on behind its request's answer."""
+        """The keys of at least `count` chunks that are not in `before`. It waits: LMCache stores after the answer."""
         deadline = time.monotonic() + within_s
         while len(found := self.keys() - before) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} chunks are in Redis after {within_s} s"

@@ -1,4 +1,4 @@
-"""The names that LMCache gives chunks are those which coordinator/lmcache_chunks.py finds from a prompt's tokens."""
+"""coordinator/lmcache_chunks.py computes LMCache's names of chunks from a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.vllm.workload import picture_part, text
 pytestmark = [pytest.mark.lmcache, pytest.mark.timeout(600)]
 
 PLACEHOLDER = 3
-"""Of the model's images: no text has this token."""
+"""The token of the model's images. No text contains it."""
 IDENTIFIERS = ("the first picture", "another picture")
 
 
@@ -28,7 +28,7 @@ def messages(images: bool) -> list[dict[str, Any]]:
 
 
 def keys_of(stage: Stage, body: dict[str, Any]) -> set[bytes]:
-    """The keys foretold for the prompt; the body of /tokenize is that of the request."""
+    """The keys predicted for the prompt. The body of /tokenize is the request's body."""
     answer = stage.first.http.post(f"{stage.first.engine.url}/tokenize", json=body).raise_for_status().json()
     tokens, spans, at = answer["tokens"], [], 0
     for token, run in groupby(tokens):

@@ -1,5 +1,5 @@
-"""Two gateways before two real engines that share a Redis, which is the gateways' as well: what no engine holds, but
-Redis does, is placed for what loading it costs."""
+"""Two gateways in front of two real engines that share the gateways' Redis. Placement counts the cost of loading for
+prompts that are only in Redis."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Stage:
         return told
 
     async def stored(self, prompt: str) -> None:
-        """A new prompt is computed by one of the engines, and LMCache has put it into Redis."""
+        """Sends a new prompt and waits until LMCache has stored it in Redis and the map knows it."""
         before = self.chunks.keys()
         await self.ask(prompt)
         self.chunks.new_since(before, 2)
@@ -77,7 +77,7 @@ class Stage:
         return bool(await self.store.exists(*(self.keys.chunk(key) for key in keys)) > 0)
 
     async def forget(self) -> None:
-        """No engine holds anything, and the map knows it."""
+        """Empties every engine's cache, and sends a request so that the engine publishes it."""
         for replica in self.replicas.values():
             replica.forget()
             await asyncio.to_thread(replica.ask, "It says so with its next step.", 1)
@@ -90,7 +90,7 @@ class Stage:
         return [name for name, count in (await self.store.hgetall(self.keys.active)).items() if count != "0"]
 
     async def tiers(self) -> dict[str, list[str]]:
-        """What each replica's agent says that loading saves: CPU memory, Redis."""
+        """The savings of loading from CPU memory and from Redis, according to each replica's agent."""
         return {name: said.split(" ") for name, said in (await self.store.hgetall(self.keys.tiers)).items()}
 
 

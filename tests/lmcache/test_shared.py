@@ -1,4 +1,4 @@
-"""Replicas that share KV through Redis: what they gain, and that nothing that happens to Redis costs an answer."""
+"""Replicas share KV through Redis. They reuse each other's prompts, and no failure of Redis costs an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def whole_chunks(answer: Answer) -> int:
 
 
 def computed(stage: Stage, name: str) -> tuple[Answer, set[bytes]]:
-    """A prompt that the first replica has computed, and the keys of its chunks once they are in Redis."""
+    """The first replica's answer to a new prompt, and the keys of the prompt's chunks once they are in Redis."""
     before = stage.chunks.keys()
     answer = stage.first.ask(prompt(name))
     assert answer.cached_tokens < CHUNK_TOKENS
@@ -65,7 +65,7 @@ def test_the_agent_hears_an_engine_that_only_its_own_host_can_hear(stage: Stage)
     finally:
         stage.alone.agent.kill()
     assert mode == "session"
-    # In /proc/net/tcp, what listens (0A) and its address; 127.0.0.1 is written from its last byte on.
+    # In /proc/net/tcp, 0A is a listening socket, and addresses are in reverse byte order: 127.0.0.1 is 0100007F.
     sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = dict(reversed(local.split(":")) for _, local, _, state, *_ in sockets if state == "0A")
     endpoints = [urlsplit(each) for each in stage.alone.agent.argv if each.startswith("tcp://")]
@@ -73,7 +73,7 @@ def test_the_agent_hears_an_engine_that_only_its_own_host_can_hear(stage: Stage)
 
 
 def told_of(stage: Stage, replica: str, within_s: float = 30) -> Callable[[], list[str]]:
-    """Asks for what the replica's agent has told of itself, once there is something; fails when time is up."""
+    """A function that reads the agent's record of this replica. It waits for the record, and fails after `within_s`."""
     deadline = time.monotonic() + within_s
 
     def record() -> list[str]:
@@ -101,7 +101,7 @@ def test_every_chunk_in_redis_has_a_ttl_and_1_to_4_mib_and_nothing_else_has(stag
 
 def test_a_chunk_that_is_gone_is_computed_again_and_so_is_what_follows_it(stage: Stage) -> None:
     answer, keys = computed(stage, "a prompt with a gap")
-    # Which of the chunks it is does not show in its name: take each away in turn, of a copy of all.
+    # A chunk's name does not tell its position. So the test removes each in turn, and restores all from a copy.
     values = {key: stage.chunks.client.get(key) for key in keys}
     plain = stage.alone.ask(prompt("a prompt with a gap"))
     found = set()
@@ -125,7 +125,7 @@ def test_redis_restarted_empty_costs_no_answer_and_sharing_goes_on(stage: Stage)
     again = stage.first.ask(prompt("before the restart"))
     assert again.cached_tokens > 0
     _, keys = computed(stage, "after the restart")
-    assert stage.chunks.keys() == keys  # what the replica still held was not stored again
+    assert stage.chunks.keys() == keys  # LMCache did not store again the chunks that the replica still held
     served = stage.second.ask(prompt("after the restart"))
     assert served.cached_tokens == whole_chunks(served) * CHUNK_TOKENS
     assert served.says_what(stage.alone.ask(prompt("after the restart")))
@@ -148,7 +148,7 @@ def test_a_redis_that_does_not_answer_holds_a_cold_request_up_for_2_s_at_most(st
 
 
 def test_many_cold_requests_at_once_wait_for_a_redis_that_does_not_answer_but_none_fails(stage: Stage) -> None:
-    """The limit is one request's: LMCache's workers go on asking for each, so that the waits of several add up."""
+    """The limit applies to one request. LMCache's workers ask Redis for each request, so their waits add up."""
     prompts = [prompt(f"one of many, {number}") for number in range(2 * BURST)]
     with ThreadPoolExecutor(BURST) as pool:
         usual = list(pool.map(stage.first.ask, prompts[:BURST]))

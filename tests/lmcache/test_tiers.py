@@ -1,4 +1,5 @@
-"""The other places that chunks are kept in, each with a replica of its own: what it holds, and what it survives."""
+"""The other stores of chunks (CPU memory, Redis without CPU memory, disk), each with its own replica: the chunks that
+each store holds, and the failures that it survives."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ def tiers(
 
 
 def loaded(replica: Replica, prompt: str, first: Answer, within_s: float = 60) -> Answer:
-    """The answer once it comes from what is kept outside the engine: storing goes on behind an answer, and an engine
-    looks after a server that was away only now and then."""
+    """The first answer that is loaded from outside the engine. LMCache stores after the answer, and an engine checks
+    only now and then whether a lost server is back."""
     deadline = time.monotonic() + within_s
     while True:
         replica.forget()
@@ -83,7 +84,7 @@ def test_straight_to_redis_keeps_nothing_in_cpu_memory(tiers: Tiers) -> None:
 
 
 def test_a_disk_survives_a_restart_of_lmcache_and_engine(tiers: Tiers) -> None:
-    """Of both: an engine whose server alone was restarted may wait for minutes (configs/replica-lmcache-disk.yaml)."""
+    """If only the server restarted, its engine might wait for minutes (configs/replica-lmcache-disk.yaml)."""
     prompt = text("kept on disk", PROMPT_BYTES)
     first = tiers.disk.ask(prompt)
     whole = first.prompt_tokens // PLAIN_CHUNK_TOKENS

@@ -1,4 +1,4 @@
-"""Clients of a cluster with real engines: what was predicted of a request, and what its engine then said."""
+"""Clients of a cluster with real engines. They compare the prediction for a request with its engine's usage."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.vllm.workload import Ask, Messages, Workload
 CHAT = "/v1/chat/completions"
 BROKEN = "stream_broken"
 CLIENTS = 4
-"""Of a busy crowd."""
+"""The number of clients of a busy crowd."""
 _ANSWER_TOKENS = 100
 _NOT_SAID = -1
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer in full. Tokens are as the gateway predicted them, and as the engine's usage has them."""
+    """A whole answer, with the tokens that the gateway predicted and those in the engine's usage."""
 
     status: int
     text: str
     error: str
-    """The code of the error that the answer is, or that its stream ended with; empty when it is complete."""
+    """The code of the error in the answer or at its stream's end; empty if the answer is complete."""
     replica: str
     decision: str
     matched_tokens: int
     next_boundary_tokens: int
-    """Behind the first boundary that is not matched: one more would have been predicted if it were cached."""
+    """The first boundary that is not matched. The gateway would have predicted it if it knew that it was cached."""
     prompt_tokens: int
     cached_tokens: int
 
@@ -48,17 +48,17 @@ class Reply:
 
     @property
     def error_blocks(self) -> int:
-        """How many blocks more than predicted were cached; negative: fewer."""
+        """How many more blocks were cached than predicted; negative if fewer."""
         return self.cached_tokens // BLOCK_TOKENS - self.matched_tokens // BLOCK_TOKENS
 
     @property
     def lacked(self) -> bool:
-        """Less was cached than predicted."""
+        """Whether fewer tokens were cached than predicted."""
         return self.cached_tokens < self.matched_tokens - BLOCK_TOKENS
 
     @property
     def exceeded(self) -> bool:
-        """A boundary that was not matched was cached all the same."""
+        """Whether a boundary was cached although it was not matched."""
         return self.cached_tokens > self.next_boundary_tokens + BLOCK_TOKENS
 
     @property
@@ -67,20 +67,20 @@ class Reply:
 
 
 class Client:
-    """Asks one gateway."""
+    """Sends requests to one gateway."""
 
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
         self.url = url
 
     async def ask(self, messages: Messages, **fields: Any) -> Reply:
-        """A chat request that must be answered in full; `policy` goes into the header that names one."""
+        """Sends a chat request that must get a whole answer. `policy` goes into the policy header."""
         reply = await self.send(messages, **fields)
         assert (reply.status, reply.error) == (200, ""), reply
         return reply
 
     async def send(self, messages: Messages, stream: bool = False, max_tokens: int = 8, **fields: Any) -> Reply:
-        """A chat request that may fail. Raises httpx.TransportError where there is no answer."""
+        """Sends a chat request that may fail. Raises httpx.TransportError if there is no answer."""
         body = {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "temperature": 0, **fields}
         headers = {"x-kvgate-policy": body.pop("policy")} if "policy" in body else {}
         if stream:
@@ -88,19 +88,19 @@ class Client:
         return reply_of(await self._http.post(self.url + CHAT, json=body, headers=headers))
 
     async def explain(self, messages: Messages) -> Any:
-        """What would be decided; nothing is placed."""
+        """The decision for a request, without placing it."""
         answer = await self._http.post(f"{self.url}/v1/route/explain", json={"model": MODEL, "messages": messages})
         return answer.raise_for_status().json()
 
     async def until_found(self, messages: Messages, served: Reply) -> None:
-        """Wait until this gateway knows, by the engine's events, that the replica that answered so holds the prompt."""
+        """Wait until this gateway knows from the engine's events that the replica of this answer holds the prompt."""
 
         async def is_found() -> bool:
             explained = await self.explain(messages)
             owners = explained["chain"][-1]["owners"]
             known = [one["replica"] for one in owners if one["kind"] == "resident" and not one["stale"]]
             choice = explained["choice"]
-            # An engine tells of a prompt chunk by chunk: at first only a part of its tokens is known to be there.
+            # An engine publishes a prompt chunk by chunk: at first the map knows only some of its tokens.
             is_whole = choice["matched_tokens"] >= served.prompt_tokens - BLOCK_TOKENS
             return served.replica in known and choice["replica"] == served.replica and is_whole
 
@@ -113,7 +113,7 @@ class Client:
 
 
 def reply_of(response: httpx.Response) -> Reply:
-    """Read an answer, of a gateway or of a replica, streamed or not. Raises for what is neither answer nor error."""
+    """Reads a plain or streamed answer of a gateway or a replica. Raises if it is neither an answer nor an error."""
     events = _events(response)
     error = next((event["error"] for event in events if event.get("error")), None)
     usage: dict[str, Any] = next((event["usage"] for event in reversed(events) if event.get("usage")), {})
@@ -145,7 +145,7 @@ def _said(event: Any) -> str:
 
 
 class Crowd:
-    """Some clients that work through one workload together, each request through the next gateway in turn."""
+    """Clients that send one workload together, each request through the next gateway in turn."""
 
     def __init__(self, gateways: Sequence[Client], workload: Workload, max_tokens: int = 8) -> None:
         self._gateways = gateways
@@ -154,10 +154,10 @@ class Crowd:
         self._sent = 0
         self.replies: list[tuple[Ask, Reply]] = []
         self.failures: list[str] = []
-        """Requests that got no answer at all: their connection broke."""
+        """Requests without any answer because their connection broke."""
 
     async def run(self, clients: int, goes_on: Callable[[int], bool]) -> None:
-        """Send requests for as long as `goes_on`, asked with how many were sent, and return with the last answer."""
+        """Send requests while `goes_on` of the number of sent requests is true. Returns after the last answer."""
         tasks = Tasks()
         try:
             await asyncio.gather(*(tasks.spawn(self._client(goes_on), f"client {n}") for n in range(clients)))
@@ -189,7 +189,7 @@ class Crowd:
 
 @asynccontextmanager
 async def busy_crowd(gateways: Sequence[Client], seed: int) -> AsyncIterator[Crowd]:
-    """CLIENTS that ask without a pause until the end, once they have had some answers; then with every answer."""
+    """CLIENTS clients that send requests without a pause. Enters after some answers, and leaves after the last."""
     crowd, is_over = Crowd(gateways, Workload(seed=seed), _ANSWER_TOKENS), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(crowd.run(CLIENTS, lambda _: not is_over.is_set()))
@@ -201,7 +201,7 @@ async def busy_crowd(gateways: Sequence[Client], seed: int) -> AsyncIterator[Cro
 
 
 def distribution(title: str, replies: Iterable[Reply]) -> str:
-    """How far predictions were from the truth, in blocks, as lines to print."""
+    """The errors of predictions in blocks, as lines to print."""
     replies = list(replies)
     errors = sorted(reply.error_blocks for reply in replies)
     if not errors:

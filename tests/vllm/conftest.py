@@ -11,7 +11,7 @@ from bench.vllm.replicas import VllmCluster, running_cluster
 from tests.vllm.clients import Client
 
 BLOCKS = 768
-# The engines keep both cores busy: a placement may wait longer than the 20 ms it has in production.
+# The engines keep both cores busy: a placement may take longer than production's limit of 20 ms.
 CONFIG = {
     "redis": {"budget_ms": 500},
     "policy": {"allow_header": True},

@@ -1,11 +1,11 @@
 """Prints every field that vLLM's own request models have; test_request_fields.py runs this with vLLM's Python.
 
-The last line is a JSON list of objects: `path` (of the API), `model` (the class), `field` (its name in a body; of a
-model inside a request, with the field that holds it: `stream_options.include_usage`), `type`, and `description`, which
-may be empty.
+The last line is a JSON list of objects: `path` (of the API), `model` (the class), `field` (its name in a body; inside a
+nested model, with the name of the field that holds the model: `stream_options.include_usage`), `type`, and
+`description`, which may be empty.
 
-Types of other packages (the messages of OpenAI's SDK) are not looked into: they are public APIs, and what vLLM adds to
-them it declares in types of its own. What a validator reads from a body without declaring it is not found.
+It skips the types of other packages (the messages of OpenAI's SDK): they are public APIs, and vLLM declares its
+additions to them in its own types. It does not find fields that a validator reads from a body without a declaration.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Field(NamedTuple):
 
 
 def bodies() -> Iterator[tuple[str, Any]]:
-    """Each path that takes a body, with the body's type. The routers are asked, not a server: which of them a server
-    has depends on its model and its flags."""
+    """Each path that takes a body, with the body's type. They come from vLLM's routers and not from a server, because a
+    server's routers depend on its model and flags."""
     for module in pkgutil.walk_packages(entrypoints.__path__, f"{entrypoints.__name__}."):
         if not module.name.endswith(".api_router"):
             continue
@@ -43,7 +43,7 @@ def bodies() -> Iterator[tuple[str, Any]]:
 
 
 def models_in(annotation: Any) -> Iterator[type]:
-    """vLLM's own classes in a type, however deep in unions and lists."""
+    """vLLM's own classes in a type, at any depth of unions and lists."""
     if getattr(annotation, "__module__", "").startswith("vllm."):
         yield annotation
     for argument in get_args(annotation):
@@ -51,7 +51,7 @@ def models_in(annotation: Any) -> Iterator[type]:
 
 
 def fields_of(model: type) -> Iterator[Field]:
-    """What a client may set of a model, a dataclass or a typed dictionary; of anything else nothing."""
+    """The fields of a model, a dataclass or a typed dictionary that a client may set. Other types have none."""
     if is_typeddict(model):
         yield from (Field(name, hint) for name, hint in get_type_hints(model, include_extras=True).items())
     elif dataclasses.is_dataclass(model):
@@ -68,7 +68,7 @@ def fields_of(model: type) -> Iterator[Field]:
 def rows_of(
     path: str, annotation: Any, holder: str = "", inside: frozenset[type] = frozenset()
 ) -> Iterator[dict[str, str]]:
-    """The fields of a body, and of the models in it, `holder` being the field that holds them."""
+    """The fields of a body and of the models in it. `holder` is the name of the field that holds them."""
     for model in set(models_in(annotation)) - inside:
         for field in fields_of(model):
             yield {

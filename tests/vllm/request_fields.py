@@ -1,13 +1,14 @@
-"""What a gateway does with each field of vLLM's requests (0.32): decided by somebody who read what vLLM does with it.
+"""How a gateway treats each field of vLLM's requests (0.32). A person read how vLLM uses the field and decided.
 
-A field is judged by its name, whatever the API: the gateway does not ask for more. A field of a model inside a request
-is named with the field that holds it: `stream_options.include_usage`. Names that vLLM no longer has stay while older
-engines know them (0.30 and newer are supported).
+The decision depends only on a field's name, on every API, because the gateway looks only at the name. A field of a
+nested model has the name of the field that holds it in front: `stream_options.include_usage`. Names that vLLM no longer
+has stay here while older engines know them (0.30 and newer are supported).
 
-Where does a new field belong? In `gateway.request.reader.TRUSTED_FIELDS`, if by it a client could act on other tenants
-or on the engine past the gateway: it names a request, a session or an image, changes the order of the queue, steers a
-connector, or changes what the engine publishes. In `PASSED`, if it says only what this one answer shall be. Two kinds
-need code first: what changes the prompt is read in `gateway/prompt`, and what names a URL obeys `security.image_hosts`.
+Where does a new field belong? In `gateway.request.reader.TRUSTED_FIELDS`, if a client could use it to affect other
+tenants, or the engine behind the gateway's back: it names a request, a session or an image, changes the order of the
+queue, steers a connector, or changes the engine's events. In `PASSED`, if it affects only this one answer. Two kinds
+need code first: `gateway/prompt` must read a field that changes the prompt, and a field with a URL must obey
+`security.image_hosts`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from gateway.request.reader import TRUSTED_FIELDS
 
 STRIPPED: Final = frozenset({*TRUSTED_FIELDS, "priority"})
-"""Taken out of every body; `priority` unless `security.allow_priority`."""
+"""Fields removed from every body. `priority` stays with `security.allow_priority`."""
 
 OVERWRITTEN: Final = {
     "cache_salt": "with API keys it is the tenant's own, made with the client's; forms have none",
@@ -25,7 +26,7 @@ OVERWRITTEN: Final = {
     "return_token_ids": "asked for where the agent of an engine older than 0.30 has to learn a prompt's tokens",
     "content.uuid": "an image in a chat gets its digest; any other medium gets none",
 }
-"""Not what the client says, but what is said here reaches the engine."""
+"""Fields whose value the gateway sets as described here, whatever the client sends."""
 
 _PASSED: Final = {
     "the prompt, in the words of each API": """model messages prompt prompt_embeds suffix input instructions system
@@ -87,7 +88,7 @@ PASSED: Final = frozenset(
         ),
     ]
 )
-"""Reaches the engine as the client wrote it."""
+"""Fields that reach the engine as the client wrote them."""
 
 PATHS: Final = frozenset(
     {
@@ -115,7 +116,7 @@ PATHS: Final = frozenset(
         "/v1/audio/translations",
     }
 )
-"""Where the names above mean what they mean in the other APIs: a new path is read before its names are trusted."""
+"""Paths on which the names above mean the same as in the other APIs. A person must read a new path's fields first."""
 
 WITHOUT_ENGINE: Final = frozenset({"/v1/chat/completions/derender", "/v1/completions/derender"})
-"""Paths that write an engine's tokens out as text, and ask no engine: their fields are not judged."""
+"""Paths that turn an engine's tokens into text and use no engine. Their fields need no decision."""

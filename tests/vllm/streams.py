@@ -1,4 +1,4 @@
-"""Streams that are open when something happens to a replica, and whether it is there again."""
+"""Streams that are open while a replica stops or restarts, and a check that it is ready again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.vllm.clients import Client
 from tests.vllm.workload import text
 
 _MAX_STREAMS = 4
-_TOKENS = 800  # some ten seconds
+_TOKENS = 800  # about ten seconds
 
 
 async def streams_up_to_one_of(victim: VllmReplica, stack: AsyncExitStack, gateways: list[Client]) -> list[HeldStream]:
-    """Open long streams on both replicas in turn until one is the victim's: that has only just begun."""
+    """Open long streams on both replicas in turn until one is on the victim. That stream has only just begun."""
     turns = httpx.AsyncClient(timeout=120, headers={"x-kvgate-policy": "round_robin"})
     http = await stack.enter_async_context(turns)
     streams: list[HeldStream] = []

@@ -1,4 +1,4 @@
-"""`kvgate doctor` reads real engines: it finds what is wrong with these (events on every address), and no more."""
+"""`kvgate doctor` reads real engines: it finds these engines' only problem, events on every address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real engine is told to stop under load, as a pod that is replaced is: nobody loses anything."""
+"""A real engine stops under load, like a pod that is replaced: no client loses an answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_an_engine_told_to_stop_ends_its_streams_and_what_it_refuses_anoth
 
 @asynccontextmanager
 async def draining(replica: VllmReplica) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """The replica with the time to end what it has begun. Afterwards it is as it was."""
+    """Restarts the replica with time to finish its running requests on SIGTERM. Restores it afterwards."""
     await asyncio.to_thread(replica.kill)
     process = start_alone(replica)
     try:
@@ -52,7 +52,7 @@ async def draining(replica: VllmReplica) -> AsyncIterator[subprocess.Popen[bytes
 
 
 def start_alone(replica: VllmReplica) -> subprocess.Popen[bytes]:
-    """As a process that signals reach as in a container, without the wrappers that tests have around an engine."""
+    """Starts the engine without the tests' wrapper processes, so that signals reach it as in a container."""
     command = [*replica.command(), "--shutdown-timeout", str(DRAIN_S)]
     with replica.log.open("ab") as log:
         replica.process = subprocess.Popen(

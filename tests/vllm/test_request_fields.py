@@ -1,4 +1,4 @@
-"""No field of vLLM's requests reaches an engine unless somebody has decided that it may."""
+"""No field of vLLM's requests reaches an engine without a decision in request_fields.py."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_each_field_is_decided_once() -> None:
 
 
 def test_the_printer_finds_the_models_of_every_prompt_and_what_is_inside_them(fields: list[Field]) -> None:
-    """If vLLM moved them out of its sight, the tests above would pass for nothing."""
+    """If vLLM moved the models where the printer does not look, the tests above would pass without checking them."""
     assert {row.path for row in fields} >= {path for path, endpoint in ENDPOINTS.items() if endpoint.prompt is not None}
     known = {"session_id", "cache_salt", "stream_options.include_usage", "content.uuid"}
     assert known <= {row.field for row in fields}

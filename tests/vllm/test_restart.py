@@ -1,4 +1,4 @@
-"""A real engine is killed under load and comes back: what is lost, and what nobody may go on believing."""
+"""A real engine is killed under load and comes back. Only its streams break, and the map drops its old prompts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_engine_killed_under_load_loses_its_streams_and_what_it_held(
 
 
 async def _look_at_the_ends(streams: list[HeldStream], victim: VllmReplica) -> None:
-    """The one that the dead engine was giving says that it broke; the others are whole."""
+    """The dead engine's stream ends with an error; the others are whole."""
     ends = [(stream.replica, await stream.rest()) for stream in streams]
     broken = [last_event(text)["error"]["code"] for replica, text in ends if replica == victim.id]
     assert broken == [BROKEN]
@@ -53,7 +53,7 @@ async def _look_at_the_ends(streams: list[HeldStream], victim: VllmReplica) -> N
 
 
 def _look_at_the_answers(crowd: Crowd, victim: VllmReplica) -> None:
-    """Nothing failed but streams that the dead engine was giving; what was not streamed was answered by the other."""
+    """Only streams of the dead engine failed. The other engine answered the requests that were not streamed."""
     errors = [(ask, reply) for ask, reply in crowd.replies if reply.error]
     print(f"\n{len(crowd.replies)} requests while {victim.id} died and came back, {len(errors)} of them broken streams")
     assert crowd.failures == []
@@ -63,7 +63,7 @@ def _look_at_the_answers(crowd: Crowd, victim: VllmReplica) -> None:
 
 
 async def _held_by(victim: VllmReplica, gateways: list[Client], series: str = "before") -> list[Messages]:
-    """Prompts that were served and are resident there, and nowhere else."""
+    """Prompts that were served and are resident on the victim, and nowhere else."""
     held = []
     for number in range(8):
         messages: Messages = [{"role": "user", "content": text(f"{series} the engine died, {number}", 2500)}]
@@ -76,7 +76,7 @@ async def _held_by(victim: VllmReplica, gateways: list[Client], series: str = "b
 
 
 async def _owners(gateway: Client, messages: Messages, replica: VllmReplica) -> list[Any]:
-    """What is believed of this replica's present life, for any prefix of the prompt."""
+    """The map's records of this replica's current life for any prefix of the prompt."""
     chain = (await gateway.explain(messages))["chain"]
     return [one for link in chain for one in link["owners"] if one["replica"] == replica.id and not one["stale"]]
 

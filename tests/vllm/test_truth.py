@@ -1,4 +1,4 @@
-"""Is what the gateways believe of the caches what real engines have? Run by `make test-vllm`."""
+"""The gateways' map agrees with the caches of real engines. Run by `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -86,16 +86,17 @@ async def test_an_image_is_found_under_another_question(gateways: list[Client]) 
 
 
 async def test_what_is_predicted_under_cache_pressure_is_what_engines_find(gateways: list[Client]) -> None:
-    """Twice as much is asked for as the caches hold, through both gateways in turn, and then every prefix is asked
-    of both engines: what the map calls resident is there, and what it dropped is gone. One after the other: what a
-    prompt finds must not depend on what is evicted for others while it waits, which the next test is about."""
+    """Requests use twice the tokens that the caches hold, through both gateways in turn. Then the test sends every
+    prefix to both engines: prefixes that the map calls resident are cached, and prefixes that it dropped are gone.
+    Requests go one after the other: evictions for other prompts must not change the result while a prompt waits. The
+    next test is about those evictions."""
     workload = Workload(seed=7, documents=80, pictures=30)
     crowd = Crowd(gateways, workload)
     await crowd.run(1, lambda sent: sent < REQUESTS)
     assert crowd.failures == []
     replies = [reply for _, reply in crowd.replies[WARM_UP:]]
     assert [reply.error for reply in replies if reply.error] == []
-    learned = crowd.replies[WARM_UP:]  # until then gateways and agents learn what a byte and an image are in tokens
+    learned = crowd.replies[WARM_UP:]  # before that, gateways and agents learn the tokens of a byte and of an image
     _report(learned)
     computed_tokens = sum(reply.prompt_tokens - reply.cached_tokens for reply in replies)
     assert computed_tokens > 2 * CAPACITY_TOKENS, "there was no pressure"
@@ -113,8 +114,8 @@ async def test_what_is_predicted_under_cache_pressure_is_what_engines_find(gatew
 
 
 async def test_little_is_evicted_from_under_prompts_that_wait_for_each_other(gateways: list[Client]) -> None:
-    """The caches are full. What an engine evicts for one prompt may be what another was placed for that is not begun
-    yet: no placement can foresee it, and it must stay rare."""
+    """The caches are full. An engine may evict blocks for one prompt that another waiting prompt was placed for. No
+    placement can foresee this, and it must stay rare."""
     crowd = Crowd(gateways, Workload(seed=8, documents=80, pictures=30))
     await crowd.run(2, lambda sent: sent < TOGETHER)
     assert crowd.failures == []
@@ -137,11 +138,11 @@ def _report(served: list[tuple[Ask, Reply]]) -> None:
 
 
 async def _probed(gateways: list[Client], workload: Workload, rng: random.Random) -> list[tuple[Ask, Reply]]:
-    """Ask about every shared prefix, or some of them, on both replicas in turn, one request after the other."""
+    """Send requests with every shared prefix, or a sample of them, to both replicas in turn, one after the other."""
     probes = []
     for number, shared in enumerate(rng.sample(workload.shared, min(PROBED, len(workload.shared)))):
         gateway = gateways[number % len(gateways)]
-        for _ in range(2):  # taking turns, the second goes to the other replica
+        for _ in range(2):  # round robin sends the second to the other replica
             ask = workload.about(shared)
             reply = await gateway.ask(ask.messages, max_tokens=1, policy="round_robin")
             probes.append((shared, reply))
@@ -149,7 +150,7 @@ async def _probed(gateways: list[Client], workload: Workload, rng: random.Random
 
 
 def _judged(probes: list[tuple[Ask, Reply]], served: list[tuple[Ask, Reply]]) -> tuple[list[Reply], list[Reply]]:
-    """The probes of prefixes that the map says are there, and of those that were once there and are so no more."""
+    """The probes of prefixes that the map calls resident, and of prefixes that were resident once and no longer are."""
     at_most: dict[tuple[str, str], int] = {}
     for ask, reply in served:
         place = ask.subject, reply.replica
@@ -169,7 +170,7 @@ def _judged(probes: list[tuple[Ask, Reply]], served: list[tuple[Ask, Reply]]) ->
 async def test_an_image_under_anothers_uuid_never_gets_its_kv(
     gateways: list[Client], cluster: VllmCluster, http: httpx.AsyncClient
 ) -> None:
-    """Engines take a client's uuid for the image: asked directly, one answers about the wrong image."""
+    """An engine identifies an image by the client's uuid: asked directly, it answers about the wrong image."""
 
     def asked(name: str, uuid: str | None) -> Messages:
         return [user([picture_part(name, uuid=uuid), words("What is it?")])]

@@ -1,8 +1,8 @@
-"""What clients ask in the tests: the same for the same seed.
+"""The requests of the tests' clients: the same for the same seed.
 
-Requests share prefixes as real ones do: a few system prompts, documents of unequal popularity under different
-questions, images with questions, conversations that go on. Texts mix prose, numbers, code and other scripts, so that
-the bytes of a token vary within each.
+Requests share prefixes as real ones do: a few system prompts, documents of unequal popularity with different
+questions, images with questions, and conversations of several turns. Texts mix prose, numbers, code and other scripts,
+so that the bytes per token vary within each.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TURNS = 6
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: its messages, and the subject that later requests share its beginning with."""
+    """One request: its messages, and its subject. Requests with the same subject begin alike."""
 
     kind: str
     subject: str
@@ -56,7 +56,7 @@ class Ask:
 
 
 class Workload:
-    """An endless series of requests. A conversation's next turn waits until its last one is answered."""
+    """An endless series of requests. A conversation's next turn waits for the answer to the turn before."""
 
     def __init__(self, seed: int, documents: int = 40, pictures: int = 16, conversations: int = 10) -> None:
         self._rng = random.Random(seed)
@@ -88,7 +88,7 @@ class Workload:
         return Ask(shared.kind, shared.subject, [*before, {**last, "content": asked}])
 
     def answered(self, ask: Ask, answer: str) -> None:
-        """`ask` got this answer: its conversation, if it is one, goes on from there or makes way for a new one."""
+        """Notes the answer to `ask`. In a conversation, prepares the next turn or a new conversation."""
         self._busy.discard(ask.subject)
         for n, conversation in enumerate(self._conversations):
             if conversation.subject == ask.subject:
@@ -99,12 +99,12 @@ class Workload:
                 self._conversations[n] = self._begun(next(self._names)) if is_over else following
 
     def failed(self, ask: Ask) -> None:
-        """`ask` was not answered: its conversation asks the same again later."""
+        """Notes that `ask` got no answer. Its conversation sends the same turn again later."""
         self._busy.discard(ask.subject)
 
     @property
     def shared(self) -> Sequence[Ask]:
-        """Every document and picture as requests share it: without a question."""
+        """Every document and picture without a question, as requests share it."""
         return [*self._documents, *self._pictures]
 
     def _document(self, name: str) -> Ask:
@@ -131,7 +131,7 @@ def _part(content: str) -> dict[str, Any]:
 
 
 def text(name: str, size_bytes: int) -> str:
-    """A text that starts with its name, of about this size; no other name gives it."""
+    """A text of about this size that starts with its name. Other names give other texts."""
     rng = random.Random(name)
     words, length = [f"{name}."], len(name)
     while length < size_bytes:
@@ -145,7 +145,7 @@ def text(name: str, size_bytes: int) -> str:
 
 
 def picture_part(name: str, size: tuple[int, int] = (224, 160), uuid: str | None = None) -> dict[str, Any]:
-    """An image as a data: URL; no other name gives its pixels."""
+    """An image as a data: URL. Other names give other pixels."""
     rng = random.Random(name)
     tiles = Image.frombytes("RGB", (_TILE_COLOURS, _TILE_COLOURS), rng.randbytes(3 * _TILE_COLOURS**2))
     file = io.BytesIO()

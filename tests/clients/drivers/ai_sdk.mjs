@@ -23,7 +23,7 @@ await serve(connect, {
   },
 
   async *stream(provider, asked) {
-    // What fails is a part of this stream; in `textStream` it would be missing.
+    // Errors are parts of this stream; `textStream` leaves them out.
     const { fullStream } = streamText({ ...question(provider, asked), onError: () => {} });
     for await (const part of fullStream) {
       if (part.type === "error") throw part.error;

@@ -1,4 +1,4 @@
-// The official Anthropic SDK for Node: messages whole, as a stream, and through the SDK's own helper for streams.
+// The official Anthropic SDK for Node: whole messages, streams, and streams through the SDK's own helper.
 
 import Anthropic from "@anthropic-ai/sdk";
 import { serve } from "./loop.mjs";

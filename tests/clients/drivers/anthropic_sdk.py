@@ -1,4 +1,4 @@
-"""The official Anthropic SDK for Python: messages whole, as a stream, and through the SDK's own helper for streams."""
+"""The official Anthropic SDK for Python: whole messages, streams, and streams through the SDK's own helper."""
 
 from __future__ import annotations
 

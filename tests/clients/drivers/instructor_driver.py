@@ -1,4 +1,4 @@
-"""Instructor: objects by a JSON schema and by a tool call, at once and as they grow."""
+"""Instructor: objects by a JSON schema and by a tool call, whole and streamed in parts."""
 
 from __future__ import annotations
 

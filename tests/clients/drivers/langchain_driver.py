@@ -26,13 +26,13 @@ def connect(url: str, key: str, headers: dict[str, str]) -> SimpleNamespace:
     return SimpleNamespace(
         chat=partial(ChatOpenAI, base_url=f"{url}/v1", timeout=60, **shared),
         messages=partial(ChatAnthropic, base_url=url, timeout=60, **shared),
-        # Without this it cuts texts by OpenAI's tokenizer, which it fetches.
+        # Without this LangChain downloads OpenAI's tokenizer and cuts texts with it.
         embeddings=partial(OpenAIEmbeddings, base_url=f"{url}/v1", check_embedding_ctx_length=False, **shared),
     )
 
 
 def on(api: str, call: Callable[[BaseChatModel, str], Any]) -> Callable[[SimpleNamespace, Question], Any]:
-    """A call of the chat model of one API."""
+    """Wraps a call so that it uses the chat model of one API."""
     return lambda models, asked: call(getattr(models, api)(model=asked.model, max_tokens=asked.tokens), asked.prompt)
 
 

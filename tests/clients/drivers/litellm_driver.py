@@ -1,4 +1,4 @@
-"""LiteLLM, to which a gateway is a server that speaks OpenAI's API."""
+"""LiteLLM, with the gateway configured as a server that speaks OpenAI's API."""
 
 from __future__ import annotations
 

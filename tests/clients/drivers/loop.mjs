@@ -1,4 +1,4 @@
-// A driver's loop, in Node: loop.py says what comes in and what goes out.
+// A driver's loop, in Node. loop.py describes its input and output.
 
 import { createInterface } from "node:readline";
 

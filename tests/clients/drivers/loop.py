@@ -1,7 +1,7 @@
-"""A driver's loop: calls come in as lines of JSON, and what became of each goes out as lines of JSON.
+"""A driver's loop: it reads calls as lines of JSON, and writes the outcome of each call as lines of JSON.
 
-In: {"call", "url", "key", "headers", "model", "prompt", "tokens"}. Out: {"begun": true} with the first piece of a
-stream, and then either {"value": …}, of a stream the list of its pieces, or {"raised": …}, an exception's description.
+In: {"call", "url", "key", "headers", "model", "prompt", "tokens"}. Out: {"begun": true} at the first piece of a
+stream, then {"value": …} (for a stream, the list of its pieces) or {"raised": …}, the description of an exception.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _OUT = sys.stdout
-sys.stdout = sys.stderr  # libraries that print must not disturb it
+sys.stdout = sys.stderr  # output that libraries print must not mix with ours
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Question:
     model: str
     prompt: str
     tokens: int
-    """The answer's limit."""
+    """The most tokens that the answer may have."""
 
 
 Connect = Callable[[str, str, dict[str, str]], Any]
-"""Makes a client of a gateway's URL, an API key and headers to send."""
+"""Makes a client from a gateway's URL, an API key and headers to send."""
 
 
 def serve(connect: Connect, **calls: Callable[[Any, Question], Any]) -> None:

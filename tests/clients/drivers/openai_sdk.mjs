@@ -1,4 +1,4 @@
-// The official OpenAI SDK for Node: each API whole, as a stream, and through the SDK's own helper for streams.
+// The official OpenAI SDK for Node: on each API whole answers, streams, and streams through the SDK's own helper.
 
 import OpenAI from "openai";
 import { serve } from "./loop.mjs";

@@ -1,4 +1,4 @@
-"""The official OpenAI SDK for Python: each API whole, as a stream, and through the SDK's own helper for streams."""
+"""The official OpenAI SDK for Python: on each API whole answers, streams, and streams through the SDK's own helper."""
 
 from __future__ import annotations
 
