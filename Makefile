@@ -4,7 +4,7 @@
 # make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
-# make test-clients  tests of client libraries with broken streams, errors and ordinary calls; installs them first (0.8 GB, once)
+# make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
 # make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
 # make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
 # make bench  all of these benchmarks and more, in hours, also on real vLLM; makes the page
@@ -22,7 +22,8 @@ WORKERS ?= $(shell expr $(CORES) + 2)
 SLOWEST := --durations=10 --durations-min=1
 # If ARGS has a path, it selects a few tests. One process runs them in seconds.
 SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(SLOWEST)) $(ARGS)
-# Some environments forbid Python to store compiled modules. The tests start hundreds of processes, and each would compile all modules again.
+# Some environments forbid Python to store compiled modules. The tests start hundreds of processes, and each would
+# compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 

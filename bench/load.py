@@ -137,7 +137,8 @@ async def run(
     """Sends all requests. A failed request is counted and never repeated.
 
     If every client has failed twice since the last answer to any client, the server counts as gone, and all remaining
-    requests count as failed. `order` names a session for each of its turns; without it, sessions run one after another.
+    requests count as failed. `order` names a session for each of its turns; without it, all turns of the first session
+    come first.
     """
     if order is None:
         order = [index for index, session in enumerate(sessions) for _ in session.turns]

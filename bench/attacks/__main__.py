@@ -85,7 +85,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--only", type=names(ATTACKS), default=list(ATTACKS), metavar="NAME,…", help="these (default: all)"
+        "--only", type=names(ATTACKS), default=list(ATTACKS), metavar="NAME,…", help="attacks to run (default: all)"
     )
     parser.add_argument(
         "--idle-s", type=positive, default=2.0, help="seconds of watching before each attack (default: %(default)s)"

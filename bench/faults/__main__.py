@@ -81,7 +81,9 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--gateways", type=count, default=2, metavar="N", help="two or more (default: 2)")
-    parser.add_argument("--only", type=names(FAULTS), default=[], metavar="NAME,…", help="these (default: all)")
+    parser.add_argument(
+        "--only", type=names(FAULTS), default=[], metavar="NAME,…", help="faults to measure (default: all)"
+    )
     parser.add_argument("--again", action="store_true", help="also measure faults that have results for this code")
     parser.add_argument(
         "--out", type=Path, default=results.FILE, metavar="FILE", help="the rows as JSON (default: %(default)s)"

@@ -149,8 +149,8 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = ",".join(SCENARIOS)
-    parser.add_argument("--scenarios", type=names(SCENARIOS), default=known, help="of: %(default)s")
-    parser.add_argument("--tiers", type=names((GPU, CPU, REDIS)), default="gpu,cpu,redis", help="of: %(default)s")
+    parser.add_argument("--scenarios", type=names(SCENARIOS), default=known, help="default: %(default)s")
+    parser.add_argument("--tiers", type=names((GPU, CPU, REDIS)), default="gpu,cpu,redis", help="default: %(default)s")
     parser.add_argument("--chunks", type=counts, default="64,256,1024", help="tokens of a chunk (default: %(default)s)")
     parser.add_argument("--seeds", type=counts, default="11,12,13", help="workloads' seeds (default: %(default)s)")
     parser.add_argument(

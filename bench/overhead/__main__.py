@@ -123,9 +123,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="of: %(default)s")
-    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="of: %(default)s")
-    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="of: %(default)s")
+    parser.add_argument(
+        "--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="default: %(default)s"
+    )
+    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="default: %(default)s")
+    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="default: %(default)s")
     parser.add_argument(
         "--connections", type=counts, default="8,256", help="closed-loop clients, or '' (default: %(default)s)"
     )

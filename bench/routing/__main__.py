@@ -124,8 +124,8 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     mixes, known = ",".join(MIXES), ",".join(NAMES)
-    parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="of: %(default)s")
-    parser.add_argument("--systems", type=names(NAMES), default=known, help="of: %(default)s")
+    parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="default: %(default)s")
+    parser.add_argument("--systems", type=names(NAMES), default=known, help="default: %(default)s")
     parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="of prefix_kv_aware (default: %(default)s)")
     parser.add_argument(
         "--seeds",

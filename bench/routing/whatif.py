@@ -285,7 +285,7 @@ def main() -> None:
     )
     weights = ", ".join(Weights.__dataclass_fields__)
     parser.add_argument("variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {weights}")
-    parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="of: %(default)s")
+    parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="default: %(default)s")
     parser.add_argument("--seeds", type=_seeds, default="1-10", help="first and last (default: %(default)s)")
     options = parser.parse_args()
     console = Console()
