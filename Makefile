@@ -1,28 +1,29 @@
 # make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
-# make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api names some of them
+# make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api runs only these
 # make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
-# make test-slow  more of them, in five minutes: soaks, benches, sentinels that fail over, a full Redis, discovery
-# make test-vllm  the tests on real vLLM, on CPUs; installs it in the user's cache folder first (3.5 GB, once)
+# make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
+# make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
-# make test-clients  client libraries on broken streams, errors and ordinary calls; installs them first (0.8 GB, once)
-# make compose-test  the cluster of docker-compose.yml, brought up, used, shaken and taken down; needs Docker
-# make bench-quick  in eight minutes, how KVGate routes and what it costs beside others: a page with plots
-# make bench  all of it, in hours; real vLLM included
-# make bench-faults  what clients see of each fault, in an hour and a half; it goes on where it was interrupted
-# make check  what must be clean before a commit: lint, format, types, length of functions, compose files
+# make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
+# make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
+# make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
+# make bench  all of these benchmarks and more, in hours, also on real vLLM; makes the page
+# make bench-faults  measures the effect of each fault on clients, in an hour and a half; continues an interrupted run
+# make check  lint, format, types, length of functions, compose files: they must be clean before a commit
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST_REDIS := .venv/.oldest-redis
 PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
-# Tests wait more than they compute.
+# More workers than cores, because tests wait more than they compute.
 CORES = $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) + 2)
 SLOWEST := --durations=10 --durations-min=1
-# In ARGS, a path names a few tests, which one process runs in seconds.
+# If ARGS has a path, it selects a few tests. One process runs them in seconds.
 SELECTED = $(if $(findstring tests/,$(ARGS)),,--numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder $(SLOWEST)) $(ARGS)
-# Some environments forbid Python to keep what it compiles. The tests start hundreds of processes: each would compile all anew.
+# Some environments forbid Python to store compiled modules. The tests start hundreds of processes, and each would
+# compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 COMPOSE_FILES := $(wildcard docker-compose*.yml deploy/docker-compose*.yml)
 
@@ -37,7 +38,7 @@ MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mi
 
 install: $(INSTALLED)
 
-# The stamp is younger than pyproject.toml exactly when what that asks for is installed.
+# The stamp is younger than pyproject.toml exactly when all packages of pyproject.toml are installed.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "KVGate needs Python 3.11 or newer; name one with: make install PYTHON=python3.12" >&2; exit 1; }
@@ -65,7 +66,7 @@ test-programs: install $(OLDEST_REDIS)
 test-slow: install $(OLDEST_REDIS)
 	$(BIN)/pytest -m 'slow or older_redis' $(SELECTED)
 
-# -s: they take minutes, and say how far they are. A path in ARGS names a few of them.
+# -s: these tests take minutes and print their progress. A path in ARGS selects a few of them.
 test-vllm: install
 	@$(BIN)/python -m bench.vllm.install
 	$(BIN)/pytest $(if $(findstring tests/,$(ARGS)),,tests/vllm) -m vllm -s $(ARGS)
@@ -78,7 +79,7 @@ test-clients: install
 	@$(BIN)/python -m tests.clients.install
 	$(BIN)/pytest tests/clients -m clients $(ARGS)
 
-# -s: Docker tells how far it is.
+# -s: Docker prints its progress.
 compose-test: install
 	$(BIN)/pytest tests/compose -m compose -s $(ARGS)
 
@@ -93,7 +94,7 @@ bench-quick: install
 	@$(BIN)/python -m bench.place --rounds 5 --out $(QUICK)/place.json
 	@$(BIN)/python -m bench.report --results $(QUICK) --out $(QUICK)/report.html
 
-# What fails is named, and does not keep the others from being measured and shown.
+# A benchmark that fails is named. The others are still measured and shown.
 bench: install
 	@$(MAKE) --keep-going --no-print-directory $(MEASURED); measured=$$?; $(BIN)/python -m bench.report; exit $$measured
 
@@ -125,7 +126,7 @@ bench-offload:
 bench-offload-real:
 	$(BIN)/python -m bench.offload --real --seeds 11 --out bench/results/offload-real.json
 
-# All of it, whatever goal is missed.
+# Runs all faults, even if a goal is missed.
 bench-faults: install
 	$(BIN)/python -m bench.faults; missed=$$?; $(BIN)/python -m bench.faults --gateways 8 && exit $$missed
 

@@ -1,12 +1,12 @@
 """How fine should the text grid be? `python -m bench.boundaries`
 
-Two prompts that share their first d bytes of text and then differ share every grid boundary up to d; what
-lies between the deepest of them and d is computed again, or at least not counted on. For each (base, shift)
-and text size this prints:
+Two prompts that share their first d bytes of text share every grid boundary up to d. The text between the deepest
+of these boundaries and d is lost: it is computed again, or at least no router can count on it. For each
+(base, shift) and text size this prints:
 
 - keys: grid keys of a prompt of that size (message and image boundaries come on top);
-- mean: of that loss as a part of d, for a d anywhere in the text with equal chance;
-- worst: of that loss for a d from 4 KB on (below, it is the base that counts: up to `base` bytes).
+- mean: the mean loss as a part of d, if every d in the text is equally likely;
+- worst: the worst loss for a d of at least 4 KB (below that, the loss is up to `base` bytes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mean_loss(offsets: list[int], size_bytes: int) -> float:
 
 
 def worst_loss(offsets: list[int], size_bytes: int) -> float:
-    """The greatest such loss for a d of at least WORST_FROM_BYTES: just before a boundary."""
+    """The greatest such loss for a d of at least WORST_FROM_BYTES. It occurs just before a boundary."""
     losses = [
         (end - start) / end
         for start, end in zip([0, *offsets], [*offsets, size_bytes], strict=True)
@@ -41,7 +41,7 @@ def worst_loss(offsets: list[int], size_bytes: int) -> float:
 
 
 def main() -> None:
-    """Print the table; the grid in use is marked."""
+    """Prints the table and marks the grid in use."""
     print("keys / mean % / worst % by text size")
     print("base,shift  " + "".join(f"{size >> 10:>12} KB   " for size in SIZES_BYTES))
     for base_bytes, shift in CANDIDATES:

@@ -1,7 +1,7 @@
-"""A cluster for experiments and tests: simulated replicas of any size behind `kvgate up`, all real processes.
+"""A cluster for experiments and tests: simulated replicas of any size behind `kvgate up`, all as real processes.
 
-The replicas are started here, so that each can be sized, killed and started again on its port; Redis, the gateways
-and the agents are those of `kvgate up --detach`.
+The replicas are started here, so that each can have its own size and can be killed and started again on its port.
+`kvgate up --detach` starts Redis, the gateways and the agents.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SimReplica:
             self.process.wait()
 
     def wait_until_ready(self) -> None:
-        """Until it answers: `kvgate up` asks replicas once whether they publish events."""
+        """Waits until it answers. `kvgate up` asks each replica only once whether it publishes events."""
         deadline = time.monotonic() + _READY_S
         while True:
             try:
@@ -77,17 +77,17 @@ class SimReplica:
                 return
 
     def fail(self, mode: str, **details: Any) -> None:
-        """Make it fail on demand; `fail("none")` ends it. See gateway/simulator/faults.py."""
+        """Makes it fail on demand. `fail("none")` ends the failure. See gateway/simulator/faults.py."""
         httpx.post(f"{self.url}/sim/fail", json={"mode": mode, **details}).raise_for_status()
 
     def state(self) -> dict[str, Any]:
-        """What the replica itself says: running, waiting, aborted, cached_tokens, recent requests."""
+        """The replica's own report: running, waiting, aborted, cached_tokens, recent requests."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/sim/state").raise_for_status().json()
         return answer
 
 
 class Daemon:
-    """A gateway or an agent that `kvgate up` started; `start` after `kill` or `stop` runs the same command again."""
+    """A gateway or an agent that `kvgate up` started. `start` after `kill` or `stop` runs the same command again."""
 
     def __init__(self, process: Process) -> None:
         self.id = process.id
@@ -109,15 +109,15 @@ class Daemon:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Sends SIGKILL and waits until it is gone."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, and wait until it is gone."""
+        """Sends SIGTERM and waits until it is gone."""
         self._end(signal.SIGTERM)
 
     def start(self, *command: str) -> None:
-        """Run it again; with `command`, that instead."""
+        """Runs it again, or runs `command` instead."""
         with self.log.open("ab") as output:
             self._later = subprocess.Popen(
                 command or self.command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
@@ -126,7 +126,7 @@ class Daemon:
     def _end(self, number: int) -> None:
         if not self.is_alive():
             return
-        gone = os.pidfd_open(self.pid)  # it may be no child of this process
+        gone = os.pidfd_open(self.pid)  # it may not be a child of this process
         try:
             os.kill(self.pid, number)
             if not select.select([gone], [], [], _GONE_S)[0]:
@@ -138,7 +138,7 @@ class Daemon:
 
 
 def _strings_of(pid: int, name: str) -> list[str]:
-    """The NUL-ended strings in a file of /proc."""
+    """The NUL-terminated strings in a file of /proc."""
     return Path(f"/proc/{pid}/{name}").read_text().split("\0")[:-1]
 
 
@@ -155,7 +155,7 @@ class Cluster:
     """The pool of the simulator's default model."""
     gateway_processes: list[Daemon] = field(default_factory=list)
     agents: list[Daemon] = field(default_factory=list)
-    """`agent-r0` and so on; none for a replica that publishes no events."""
+    """`agent-r0` and so on. A replica that publishes no events has none."""
 
     @property
     def gateway_urls(self) -> list[str]:
@@ -181,10 +181,10 @@ def running_cluster(
     policy: str | None = None,
     redis_url: str | None = None,
 ) -> Iterator[Cluster]:
-    """Start it, wait until every gateway is ready, and stop all of it at the end.
+    """Starts a cluster, waits until every gateway is ready, and stops all of it at the end.
 
-    Without `events` the replicas publish none and have no agents. `replica_command` is run in place of
-    `kvgate replica-sim`, with its options.
+    Without `events` the replicas publish none and have no agents. If `replica_command` is given, it runs instead of
+    `kvgate replica-sim`, with the same options.
     """
     arguments = (*replica_arguments, *([] if events else ["--no-events"]))
     with tempfile.TemporaryDirectory(prefix="kvgate-") as folder:
@@ -199,7 +199,7 @@ def running_cluster(
 def running_replicas(
     folder: Path, count: int, arguments: tuple[str, ...], command: tuple[str, ...] = _REPLICA_SIM
 ) -> Iterator[list[SimReplica]]:
-    """Simulated replicas r0, r1, … that serve, with nothing before them. Logs are in `folder`."""
+    """Simulated replicas r0, r1, … that serve without a gateway. Logs are in `folder`."""
     sims = [
         SimReplica(f"r{i}", port, arguments, folder / f"r{i}.log", command=command)
         for i, port in enumerate(free_ports(count))
@@ -226,8 +226,9 @@ def running_gateways(
     lmcache: Mapping[str, str] | None = None,
     python: str = sys.executable,
 ) -> Iterator[Cluster]:
-    """Gateways, and agents where there are events, before servers that run already: their urls by replica id, and those
-    of the LMCache servers beside them. `python` may be another checkout's: then its gateways run."""
+    """Starts gateways in front of servers that already run, and agents if there are events. `urls` and `lmcache` are
+    the URLs of the servers and of the LMCache servers beside them, by replica id. `python` may belong to another
+    checkout; then that checkout's gateways run."""
     beside = {replica: f",lmcache={url}" for replica, url in (lmcache or {}).items()}
     urls = {replica: url + beside.get(replica, "") for replica, url in urls.items()}
     with (

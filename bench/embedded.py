@@ -1,4 +1,4 @@
-"""A Redis of a benchmark's own, and a pool of replicas on it that only the map knows."""
+"""Starts a benchmark's own Redis, and registers a pool of replicas there that only the map knows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gateway.ops.local.embedded_redis import find_redis_server
 from gateway.ops.local.ports import free_ports
 
 INCARNATION = "199c82cc000"
-"""As an engine's start is spelled: a record's length decides how Redis keeps it."""
+"""As long as a real engine's incarnation: the length of a record decides how Redis stores it."""
 CAPACITY_TOKENS = 10**9
 
 
 @contextmanager
 def embedded_redis() -> Iterator[str]:
-    """A Redis of its own on a free port; yields its URL."""
+    """Starts its own Redis on a free port. Yields its URL."""
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
         (port,) = free_ports(1)
         command = find_redis_server().command(port, Path(folder))
@@ -39,7 +39,7 @@ def embedded_redis() -> Iterator[str]:
 
 
 async def connect(url: str) -> Wire:
-    """A connection, as soon as the server takes one."""
+    """Connects as soon as the server accepts connections."""
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -51,14 +51,14 @@ async def connect(url: str) -> Wire:
 
 
 async def info(wire: Wire, section: str) -> dict[str, str]:
-    """A section of INFO, by its fields' names."""
+    """A section of INFO, by field name."""
     lines = (await wire.send("INFO", section)).decode().splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Redis' use of one core over a time: what it ran, and what it could have run but had no core."""
+    """Redis' use of one core over a time: the share in which it ran, and the share in which it waited for a core."""
 
     cpu_share: float
     waiting_share: float
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Usage:
-    """What Redis has used in its life."""
+    """The CPU time and the waiting time of Redis since its start."""
 
     at_s: float
     cpu_s: float
@@ -78,7 +78,7 @@ class Usage:
 
 
 async def usage(wire: Wire) -> Usage:
-    """Read now, of a Redis on this machine. Where the kernel does not tell who waits, nobody does."""
+    """The current usage of a Redis on this machine. The waiting time is 0 if the kernel does not tell it."""
     found = await info(wire, "cpu")
     waited_s = _waited_s((await info(wire, "server"))["process_id"])
     return Usage(time.monotonic(), float(found["used_cpu_user"]) + float(found["used_cpu_sys"]), waited_s)
@@ -98,7 +98,8 @@ async def redis_version(url: str) -> str:
 
 
 async def open_pool(url: str, name: str, gateway: str, replicas: int) -> tuple[Wire, Pool, bool]:
-    """A gateway's client of a pool, with its replicas registered; and whether scripts may write in full memory."""
+    """A gateway's client of a pool with registered replicas, and whether scripts may write when Redis' memory is
+    full."""
     wire = await connect(url)
     allow_oom = await load_scripts(wire)
     pool = Pool(name, gateway, budget_s=10.0)

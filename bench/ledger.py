@@ -1,5 +1,5 @@
-"""What the store says of load, checked against the reservations that it is the sum of. No I/O: whoever asks Redis runs
-the scripts, and hands over what they return as text."""
+"""Checks the store's sums of load against the reservations. No I/O: the caller runs the scripts on Redis and passes
+their replies as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
 
-# In one step, so that no reservation comes or goes in between.
+# One script reads all, so that no reservation comes or goes in between.
 _LOOK = """
 local look = { redis.call('HGETALL', ARGV[1]), redis.call('HGETALL', ARGV[2]), redis.call('HGETALL', ARGV[3]) }
 for _, flight in ipairs(redis.call('KEYS', ARGV[4])) do
@@ -23,14 +23,14 @@ _ENTRY_FIELDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """One consistent look: the sums that are kept, and the same summed again from the reservations in flight."""
+    """One consistent view: the stored sums, and the sums recomputed from the reservations in flight."""
 
     active: dict[str, int]
     backlog_tokens: dict[str, int]
     counted: dict[str, int]
     counted_backlog_tokens: dict[str, int]
     in_flight: int
-    """Entries in flight, those on a past incarnation included."""
+    """Entries in flight, including those on an earlier incarnation."""
 
     @property
     def total(self) -> int:
@@ -41,7 +41,7 @@ class Sums:
         return not self.in_flight and not any(self.active.values()) and not any(self.backlog_tokens.values())
 
     def problems(self) -> list[str]:
-        """What can never be, whatever happens: a negative sum, or one that is not the sum of its reservations."""
+        """Impossible values: a negative sum, or a sum that differs from its reservations."""
         found = []
         for name, kept, counted in (
             ("active", self.active, self.counted),
@@ -55,12 +55,13 @@ class Sums:
 
 
 def ask_sums(keys: PoolKeys) -> tuple[Any, ...]:
-    """The arguments of the EVAL that `sums` understands."""
+    """The arguments of an EVAL. `sums` reads its reply."""
     return (_LOOK, 0, keys.replicas, keys.active, keys.backlog_tokens, keys.flight("*"))
 
 
 def sums(look: Sequence[Sequence[str]]) -> Sums:
-    """An entry in flight that cannot be read is no load. Raises ValueError for anything else that cannot be."""
+    """Reads the reply. An entry in flight that cannot be read is no load. Raises ValueError for anything else that
+    cannot be read."""
     replicas, active, backlog = map(_mapping, look[:3])
     entries = [entry for flight in look[3:] for entry in flight if entry.count(" ") == _ENTRY_FIELDS - 1]
     lives = {name: ReplicaRecord.parse(name, text) for name, text in replicas.items()}

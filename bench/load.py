@@ -1,4 +1,4 @@
-"""A closed-loop client: so many requests at once, each streamed, the next one sent when one is done."""
+"""A closed-loop client: a fixed number of streamed requests at once. When one ends, the next is sent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import orjson
 from bench.workloads import Message, Session
 
 BLOCK_TOKENS = 16
-"""Of the simulated engines; vLLM's default."""
+"""The block size of the simulated engines. It is vLLM's default."""
 MODEL = "sim"
 _TIMEOUT_S = 120
-"""Of a request: longer than any takes that is answered at all."""
+"""Timeout of a request. It is longer than any answered request takes."""
 
 Body = dict[str, Any]
 Spread = Callable[[Session, Body], Awaitable[str]]
-"""Where a session's next request is sent."""
+"""Returns the URL for a session's next request."""
 
 
 @dataclass
 class Result:
-    """What a run measured. Token counts are the engines' own (usage)."""
+    """The results of a run. Token counts are the engines' own (usage)."""
 
     requests: int = 0
     failed: int = 0
@@ -38,11 +38,11 @@ class Result:
     by_replica: dict[str, int] = field(default_factory=dict)
     wall_s: float = 0.0
     predicted: int = 0
-    """Answers whose gateway said what it predicted."""
+    """Answers whose gateway gave its prediction."""
     over: int = 0
-    """Of these, the answers of which less was cached than the matched key less a block."""
+    """Of these, answers with fewer cached tokens than the matched key minus a block."""
     under: int = 0
-    """Of these, the answers of which more was cached than the chain's next key and a block."""
+    """Of these, answers with more cached tokens than the chain's next key plus a block."""
 
     @property
     def cache_share(self) -> float:
@@ -54,13 +54,13 @@ class Result:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of them lies; 0 where there is none."""
+    """The value below which this share of the values lies. 0 if there are no values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * share))] if ranked else 0.0
 
 
 def random_spread(urls: Sequence[str], seed: int) -> Spread:
-    """A load balancer that knows nothing: each request to any of the urls."""
+    """A load balancer that knows nothing: it sends each request to any of the URLs."""
     rng = random.Random(seed)
 
     async def spread(_session: Session, _body: Body) -> str:
@@ -70,7 +70,8 @@ def random_spread(urls: Sequence[str], seed: int) -> Spread:
 
 
 def pinned_spread(urls: Sequence[str], sessions: Sequence[Session] = ()) -> Spread:
-    """Perfect pinning: every group has its url, dealt out so that each gets as much of `sessions` as the others."""
+    """Perfect pinning: every group has its own URL. Groups are assigned so that each URL gets an equal part of
+    `sessions`."""
     turns: dict[int, int] = {}
     for session in sessions:
         turns[session.group] = turns.get(session.group, 0) + len(session.turns)
@@ -87,7 +88,8 @@ def pinned_spread(urls: Sequence[str], sessions: Sequence[Session] = ()) -> Spre
 
 
 class Turns:
-    """Whose turn is next: sessions in the order given, each only when its last answer is there."""
+    """Chooses the session whose turn is next. Sessions take turns in the given order, each only after its last
+    answer."""
 
     def __init__(self, sessions: Sequence[Session], order: Sequence[int]) -> None:
         self._left = list(order)
@@ -98,7 +100,7 @@ class Turns:
         self._turn = [0] * len(sessions)
 
     async def begin(self) -> tuple[int, list[Message]] | None:
-        """A session that is idle, and all its messages up to its next turn; None when none has turns left."""
+        """An idle session and all its messages up to its next turn. None if no session has turns left."""
         async with self._freed:
             while self._left:
                 at = next((at for at, index in enumerate(self._left) if index not in self._busy), None)
@@ -112,7 +114,7 @@ class Turns:
         return None
 
     def give_up(self) -> int:
-        """There is no further turn; how many are left."""
+        """Drops all remaining turns. Returns their number."""
         left = len(self._left)
         self._left.clear()
         return left
@@ -132,10 +134,11 @@ async def run(
     model: str = MODEL,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Result:
-    """Ask everything; a request that fails is counted, never repeated. When every client has failed twice since the
-    last answer to anybody, whatever is asked is not there: what is left has failed, too.
+    """Sends all requests. A failed request is counted and never repeated.
 
-    `order` names a session for each of its turns; without it, those of the first session come first.
+    If every client has failed twice since the last answer to any client, the server counts as gone, and all remaining
+    requests count as failed. `order` names a session for each of its turns; without it, all turns of the first session
+    come first.
     """
     if order is None:
         order = [index for index, session in enumerate(sessions) for _ in session.turns]
@@ -145,7 +148,7 @@ async def run(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
     ) as http:
         failed_since = [0] * concurrency
-        """Of each client, since the last answer to anybody."""
+        """Failures of each client since the last answer to any client."""
 
         async def worker(client: int) -> None:
             while (turn := await turns.begin()) is not None:
@@ -171,13 +174,13 @@ async def run(
 
 
 class NotAnAnswer(Exception):
-    """What came is no complete answer to a chat request."""
+    """The reply is not a complete answer to a chat request."""
 
 
 async def _send(
     http: aiohttp.ClientSession, body: Body, url: str, started: float, result: Result, block_tokens: int
 ) -> str:
-    """The answer's text. Raises NotAnAnswer and what aiohttp raises."""
+    """Returns the answer's text. Raises NotAnAnswer and aiohttp's errors."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
         text = await response.content.readany()
@@ -202,7 +205,7 @@ async def _send(
 
 
 def _read(text: bytes) -> tuple[str, dict[str, Any]]:
-    """The text and the usage that a stream told. Raises NotAnAnswer for an error and for what is no answer at all."""
+    """The text and the usage in a stream. Raises NotAnAnswer for an error and for anything that is not an answer."""
     said: list[str] = []
     usage: dict[str, Any] = {}
     try:

@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""In which /proc counts time."""
+"""The unit of times in /proc."""
 
 
 @cache
 def machine() -> dict[str, str]:
-    """Where and of what this was measured: as it was when first asked."""
+    """The machine and the versions of a measurement, as they were at the first call."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
     return {
@@ -27,7 +27,8 @@ def machine() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Of the code that is measured; marked where other files than results differ, empty where nobody can tell."""
+    """The commit of the measured code. It is marked if files other than results differ from it. Empty if it is
+    unknown."""
     try:
         commit = _git("rev-parse", "--short", "HEAD")
         changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
@@ -48,7 +49,7 @@ def _idle_s() -> float:
 
 
 class IdleShare:
-    """What part of the machine's processors has been idle since this was made."""
+    """The share of processor time that was idle since this object was made."""
 
     def __init__(self) -> None:
         self._started_s = time.perf_counter()

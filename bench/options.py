@@ -1,4 +1,5 @@
-"""What the benchmarks' options have in common: lists of names and of numbers, refused with the reason."""
+"""Common types of the benchmarks' options: lists of names and of numbers, with an error message that gives the
+reason."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def names(known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def counts(text: str) -> list[int]:
-    """An argparse type: whole numbers from 1, separated by commas; none of them in an empty text."""
+    """An argparse type: whole numbers from 1, separated by commas. An empty text has none."""
     if not text:
         return []
     try:
@@ -46,7 +47,7 @@ def positive(text: str) -> float:
 
 
 def amounts(text: str) -> list[float]:
-    """An argparse type: numbers above 0, separated by commas; none of them in an empty text."""
+    """An argparse type: numbers above 0, separated by commas. An empty text has none."""
     return [positive(each) for each in text.split(",")] if text else []
 
 

@@ -1,6 +1,6 @@
-"""Other routers, as their users run them: installed from PyPI, each in a virtual environment of its own.
+"""Other routers as their users run them. Each is installed from PyPI into its own virtual environment.
 
-What is not installed is left out of a run, which says so; `python -m bench.overhead --install` installs all of them.
+A run leaves out routers that are not installed, and says so. `python -m bench.overhead --install` installs all of them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from gateway.ops.local.ports import free_ports
 
 FOLDER = Path.home() / ".cache" / "kvgate" / "peers"
 _INSTALLED = "installed"
-"""A file that is written when pip is through: it names what was installed."""
+"""A file that is written after pip has finished. It names the installed version."""
 _READY_S = 60.0
 _POLL_S = 0.2
 
 
 class DoesNotStart(Exception):
-    """A proxy that is installed, and does not serve."""
+    """An installed proxy does not serve."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A router. `command` makes its command line of a port, another for its metrics, the upstreams and the model."""
+    """A router. `command` makes its command line from a port, a second port for metrics, the upstreams and the
+    model."""
 
     name: str
     requirement: str
@@ -54,7 +55,7 @@ class Peer:
         return self.requirement.partition("==")[2]
 
     def install(self) -> None:
-        """Raises CalledProcessError where pip cannot."""
+        """Raises CalledProcessError if pip fails."""
         if not (self.folder / "bin").exists():
             subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
         (self.folder / _INSTALLED).unlink(missing_ok=True)
@@ -103,7 +104,7 @@ PEERS = {
 
 @contextmanager
 def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[tuple[str, int]]:
-    """Its url and its process. Raises DoesNotStart."""
+    """Yields its URL and its pid. Raises DoesNotStart."""
     port, metrics = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="kvgate-peer-") as folder:
         command = peer.command(peer.folder / "bin", port, metrics, upstreams, model, Path(folder))
@@ -113,7 +114,7 @@ def running_peer(peer: Peer, upstreams: Sequence[str], model: str) -> Iterator[t
 
 @contextmanager
 def running_process(command: Sequence[str], port: int, probe: str, model: str) -> Iterator[int]:
-    """A proxy that listens on `port` and has answered a request; its pid. Raises DoesNotStart."""
+    """Runs a proxy on `port`. Yields its pid after it has answered a request. Raises DoesNotStart."""
     with tempfile.TemporaryFile() as log, ExitStack() as stack:
         try:
             process = stack.enter_context(running(command, log))
@@ -139,6 +140,6 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, probe: st
         except httpx.HTTPError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_POLL_S)  # noqa: TID251 -- between two looks at a process that announces nothing
+            time.sleep(_POLL_S)  # noqa: TID251 -- the proxy does not announce when it is ready
         else:
             return

@@ -1,12 +1,12 @@
-"""What one placement costs in Redis.
+"""Measures the cost of one placement in Redis.
 
-For 8 and 64 replicas and chains of 10, 40 and 100 keys: the script's own time (Redis' commandstats) and the round
-trip as a client sees it, one call at a time. Warm: the whole chain is owned. Half: its first half is, the rest is new.
-Cold: all of it is new.
+For 8 and 64 replicas and chains of 10, 40 and 100 keys, it measures the script's own time (Redis' commandstats) and a
+client's round trip, one call at a time. Warm: the whole chain is owned. Half: the first half is owned, the rest is new.
+Cold: the whole chain is new.
 
     python -m bench.place [--calls 50] [--rounds 15] [--redis-url URL] [--out FILE]
 
-Without a URL an embedded Redis is started. `--redis-url` must name a Redis that may be written to; use one of its own.
+Without a URL it starts an embedded Redis. `--redis-url` must name a Redis that may be written to; use a separate one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from coordinator.scripts import PlaceRequest, PolicyKnobs, load
 
 GATEWAY = "bench.0"
 TOKENS_PER_KEY = 100
-# What issue and design ask for, in us of script time, by replicas, keys and case.
+# The design's goals for script time in us, by replicas, keys and case.
 GOALS_US = {(8, 40, "warm"): 120, (8, 40, "cold"): 250, (64, 100, "cold"): 1000}
 
 
 @dataclass(frozen=True)
 class Times:
-    """What a placement takes: script time of the mean call (the median of rounds), and round trips."""
+    """The times of a placement: script time of the mean call (the median over rounds), and round trips."""
 
     script_us: float
     round_trip_p50_us: float
@@ -52,7 +52,7 @@ class Times:
 
 
 class Sample(NamedTuple):
-    """What some placements took: script time of the mean call, and every round trip."""
+    """The times of some placements: script time of the mean call, and every round trip."""
 
     script_us: float
     trips_us: list[float]
@@ -81,7 +81,7 @@ def _chains(case: str, keys: int) -> Callable[[], list[str]]:
 
 
 class Bench:
-    """Places on one pool, and reads what it cost."""
+    """Places prompts on one pool and reads the cost."""
 
     def __init__(self, wire: Wire, pool: Pool, allow_oom: bool) -> None:
         self._wire = wire
@@ -89,10 +89,10 @@ class Bench:
         self._script = load("place", allow_oom)
         self._placed = 0
         self.why: Counter[str] = Counter()
-        """How often it was placed for which reason."""
+        """Placements by reason."""
 
     async def place(self, keys: list[str]) -> float:
-        """One placement; its round trip in us."""
+        """Makes one placement. Returns its round trip in us."""
         self._placed += 1
         tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
         request = PlaceRequest(f"{GATEWAY}-{self._placed}", keys, tokens, tokens[-1], PolicyKnobs(), seed=self._placed)
@@ -105,11 +105,11 @@ class Bench:
         return took_us
 
     async def measure(self, chain: Callable[[], list[str]], calls: int) -> Times:
-        """What placements of such chains take, one at a time."""
+        """The times of placements of such chains, one at a time."""
         return _times([await self.sample(chain, calls)])
 
     async def sample(self, chain: Callable[[], list[str]], calls: int) -> Sample:
-        """So many placements, one after the other, behind a few that do not count."""
+        """Makes this many placements, one after another. A few before them do not count."""
         for _ in range(10):
             await self.place(chain())
         await self._wire.send("CONFIG", "RESETSTAT")
@@ -128,7 +128,7 @@ def _times(samples: list[Sample]) -> Times:
 
 @dataclass
 class Case:
-    """One line of the table on its way."""
+    """The times collected so far for one line of the table."""
 
     bench: Bench
     replicas: int
@@ -144,8 +144,8 @@ class Case:
 
 
 async def run(url: str, calls: int, rounds: int, console: Console) -> list[Row]:
-    """All cases, on a pool per number of replicas. They take turns, so that a machine whose speed drifts does so for
-    all of them."""
+    """Measures all cases, with one pool for each number of replicas. The cases take turns, so that changes of the
+    machine's speed affect all of them alike."""
     async with AsyncExitStack() as stack:
         cases = []
         for replicas in (8, 64):
@@ -183,8 +183,8 @@ def table(rows: list[Row]) -> Table:
 def main() -> None:
     record.begin()
     parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
-    parser.add_argument("--calls", type=count, default=50, help="placements of each case, each round (default: 50)")
-    parser.add_argument("--rounds", type=count, default=15, help="in which the cases take turns (default: 15)")
+    parser.add_argument("--calls", type=count, default=50, help="placements of each case in a round (default: 50)")
+    parser.add_argument("--rounds", type=count, default=15, help="rounds in which the cases take turns (default: 15)")
     parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A process for as long as it is needed."""
+"""Runs a process for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _ENDS_WITHIN_S = 10
 
 @contextmanager
 def running(command: Sequence[str], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Told to end with SIGTERM, and killed where it does not. What it says goes to `output`. Raises OSError for what
-    cannot be started."""
+    """Ends it with SIGTERM, and kills it if it does not end. Its output goes to `output`. Raises OSError if it cannot
+    be started."""
     process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process

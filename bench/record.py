@@ -1,4 +1,5 @@
-"""What every benchmark's command does: it ends as it is told to, and writes what it found and how to find it again."""
+"""The common part of every benchmark's command: it ends cleanly on a signal, and writes its results with the command
+that repeats them."""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ from bench.machine import machine
 
 
 def begin() -> None:
-    """SIGTERM unwinds like Ctrl-C does, so that what was started is stopped. The commit is asked for now: results come
-    hours later, and files change meanwhile."""
+    """Makes SIGTERM unwind like Ctrl-C, so that every started process is stopped. Reads the commit now, because results
+    come hours later and files may change meanwhile."""
     machine()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def command() -> str:
-    """How this was called."""
+    """The command line of this run."""
     spec = sys.modules["__main__"].__spec__
     module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, str], **facts: Any) -> None:
-    """The rows as JSON, one a line, behind what they were measured on and of, and by which command. Nothing without
+    """Writes the rows as JSON, one a line, after the machine, the versions and the command. Does nothing without
     `out`."""
     if out is None:
         return
@@ -43,7 +44,7 @@ def write(out: Path | None, rows: Sequence[dict[str, Any]], versions: dict[str, 
 
 
 def progress(console: Console) -> Progress:
-    """Shows what is measured now, how much of all is done, and how long the rest takes."""
+    """Shows the current measurement, the finished share, and the remaining time."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)
 
@@ -59,14 +60,14 @@ _Row = TypeVar("_Row", bound=Row)
 
 @dataclass
 class Found(Generic[_Row]):
-    """What was measured so far, of which versions, and what could not be."""
+    """The measurements so far, the measured versions, and the measurements that were left out."""
 
     versions: dict[str, str]
     out: Path | None
     console: Console
     rows: list[_Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Each with the reason."""
+    """Each with its reason."""
 
     def leave_out(self, why: str) -> None:
         self.left_out.append(why)

@@ -1,21 +1,21 @@
-"""Engines in scaled time (--speed): their figures scaled back, and whether the machine kept up with them."""
+"""Engines in scaled time (--speed): converts their figures back, and tells whether the machine kept up with them."""
 
 from __future__ import annotations
 
 from bench.load import Result
 
 _LEAST_IDLE = 0.2
-"""Under this the machine had too little left, and not the engines or the router set the pace."""
+"""Below this share the machine was the limit, and not the engines or the router."""
 INVALID = f"invalid: under {_LEAST_IDLE:.0%} idle, or no answers"
 
 
 def ttft_ms(result: Result, speed: float) -> list[float]:
-    """In order."""
+    """Sorted, in the engines' own time."""
     return [round(each * 1000 * speed, 2) for each in sorted(result.ttft_s)]
 
 
 def per_s(result: Result, speed: float) -> float:
-    """Requests."""
+    """Requests per second of the engines' own time."""
     return round(result.requests / result.wall_s / speed, 4)
 
 
@@ -24,7 +24,7 @@ def is_valid(result: Result, speed: float, idle: float) -> bool:
 
 
 def why_invalid(requests: int, idle: float) -> str:
-    """What was wrong with a run that is not valid."""
+    """Why a run is not valid."""
     if not requests:
         return "no request was answered"
     return f"only {idle * 100:.0f} % idle CPU in scaled time, under {_LEAST_IDLE * 100:.0f} %"

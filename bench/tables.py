@@ -1,4 +1,4 @@
-"""Tables in a terminal of 80 columns: what is in words takes two lines where it must, figures are never cut."""
+"""Tables in a terminal of 80 columns. Words may take two lines, figures are never cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def table(title: str, words: Sequence[str], figures: Sequence[str], caption: str | None = None) -> Table:
-    """With a column for each name, those of figures behind those of words."""
+    """A table with a column for each name: first the words, then the figures."""
     made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in words:
         made.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""Process trees: who descends from whom, and the memory that they hold."""
+"""Process trees: the descendants of processes, and their memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def tree(roots: Iterable[int]) -> set[int]:
-    """The processes and all that descend from them."""
+    """The processes and all their descendants."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (stat := _stat(int(folder.name))):
@@ -20,7 +20,7 @@ def tree(roots: Iterable[int]) -> set[int]:
 
 
 def rss_bytes(pid: int) -> int:
-    """What a process holds in memory; 0 when it is gone."""
+    """A process' memory. 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
@@ -28,7 +28,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, …; empty when it is gone."""
+    """The fields of /proc/PID/stat after the command's name: state, parent, … Empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,13 +1,13 @@
-"""Does the map tell the truth, and what is that worth?
+"""How often is the map right, and what does that gain?
 
-Simulated replicas whose caches hold only a part of what is asked for, with their KV events and without: how often a
-placement predicted wrongly, what was served from cache, how long the first token took, and what the events cost: bytes
-on the streams and in Redis, and the time from an engine's event to the map.
+Runs simulated replicas whose caches hold only a part of the working set, with KV events and without. It measures how
+often a placement predicted wrongly, the cached tokens, the time to the first token, and the cost of the events: bytes
+in the streams and in Redis, and the time from an engine's event to the map.
 
     python -m bench.truth [--requests 1500] [--pressure 1.5,2.5,4] [--out FILE]
 
-A prediction is wrong where the engine's cached tokens lie a block and more below the matched key, or above the chain's
-next key. The replicas run in scaled time (see --speed): compare times within one run only.
+A prediction is wrong if the engine's cached tokens are at least a block below the matched key, or above the chain's
+next key. The replicas run in scaled time (see --speed), so compare times only within one run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPLICAS = 3
 CONCURRENCY = 12
 BLOCKS = 4096
 CAPACITY_TOKENS = REPLICAS * BLOCKS * BLOCK_TOKENS
-# Small beside a replica's cache, as in production: what runs holds but a part of the blocks.
+# Small beside a replica's cache, as in production: running requests hold only a part of the blocks.
 _DOCUMENT_BYTES = 4_000
 _DOCUMENT_TOKENS = 1_030
 _IMAGE_SIDE = 256
@@ -48,7 +48,7 @@ _LAG = re.compile(r'^kvgate_event_lag_seconds_bucket\{le="([^"]+)",.*\} (\S+)$',
 
 @dataclass(frozen=True)
 class Row:
-    """One run. What the streams cost is 0 without events."""
+    """One run. Without events, the cost of the streams is 0."""
 
     pressure: float
     events: bool
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the events and the map took."""
+    """The cost of the events and the map."""
 
     stream_bytes: float = 0.0
     transitions: float = 0.0
@@ -82,7 +82,7 @@ class Cost:
 
 
 def workload(requests: int, pressure: float, seed: int) -> list[Session]:
-    """Questions about documents and images that fill the caches `pressure` times."""
+    """Questions about documents and images. Together these are `pressure` times as large as the caches."""
     tokens = pressure * CAPACITY_TOKENS
     return shared_contexts(
         requests,
@@ -95,7 +95,7 @@ def workload(requests: int, pressure: float, seed: int) -> list[Session]:
 
 
 def measure(pressure: float, events: bool, requests: int, seed: int, speed: float) -> Row:
-    """One run on a cluster of its own, after a warm-up that fills the caches."""
+    """One run on its own cluster, after a warm-up that fills the caches."""
     arguments = ("--speed", str(speed), "--num-gpu-blocks", str(BLOCKS), "--events" if events else "--no-events")
     asked = workload(requests + requests // 3, pressure, seed)
     with running_cluster(gateways=GATEWAYS, replicas=REPLICAS, replica_arguments=arguments) as cluster:
@@ -130,7 +130,7 @@ def _row(pressure: float, events: bool, result: Result, before: Cost, after: Cos
 
 
 async def _cost(cluster: Cluster) -> Cost:
-    """What was published until now, and what a resident key takes in Redis."""
+    """The bytes published until now, and the bytes of a resident key in Redis."""
     keys = PoolKeys(cluster.pool)
     wire = await Wire.open(cluster.redis_url, 2.0, lambda _error: None)
     try:
@@ -154,7 +154,7 @@ async def _cost(cluster: Cluster) -> Cost:
 
 
 async def _from_metrics(cluster: Cluster, stream_bytes: float, bytes_per_key: float) -> Cost:
-    """With what all gateways have counted: transitions, causes, and the lag by its histogram's buckets."""
+    """Adds the counters of all gateways: transitions, causes, and the lag from its histogram's buckets."""
     transitions = 0.0
     buckets: dict[float, float] = {}
     causes: dict[str, float] = {}
@@ -171,7 +171,7 @@ async def _from_metrics(cluster: Cluster, stream_bytes: float, bytes_per_key: fl
 
 
 def _percentile_ms(buckets: dict[float, float], share: float) -> float:
-    """The upper bound of the bucket in which the percentile lies; 0 where nothing was counted."""
+    """The upper bound of the bucket that contains the percentile. 0 if nothing was counted."""
     total = max(buckets.values(), default=0.0)
     return next((bound * 1000 for bound in sorted(buckets) if total and buckets[bound] >= share * total), 0.0)
 
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--requests", type=count, default=1500, help="requests measured in each run")
     parser.add_argument("--pressure", type=amounts, default="1.5,2.5,4", help="working sets in units of all caches")
     parser.add_argument("--seed", type=int, default=1, help="the workload's seed")
-    parser.add_argument("--speed", type=positive, default=2.0, help="by which the simulated times are divided")
+    parser.add_argument("--speed", type=positive, default=2.0, help="divides the simulated times")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     console, rows = Console(), []

@@ -1,4 +1,4 @@
-"""What clients ask, as seeded and repeatable lists of sessions."""
+"""The clients' requests, as seeded and repeatable lists of sessions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one client asks: turn by turn, each behind the answer to the one before.
+    """The requests of one client, turn by turn. Each turn follows the answer to the previous one.
 
     `group` is what perfect pinning would send to one replica.
     """
 
     group: int
     turns: tuple[tuple[Message, ...], ...]
-    """Of each turn, the messages that it adds."""
+    """The messages that each turn adds."""
     max_tokens: int = 4
 
 
@@ -54,7 +54,7 @@ def text(rng: random.Random, size_bytes: int) -> str:
 
 
 def picture(rng: random.Random, side: int) -> Message:
-    """A part of a message: an image of this many pixels squared, as a data: URL."""
+    """A part of a message: a square image with this side in pixels, as a data: URL."""
     image = Image.new("RGB", (side, side), tuple(rng.randrange(256) for _ in range(3)))
     image.putpixel((rng.randrange(side), rng.randrange(side)), (1, 2, 3))
     buffer = io.BytesIO()
@@ -64,12 +64,12 @@ def picture(rng: random.Random, side: int) -> Message:
 
 
 def question(rng: random.Random, number: int) -> Message:
-    """A part of a message that no other request has."""
+    """A part of a message that appears in no other request."""
     return words(f"Question {number}: {text(rng, 60)}?")
 
 
 def by_zipf(rng: random.Random, among: int, count: int, exponent: float) -> list[int]:
-    """So many choices among so many things, which are unequally popular; in what order is left to chance."""
+    """Chooses `count` times among unequally popular things, in random order."""
     order = list(range(among))
     rng.shuffle(order)
     return rng.choices(order, [1 / (rank + 1) ** exponent for rank in range(among)], k=count)
@@ -82,7 +82,7 @@ def about(
     system: Message,
     max_tokens: int = 4,
 ) -> list[Session]:
-    """A new question about each chosen context, under one system prompt for all."""
+    """One new question for each chosen context, under one system prompt for all."""
     return [
         one_turn(group, system, user(*contexts[group], question(rng, number)), max_tokens=max_tokens)
         for number, group in enumerate(chosen)
@@ -99,9 +99,9 @@ def shared_contexts(
     side: int = 512,
     max_tokens: int = 4,
 ) -> list[Session]:
-    """Questions about a few documents and images, which ones by Zipf's law (exponent 0.6).
+    """Questions about a few documents and images, chosen by Zipf's law (exponent 0.6).
 
-    Every question is new; a document or image comes again and again, under one short system prompt for all.
+    Every question is new. A document or image is used again and again, under one short system prompt for all.
     """
     rng = random.Random(seed)
     contexts = [[words(text(rng, document_bytes))] for _ in range(documents)]

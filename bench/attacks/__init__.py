@@ -1,12 +1,12 @@
-"""What hostile clients and lying replicas cost a gateway, and the honest client beside them.
+"""How hostile clients and lying replicas affect a gateway and its honest clients.
 
-__main__     options, one attack after the other, the table
-table        every attack, with the sentence that describes it
-forms, images, documents, connections, answers, faults    what the attacks do, by kind
-target       what is attacked, and how it is asked
-replicas     replicas that lie when a prompt says so (a process)
-arena        a gateway of its own before them, a fresh one after one that was harmed
-witness      /health, memory and the honest client while an attack runs (a process)
-measure      one attack, watched; row: what was found, held against the goals
-compare      two runs side by side, as docs/security.md shows them
+__main__     command line: runs the attacks one after another, prints the table
+table        every attack by name, with a sentence that describes it
+forms, images, documents, connections, answers, faults    the attacks, by kind
+target       the attacked gateway, and a client that can send broken HTTP
+replicas     replicas that lie when a prompt asks for it (a separate process)
+arena        starts a gateway in front of these replicas, and a fresh one after an attack harmed it
+witness      watches /health, memory and an honest client during an attack (a separate process)
+measure      runs one attack and watches it; row: the result and the goals that it missed
+compare      compares two runs in the table of docs/security.md
 """

@@ -1,17 +1,16 @@
-"""What hostile requests and lying replicas cost a gateway, and an honest client beside them.
+"""Measures how hostile requests and lying replicas affect a gateway and an honest client.
 
     python -m bench.attacks [--only form-60k,jpeg-1m] [--out FILE]
 
-Each attack is made on a gateway that is warmed up, with a Redis of its own and three replicas that lie when the prompt
-says so. Meanwhile another process asks /health every 5 ms, sends a small chat every 20 ms from another address
-(127.0.0.2), and looks at the memory of the gateway and of the processes that it started. It goes on until memory is
-back, or for 10 s after the attack. An attack is ended when it has no answer after --cap-s, or when the gateway takes
-more than --cap-mb; that is the result then. A gateway that was harmed is replaced by a fresh one.
+Each attack runs against a gateway that is warmed up. The gateway has its own Redis and three replicas, which lie when
+the prompt asks for it. During the attack another process asks /health every 5 ms, sends a small chat every 20 ms from
+another address (127.0.0.2), and measures the memory of the gateway and of its child processes. It goes on until memory
+is back, or for 10 s after the attack. An attack ends early if it has no answer after --cap-s, or if the gateway takes
+more than --cap-mb; the row then says so. If an attack harms the gateway, the next attack gets a fresh one.
 
-Goals: nothing holds /health for more than 50 ms, memory comes back within 20 MB, the honest client is never refused.
-Some attacks have a goal of their own as well. The time that the gateway or the probe waited for a core is part of
-/health's delay, but does not count as held; still, use a machine that does nothing else. The exit status is 1 where a
-goal is missed.
+Goals: no delay of /health over 50 ms, memory back within 20 MB, the honest client is never refused. Some attacks also
+have their own goal. The time that the gateway or the probe waits for a core is part of /health's delay, but does not
+count as held. Still, use a machine that does nothing else. The exit status is 1 if a goal is missed.
 
 The attacks:
 """
@@ -38,7 +37,7 @@ from bench.options import names, positive
 from gateway import __version__
 
 _OPEN_FILES = 8192
-"""A thousand connections need as many, on both sides; the gateway inherits what is allowed here."""
+"""A thousand connections need this many on both sides. The gateway inherits the limit that is set here."""
 
 
 def _attacked(name: str, arena: Arena, caps: Caps) -> Row:
@@ -56,7 +55,7 @@ def _attacked(name: str, arena: Arena, caps: Caps) -> Row:
 
 
 def run(wanted: list[str], caps: Caps, found: record.Found[Row]) -> None:
-    """One after the other; what is found is saved after each."""
+    """Runs the attacks one after another. Saves the results after each."""
     with lying_replicas() as replicas, Arena(replicas) as arena, record.progress(found.console) as progress:
         task = progress.add_task("", total=len(wanted))
         for name in wanted:
@@ -86,13 +85,13 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--only", type=names(ATTACKS), default=list(ATTACKS), metavar="NAME,…", help="these (default: all)"
+        "--only", type=names(ATTACKS), default=list(ATTACKS), metavar="NAME,…", help="attacks to run (default: all)"
     )
     parser.add_argument(
-        "--idle-s", type=positive, default=2.0, help="watched before each attack (default: %(default)s)"
+        "--idle-s", type=positive, default=2.0, help="seconds of watching before each attack (default: %(default)s)"
     )
-    parser.add_argument("--cap-s", type=positive, default=60.0, help="an attack may take (default: %(default)s)")
-    parser.add_argument("--cap-mb", type=positive, default=3000.0, help="a gateway may take (default: %(default)s)")
+    parser.add_argument("--cap-s", type=positive, default=60.0, help="longest time of an attack (default: %(default)s)")
+    parser.add_argument("--cap-mb", type=positive, default=3000.0, help="a gateway's memory cap (default: %(default)s)")
     parser.add_argument("--out", "--json", type=Path, metavar="FILE", help="write the rows as JSON, after each attack")
     return parser.parse_args()
 

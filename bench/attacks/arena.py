@@ -1,4 +1,4 @@
-"""A gateway to attack, before three replicas that lie when they are told to, with a Redis of its own."""
+"""Starts a gateway to attack, with its own Redis, in front of three replicas that lie on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Settings = dict[str, dict[str, Any]]
 
 @contextmanager
 def lying_replicas(count: int = 3) -> Iterator[list[str]]:
-    """Their urls; one process."""
+    """Starts the replicas in one process. Yields their URLs."""
     ports = free_ports(count)
     command = [sys.executable, "-m", "bench.attacks.replicas", "--ports", ",".join(map(str, ports))]
     process = subprocess.Popen(command)
@@ -44,7 +44,7 @@ def lying_replicas(count: int = 3) -> Iterator[list[str]]:
 
 
 def known(wanted: Mapping[str, Mapping[str, Any]]) -> Settings:
-    """The settings that the gateway under test has."""
+    """Keeps only the settings that the gateway under test has."""
     found: Settings = {}
     for section, fields in wanted.items():
         described = GatewaySettings.model_fields.get(section)
@@ -55,7 +55,7 @@ def known(wanted: Mapping[str, Mapping[str, Any]]) -> Settings:
 
 
 class Arena:
-    """Replicas for the whole run; a gateway until one is harmed, or needs other settings."""
+    """Keeps the replicas for the whole run. Keeps a gateway until an attack harms it or needs other settings."""
 
     def __init__(self, replicas: list[str]) -> None:
         self._replicas = replicas
@@ -70,13 +70,13 @@ class Arena:
         self.discard()
 
     def discard(self) -> None:
-        """End this gateway: the next attack gets a fresh one."""
+        """Ends this gateway. The next attack gets a fresh one."""
         self._target = None
         self._gateway.close()
 
     def target(self, settings: Mapping[str, Mapping[str, Any]]) -> Target:
-        """A gateway with these settings, as far as it knows them, warmed up. Raises RuntimeError or httpx.HTTPError
-        where none comes up."""
+        """Returns a warmed-up gateway with these settings, as far as it knows them. Raises RuntimeError or
+        httpx.HTTPError if it does not start."""
         wanted = known(settings)
         if self._target is None or wanted != self._settings:
             self.discard()
@@ -93,13 +93,13 @@ class Arena:
 
 
 def _warm_up(url: str) -> None:
-    """One of each kind, so that what is kept for later requests, worker processes too, is there before an attack."""
+    """Sends one request of each kind, so that caches and worker processes exist before an attack."""
     with httpx.Client(base_url=url, timeout=30) as client:
         for body in [chat()] * 50 + [chat(stream=True)] * 10:
             client.post(_CHAT, content=body, headers=_JSON).raise_for_status()
         for body in (messages(1_500_000), images.chat_with("png", [images.png(1)])):
             client.post(_CHAT, content=body, headers=_JSON)
-        with ThreadPoolExecutor() as together:  # for every worker process one
+        with ThreadPoolExecutor() as together:  # one request for each worker process
             large = chat(b"word " * 500_000)
             list(together.map(lambda _: client.post(_CHAT, content=large, headers=_JSON), range(4)))
         client.post(

@@ -1,4 +1,4 @@
-"""What an attack is: a sentence that says what is sent, and a function that sends it."""
+"""An attack: a sentence that describes the input, and a function that sends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.attacks.target import Target, post
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the attacker got, and the attack's own goal where it was missed."""
+    """The attacker's result, and the attack's own goal if it was missed."""
 
     got: str
     missed: str = ""
@@ -22,7 +22,7 @@ Run = Callable[[Target], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. `settings` are of the gateway, by section; what this gateway does not know of them is left out."""
+    """One attack. `settings` are gateway settings by section. Settings that this gateway does not know are left out."""
 
     sentence: str
     run: Run
@@ -30,5 +30,5 @@ class Attack:
 
 
 async def one_request(target: Target, path: str, body: bytes, kind: str = "application/json") -> Outcome:
-    """What a single request gets."""
+    """Sends a single request."""
     return Outcome(str(await target.ask(post(path, body, kind))))

@@ -1,8 +1,8 @@
-"""Two runs of bench.attacks beside each other, as the table in docs/security.md.
+"""Compares two runs of bench.attacks in the table of docs/security.md.
 
     python -m bench.attacks.compare bench/results/attacks-before.json bench/results/attacks.json
 
-One file alone leaves the other column empty.
+With one file, the other column stays empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.attacks.row import BACK_WITHIN_MB
 
 
 def cell(row: dict[str, Any] | None) -> str:
-    """What an attack cost, in few words; empty for one that was not made."""
+    """The cost of an attack in few words. Empty if the run does not have the attack."""
     if row is None:
         return ""
     if row["is_killed"] or not row["is_alive"]:
@@ -31,7 +31,7 @@ def cell(row: dict[str, Any] | None) -> str:
 
 
 def table(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """In Markdown, a line for each attack of either run."""
+    """A Markdown table with a line for each attack of either run."""
     columns = [{row["attack"]: row for row in rows} for rows in (before, after)]
     sent = {row["attack"]: row["sent"] for row in [*before, *after]}
     lines = ["| what is sent | before | after |", "|---|---|---|"]

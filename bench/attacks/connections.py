@@ -1,4 +1,4 @@
-"""Connections: pipelined heads, bodies that do not come, streams that are not read, clients that are gone."""
+"""Attacks on connections: pipelined heads, bodies that never come, streams that nobody reads, clients that hang up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.attacks.target import Answers, Target, chat, counted, head, post, sen
 _CHAT = "/v1/chat/completions"
 _HOLDS_S = 10.0
 _RETRY_S = 1.0
-"""As Retry-After says: who comes back sooner is a flood, which is another attack."""
+"""The value of Retry-After. A client that comes back sooner is a flood, which is another attack."""
 WRITE_S = 2.0
 _UPGRADES = 4200
 
 
 async def upgrades(target: Target) -> Outcome:
-    """All in one write."""
+    """Sends all heads in one write."""
     asks = b"GET /health HTTP/1.1\r\nhost: g\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"
     reader, writer = await target.connect()
     answers = Answers()
@@ -32,7 +32,7 @@ async def upgrades(target: Target) -> Outcome:
 
 
 async def pipelined_heads(target: Target) -> Outcome:
-    """Each behind a request that takes long."""
+    """Sends the heads behind a request that takes long."""
     slow = b"".join(post(_CHAT, chat(lie="slow")))
     heads = head("GET", "/health") * (250 * 1024 // len(head("GET", "/health")))
 
@@ -53,7 +53,7 @@ async def pipelined_heads(target: Target) -> Outcome:
 
 
 async def one_byte_bodies(target: Target) -> Outcome:
-    """Whoever is sent away comes back a second later."""
+    """A client that the gateway sends away comes back a second later."""
     until_s = time.perf_counter() + _HOLDS_S
 
     async def hold() -> list[str]:
@@ -90,13 +90,13 @@ async def unread_streams(target: Target) -> Outcome:
 
 
 async def hang_up_behind_pipelined(target: Target) -> Outcome:
-    """Twenty clients send a request that takes long and another behind it, and close."""
+    """Twenty clients send a request that takes long and another one behind it, then close."""
     first, second = (b"".join(post(_CHAT, chat(lie=name))) for name in ("slow", ""))
     for _ in range(20):
         _, writer = await target.connect()
         writer.write(first)
         await writer.drain()
-        await asyncio.sleep(0.02)  # as another packet
+        await asyncio.sleep(0.02)  # in a separate packet
         writer.write(second)
         await writer.drain()
         await asyncio.sleep(0.02)
@@ -105,7 +105,7 @@ async def hang_up_behind_pipelined(target: Target) -> Outcome:
 
 
 async def _left_in_flight(target: Target, within_s: float) -> int:
-    """The least that is in flight within this time: the honest client's request is not there all the time."""
+    """The smallest number of requests in flight within this time. The honest client's request comes and goes."""
     until_s, least = time.perf_counter() + within_s, 10**6
     while least > 0 and time.perf_counter() < until_s:
         least = min(least, int(await target.metric("kvgate_requests_in_flight")))

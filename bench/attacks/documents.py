@@ -1,4 +1,4 @@
-"""JSON bodies: many small values, deep ones, large ones; several at once; some whose client does not wait."""
+"""Attacks with JSON bodies: many small values, deep values, large values, several at once, clients that hang up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATH = "/v1/chat/completions"
 _MESSAGE = b'{"role":"user","content":"hi"}'
 _FAIR_S = 6.0
 _FAIR_WORST_MS = 1000.0
-"""For a body of 1.3 MB beside six of 2 MB: about what its own reading and one of the others' take."""
+"""For a body of 1.3 MB beside six of 2 MB. It is about the reading time of this body plus one of the others."""
 
 
 def _list(unit: bytes, size_bytes: int) -> bytes:
@@ -22,12 +22,12 @@ def _list(unit: bytes, size_bytes: int) -> bytes:
 
 
 def messages(size_bytes: int, unit: bytes = _MESSAGE) -> bytes:
-    """A chat of so many bytes, in messages of one kind."""
+    """A chat of this size that repeats one kind of message."""
     return b'{"model":"canned","messages":%b}' % _list(unit, size_bytes - 200)
 
 
 def body_of(make: Callable[[], bytes], path: str = _PATH) -> Run:
-    """Sends one body, made when it is needed."""
+    """Sends one body, which is made only when it is needed."""
 
     async def run(target: Target) -> Outcome:
         return await one_request(target, path, make())
@@ -36,7 +36,7 @@ def body_of(make: Callable[[], bytes], path: str = _PATH) -> Run:
 
 
 def mixed(size_bytes: int) -> bytes:
-    """A third each: one long text, small objects in one another, lists in one another."""
+    """One third each: a long text, nested objects, nested lists."""
     part = size_bytes // 3
     objects = _list(b'{"a":{"b":[1,2,{"c":null}]},"d":"e"}', part)
     lists = _list(b"[" * 400 + b"]" * 400, part)
@@ -49,7 +49,7 @@ def one_string() -> bytes:
 
 
 def commas() -> bytes:
-    """Structure for who counts it carelessly: it is all inside a string."""
+    """Commas and brackets inside a string. A parser that ignores strings takes them for structure."""
     return chat(b",[{" * ((LIMIT_BYTES - 200) // 3))
 
 
@@ -63,7 +63,8 @@ def nested() -> bytes:
 
 
 def beside_six(make: Callable[[], bytes]) -> Run:
-    """Six connections of one client send a body again and again; another's, of 1.3 MB and plain text, is measured."""
+    """Six connections of one client send a body again and again. The waits of another client are measured: its body has
+    1.3 MB and is plain text."""
 
     async def run(target: Target) -> Outcome:
         body = make()
@@ -85,7 +86,7 @@ async def _again_and_again(target: Target, body: bytes, until_s: float) -> list[
     answers = []
     while time.perf_counter() < until_s:
         answers.append(await target.ask(post(_PATH, body)))
-        await asyncio.sleep(0.01)  # refused at once, it shall not become another attack
+        await asyncio.sleep(0.01)  # a body that is refused at once must not become a flood, which is another attack
     return answers
 
 
@@ -102,13 +103,13 @@ async def _measured(target: Target, until_s: float) -> tuple[list[float], list[A
 
 
 async def hang_up(target: Target) -> Outcome:
-    """Ten bodies of 8 MB that take long to read, each sent whole by a client that is gone at once."""
+    """Ten clients send 8 MB each that take long to read, and hang up at once."""
     body = messages(8_000_000, b"{}")
 
     async def send_and_leave() -> None:
         with suppress(OSError):
             _, writer = await target.connect()
-            writer.transport.set_write_buffer_limits(0)  # what is sent has left
+            writer.transport.set_write_buffer_limits(0)  # `send` returns only when all bytes have left
             await send(writer, post(_PATH, body))
             writer.close()
 

@@ -12,7 +12,7 @@ _LEAST_RETRIES, _RETRIED_SHARE = 10, 0.1
 
 
 async def one_prompt(target: Target) -> Outcome:
-    """The same prompt, 15/s for 20 s. What goes to a replica whose breaker is open goes as `last_resort`."""
+    """Sends the same prompt, 15/s for 20 s. Requests to a replica with an open breaker are placed as `last_resort`."""
     before = await _placements(target)
     answers = await _steadily(target, 15.0, [chat(lie="error")] * 300)
     placed, last_resort = (after - at for after, at in zip(await _placements(target), before, strict=True))
@@ -21,7 +21,8 @@ async def one_prompt(target: Target) -> Outcome:
 
 
 async def many_prompts(target: Target) -> Outcome:
-    """Different ones, 30/s for 10 s. Retries may be a tenth of all requests, the honest client's among them, and 10."""
+    """Sends different prompts, 30/s for 10 s. Allowed retries: a tenth of all requests (the honest client's included)
+    plus 10."""
     before, seen = await _requests_and_retries(target), await seen_by_replicas(target)
     prompts = [chat(b"%d is a prompt of its own" % index, lie="error") for index in range(300)]
     answers = await _steadily(target, 30.0, prompts)
@@ -33,7 +34,7 @@ async def many_prompts(target: Target) -> Outcome:
 
 
 async def _steadily(target: Target, per_s: float, bodies: list[bytes]) -> list[Answers]:
-    """Each on a connection of its own, however long the others take."""
+    """Sends each body on its own connection at this rate, however long the others take."""
     async with asyncio.TaskGroup() as group:
         tasks = []
         for body in bodies:
@@ -43,11 +44,11 @@ async def _steadily(target: Target, per_s: float, bodies: list[bytes]) -> list[A
 
 
 async def _requests_and_retries(target: Target) -> tuple[float, float]:
-    """So far."""
+    """Requests and retries until now."""
     return await target.metric("kvgate_requests_total"), await target.metric("kvgate_retries_total")
 
 
 async def _placements(target: Target) -> tuple[float, float]:
-    """So far: all, and those of last resort."""
+    """Placements until now: all, and those of last resort."""
     name = "kvgate_decisions_total"
     return await target.metric(name), await target.metric(name, why="last_resort")

@@ -1,4 +1,4 @@
-"""Multipart forms, as uploads of audio are sent."""
+"""Attacks with multipart forms, as clients use them to upload audio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _filled(unit: bytes, size_bytes: int) -> bytes:
 
 
 def no_blank_lines(size_bytes: int) -> Run:
-    """The field's name again and again, where a part's head never ends."""
+    """Repeats the field's name in a part's head that never ends."""
 
     async def run(target: Target) -> Outcome:
         return await one_request(

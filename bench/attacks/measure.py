@@ -1,4 +1,4 @@
-"""One attack on one gateway, watched."""
+"""Runs one attack on one gateway and watches it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bench.attacks.target import Target
 
 @dataclass(frozen=True)
 class Caps:
-    """What an attack may take before it is ended."""
+    """Limits of an attack. Beyond them it is ended."""
 
     seconds: float = 60.0
     memory_mb: float = 3000.0
     idle_s: float = 2.0
-    """For which the gateway is watched beforehand."""
+    """How long the gateway is watched before the attack."""
 
 
 class WitnessFailed(Exception):
-    """The witness ended and did not say what it saw: its stderr tells why."""
+    """The witness ended without a result. Its stderr tells why."""
 
 
 async def measure(name: str, attack: Attack, target: Target, caps: Caps) -> Row:
-    """What it did. An attack that raises, or gets no answer in time, is a row that says so. Raises WitnessFailed."""
+    """Runs the attack. If it raises, or has no answer in time, the row says so. Raises WitnessFailed."""
     witness = await _witness(target, caps)
     assert witness.stdout is not None
     try:
@@ -58,7 +58,7 @@ async def _outcome(attack: Attack, target: Target, cap_s: float) -> Outcome:
     except TimeoutError:
         none = f"no answer in {cap_s:g} s"
         return Outcome(none, none)
-    except Exception as error:  # one attack that cannot be made must not keep the others from being made
+    except Exception as error:  # an attack that fails must not prevent the others
         problem = f"{type(error).__name__}: {error}"
         return Outcome(f"the attack failed: {problem}", f"could not be made: {problem}")
 

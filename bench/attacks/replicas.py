@@ -1,8 +1,8 @@
-"""Replicas that answer honestly, as prepared, unless the prompt names a lie.
+"""Replicas that give honest, prepared answers unless the prompt names a lie.
 
     python -m bench.attacks.replicas --ports 8101,8102,8103
 
-A prompt that begins with `lie:NAME` gets that lie. `GET /attacks/seen` says how often each was asked for, of all ports.
+A prompt that begins with `lie:NAME` gets that lie. `GET /attacks/seen` counts the requests for each lie on all ports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIB = 2**20
 _UNENDED_MIB, _WHOLE_MIB = 48, 400
 _SLOW_S = 15.0
 _FLOOD_S = 0.005
-"""Between two events: it fills every buffer soon, and is no load by itself."""
+"""Between two events. It soon fills every buffer, and is no load by itself."""
 _LIE = re.compile(rb"lie:([\w-]+)")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
 _STREAM = re.compile(rb'"stream": ?true')
@@ -36,7 +36,7 @@ _WHOLE = (
 
 
 async def _pieces(writer: asyncio.StreamWriter, mib: int, frame: bytes = b"%b") -> None:
-    """So many MiB, as fast as they are taken."""
+    """Sends this many MiB as fast as the client reads them."""
     piece = frame % _PIECE
     for _ in range(mib * _MIB // len(_PIECE)):
         writer.write(piece)
@@ -108,14 +108,14 @@ LIES: dict[str, Callable[[asyncio.StreamWriter], Awaitable[None]]] = {
 
 
 class Replicas:
-    """All of them: they differ in nothing but their ports."""
+    """All replicas. They differ only in their ports."""
 
     def __init__(self) -> None:
         self._answers = Answers()
         self._seen: Counter[str] = Counter()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+        """Serves one connection until either side ends it."""
         try:
             while not writer.is_closing():
                 await self._answer(await reader.readuntil(b"\r\n\r\n"), reader, writer)
@@ -144,7 +144,7 @@ def _json(counts: Counter[str]) -> bytes:
 
 
 async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
-    """The beginning of a request's body; the rest is read and forgotten."""
+    """Returns the beginning of a request's body. Reads the rest and drops it."""
     found = _LENGTH.search(head)
     left = int(found[1]) if found else 0
     beginning = await reader.readexactly(min(left, _LOOKED_AT_BYTES))

@@ -1,4 +1,4 @@
-"""What one attack did, held against the goals."""
+"""The result of one attack, compared with the goals."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ BACK_WITHIN_MB = 20.0
 
 @dataclass(frozen=True)
 class Row:
-    """One attack. `missed` says which goals were; figures of a gateway that could not be watched are 0."""
+    """One attack. `missed` names the missed goals. Figures are 0 if the gateway could not be watched."""
 
     attack: str
     sent: str
     got: str
-    """What the client got: status and code, or how the connection ended."""
+    """The client's result: status and code, or how the connection ended."""
     seconds: float = 0.0
-    """Until it got that."""
+    """Until the client had this result."""
     idle_ms: float = 0.0
     """The worst delay of /health before the attack."""
     health_ms: float = 0.0
-    """The worst delay of /health, from the attack's begin until memory was back, or 10 s after its end."""
+    """The worst delay of /health, from the start of the attack until memory was back, or until 10 s after its end."""
     held_ms: float = 0.0
-    """The same without the time that the gateway, or the probe, waited for a core."""
+    """The same, without the time that the gateway or the probe waited for a core."""
     health_failed: int = 0
     before_mb: float = 0.0
     peak_mb: float = 0.0
     after_mb: float = 0.0
     is_killed: bool = False
-    """It took more memory than this run allows."""
+    """Whether the gateway took more memory than this run allows and was killed."""
     is_alive: bool = True
     honest_answered: int = 0
     honest_refused: dict[str, int] | None = None
-    """By status and code, or by how the connection ended."""
+    """Counts by status and code, or by how the connection ended."""
     honest_ms: float = 0.0
     """The worst wait of the honest client."""
     missed: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Row:
         return asdict(self)
 
     def judged(self) -> Row:
-        """With the goals that it missed, behind those of the attack itself."""
+        """Adds the missed goals behind those that the attack itself reports."""
         missed = list(self.missed)
         if self.is_killed:
             missed.append(f"killed at {self.peak_mb:,.0f} MB")
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def honest(self) -> str:
-        """What the honest client got, in words."""
+        """The honest client's results in words."""
         parts = [f"{self.honest_answered:,} answered"]
         parts += [f"{count:,} x {kind}" for kind, count in (self.honest_refused or {}).items()]
         return f"{', '.join(parts)}; {self.honest_ms:,.0f} ms at worst"

@@ -1,4 +1,4 @@
-"""Every attack, by name, with the sentence that says what is sent."""
+"""Every attack by name, with a sentence that describes its input."""
 
 from __future__ import annotations
 

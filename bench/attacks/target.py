@@ -1,5 +1,5 @@
-"""What is attacked, and how it is asked: HTTP/1.1 by hand, so that it can be wrong, and so that how an answer ends is
-known."""
+"""The attacked gateway, and a client for it. The client writes HTTP/1.1 by hand, so that requests can be wrong and the
+end of each answer is known exactly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ATTACKER = "127.0.0.1"
 LIMIT_BYTES = 64 * 2**20
-"""Of a body, as gateways allow it by default."""
+"""A gateway's default limit for a body."""
 _SHOWN_BYTES = 2**20
 _READ_BYTES = 2**18
 _ERROR_CODE = re.compile(rb'"code": ?"(\w+)"')
 
 
 def honest_address() -> str:
-    """Another address than the attacker's, where this machine has one."""
+    """An address other than the attacker's, if this machine has one."""
     with closing(socket.socket()) as sock:
         try:
             sock.bind(("127.0.0.2", 0))
@@ -35,24 +35,24 @@ def honest_address() -> str:
 
 
 class Answers:
-    """What came back on a connection: httptools' callbacks fill it."""
+    """The answers on one connection. httptools' callbacks fill it."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
-        """Of complete answers."""
+        """Statuses of complete answers."""
         self.status = 0
-        """Of the last answer, complete or not."""
+        """The status of the last answer, complete or not."""
         self.beginning = b""
-        """Of its body: a MiB at most."""
+        """The beginning of its body: at most one MiB."""
         self.end = b""
         self.size_bytes = 0
         self.is_complete = False
         self.why = ""
-        """How the connection ended before that."""
+        """How the connection ended before the answer was complete."""
         self._parser = httptools.HttpResponseParser(self)
 
     def __str__(self) -> str:
-        """A status and an error's code, or how the connection ended."""
+        """A status and an error code, or how the connection ended."""
         if not self.status:
             return f"no answer: {self.why}"
         codes = _ERROR_CODE.findall(self.end)
@@ -60,7 +60,7 @@ class Answers:
         return text if self.is_complete else f"{text}, broken off after {self.size_bytes:,} bytes: {self.why}"
 
     async def read(self, reader: asyncio.StreamReader, count: int = 1) -> None:
-        """Until so many answers are complete, or the connection ends."""
+        """Reads until this many answers are complete, or the connection ends."""
         try:
             while self.statuses.total() < count:
                 data = await reader.read(_READ_BYTES)
@@ -97,14 +97,14 @@ class Target:
     pid: int
     log: Path
     replicas_url: str = ""
-    """Where the lying replicas say what they saw."""
+    """The URL at which the lying replicas report what they saw."""
     honest: str = field(default_factory=honest_address)
-    """The address that honest clients come from."""
+    """The address of honest clients."""
 
     async def connect(
         self, source: str = ATTACKER, receive_bytes: int = 0
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection from one of this machine's addresses; `receive_bytes`: the client's own buffer. Raises
+        """Opens a connection from one of this machine's addresses. `receive_bytes` is the client's own buffer. Raises
         OSError."""
         sock = socket.socket()
         if receive_bytes:
@@ -119,7 +119,7 @@ class Target:
         return await asyncio.open_connection(sock=sock, limit=2**20)
 
     async def ask(self, request: Iterable[bytes], source: str = ATTACKER) -> Answers:
-        """The answer to one request, which is sent and read at the same time."""
+        """Sends one request and reads its answer at the same time."""
         answers = Answers()
         try:
             reader, writer = await self.connect(source)
@@ -136,7 +136,8 @@ class Target:
         return answers
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels. Raises LookupError for a metric that it has not."""
+        """The sum of a metric's samples with these labels. Raises LookupError if the gateway does not have the
+        metric."""
         answer = await self.ask([head("GET", "/metrics", close=True)])
         families = {family.name: family for family in text_string_to_metric_families(answer.beginning.decode())}
         family = families.get(name.removesuffix("_total"))
@@ -161,14 +162,14 @@ def post(path: str, body: bytes, kind: str = "application/json") -> list[bytes]:
 
 
 def chat(text: bytes = b"hello", *, lie: str = "", stream: bool = False) -> bytes:
-    """The body of a chat; `lie` names what replicas shall do (see bench.attacks.replicas)."""
+    """The body of a chat. `lie` names the lie of bench.attacks.replicas."""
     asked = b'"stream":true,' if stream else b""
     said = b"lie:%b %b" % (lie.encode(), text) if lie else text
     return b'{"model":"canned","max_tokens":16,%b"messages":[{"role":"user","content":"%b"}]}' % (asked, said)
 
 
 async def send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
-    """As fast as it is taken, until all is sent or nobody takes it any more."""
+    """Sends as fast as the gateway reads, until all is sent or the gateway stops reading."""
     with suppress(OSError):
         for piece in pieces:
             for start in range(0, len(piece), _READ_BYTES):
@@ -177,13 +178,13 @@ async def send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
 
 
 def counted(answers: Iterable[object]) -> str:
-    """What many got, the most frequent first."""
+    """Counts equal answers, the most frequent first."""
     kinds = Counter(map(str, answers))
     return ", ".join(f"{kind} x{count}" if count > 1 else kind for kind, count in kinds.most_common())
 
 
 async def seen_by_replicas(target: Target) -> Counter[str]:
-    """How often replicas were asked to lie, by lie."""
+    """How often replicas were asked for each lie."""
     host, _, port = target.replicas_url.removeprefix("http://").partition(":")
     replicas = Target(host, int(port), 0, target.log)
     answer = await replicas.ask([head("GET", "/attacks/seen", close=True)])

@@ -1,14 +1,14 @@
-"""Watches a gateway while it is attacked: /health, memory, and an honest client. A process of its own, so that the
-attacker's CPU does not count as the gateway's.
+"""Watches a gateway during an attack: /health, memory, and an honest client.
 
     python -m bench.attacks.witness --url http://127.0.0.1:8080 --pid PID
 
-It looks at the idle gateway first, then says `ready` and watches. A line on its stdin says that the attack is over.
-Then it waits until memory is back, or 10 s, says as JSON what it saw, and ends.
+It is a separate process, so that the attacker's CPU time does not count as the gateway's. It watches the idle gateway
+first, then prints `ready` and watches the attack. A line on its stdin says that the attack is over. Then it waits
+until memory is back, or 10 s, prints its result as JSON, and ends.
 
-Linux counts how long a thread waits for a core (schedstat). In `held_ms`, what the gateway's main thread waited is
-subtracted from a delay, or what the witness waited where that is more: other work on the machine must not count as the
-gateway's. Not both, since they may have waited at the same time.
+Linux counts how long a thread waits for a core (schedstat). `held_ms` is a delay without such waits, because other
+work on the machine must not count as the gateway's. The wait of the gateway's main thread or of the witness is
+subtracted, whichever is longer. Only one is subtracted, since both may have waited at the same time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CODE = re.compile(rb'"code": ?"(\w+)"')
 
 
 def waited_s(pid: int) -> float:
-    """How long a process' main thread has waited for a core; 0 where Linux does not tell, or it is gone."""
+    """How long a process' main thread has waited for a core. 0 if Linux does not tell, or the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -50,7 +50,7 @@ def waited_s(pid: int) -> float:
 
 
 class Line:
-    """A client's connection, opened again when it is gone."""
+    """A client's connection. It is opened again after it closes."""
 
     def __init__(self, host: str, port: int, source: str) -> None:
         self._at = (host, port)
@@ -58,7 +58,7 @@ class Line:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, request: bytes) -> tuple[int, str]:
-        """An answer's status and error code. Raises OSError or IncompleteReadError where there is none."""
+        """Returns an answer's status and error code. Raises OSError or IncompleteReadError if there is none."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(*self._at, local_addr=(self._source, 0))
@@ -83,18 +83,18 @@ class Line:
 
 @dataclass
 class Seen:
-    """What a client saw of the gateway since it was last told to forget."""
+    """A client's observations since the last reset."""
 
     answered: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By status and code, or by how the connection ended."""
+    """Counts by status and code, or by how the connection ended."""
     worst_ms: float = 0.0
     held_ms: float = 0.0
-    """The worst delay without what was waiting for a core."""
+    """The worst delay without the time of waiting for a core."""
 
 
 class Client:
-    """Asks the same again and again, at a steady pace, and measures. What is unanswered at the end counts as well."""
+    """Sends the same request at a steady pace and measures. A request that is unanswered at the end counts as well."""
 
     def __init__(self, line: Line, request: bytes, every_s: float, pid: int) -> None:
         self._line, self._request, self._every_s = line, request, every_s
@@ -120,11 +120,11 @@ class Client:
             await asyncio.sleep(max(0.0, started_s + self._every_s - time.perf_counter()))
 
     def stuck_s(self) -> float:
-        """How long it has waited for an answer that is not there yet."""
+        """How long it has waited for an answer that has not come yet."""
         return time.perf_counter() - self._since[0] if self._since else 0.0
 
     def note(self) -> None:
-        """Count what has been waited for so far."""
+        """Counts the current wait so far."""
         if self._since is None:
             return
         delay_ms = self.stuck_s() * 1000
@@ -137,8 +137,8 @@ class Client:
 
 
 class Memory(threading.Thread):
-    """What a process tree holds, looked at all the time. One that takes more than its cap is killed: it would take the
-    machine's memory."""
+    """Measures a process tree's memory all the time. Kills a tree that exceeds the cap: it would take the machine's
+    memory."""
 
     def __init__(self, root: int, cap_mb: float) -> None:
         super().__init__(daemon=True)
@@ -169,7 +169,7 @@ class Memory(threading.Thread):
 
 
 class Witness:
-    """Everything that is watched."""
+    """All observers."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         at = urlsplit(options.url)
@@ -199,7 +199,7 @@ class Witness:
         return {"idle_ms": idle.worst_ms, "before_mb": before_mb, **self._found()}
 
     async def _settle(self, before_mb: float) -> None:
-        """Until memory is back and nobody waits, or for long enough."""
+        """Waits until memory is back and no client waits, but not too long."""
         over_s = time.perf_counter()
         while (spent_s := time.perf_counter() - over_s) < _SETTLES_S and self._is_alive():
             is_back = self._memory.now_mb <= before_mb + BACK_WITHIN_MB
@@ -231,8 +231,8 @@ class Witness:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.attacks.witness", description=__doc__)
     parser.add_argument("--url", required=True)
-    parser.add_argument("--pid", type=int, required=True, help="the gateway's; its children count with it")
-    parser.add_argument("--source", default="127.0.0.1", help="the address to come from")
+    parser.add_argument("--pid", type=int, required=True, help="the gateway's pid; its child processes are included")
+    parser.add_argument("--source", default="127.0.0.1", help="the honest client's address")
     parser.add_argument("--idle-s", type=float, default=2.0)
     parser.add_argument("--cap-mb", type=float, default=3000.0)
     options = parser.parse_args()

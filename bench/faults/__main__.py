@@ -1,15 +1,16 @@
-"""What clients see of each fault, and how long it takes until all is right again: docs/faults.md.
+"""Measures the effect of each fault on clients, and the time until all is right again, for docs/faults.md.
 
     python -m bench.faults [--gateways 2] [--only redis-killed,agent-frozen] [--again]
 
-Each fault strikes a cluster of its own, all real processes: Redis, three simulated replicas with agents, gateways, and
-24 requests a second from a load balancer that behaves well, half of them streamed. What was measured of the same code
-is kept (bench/results/faults.json): a run goes on where the last one ended. With 2 gateways all faults are measured, in
-half an hour; with more, those of gateways, of Redis and the rolling restart. Use a machine that does nothing else.
+Each fault gets its own cluster of real processes: Redis, three simulated replicas with agents, and gateways. A load
+balancer that behaves well sends them 24 requests a second, half of them streamed. Results for the same code are kept
+(bench/results/faults.json), so a run continues where the last one ended. With 2 gateways all faults are measured, in
+half an hour. With more, only the faults of gateways and of Redis and the rolling restart. Use a machine that does
+nothing else.
 
-Goals: no request fails that could have been saved, no answer comes more than 5 s late but those that their replica or
-gateway had in hand, decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s (Redis), no
-load is left and predictions are right. The exit status is 1 where a goal is missed.
+Goals: no request fails that could have been saved. No answer is more than 5 s late, unless its replica or gateway was
+struck while it handled the request. Decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s
+(Redis). No load is left, and predictions are right. The exit status is 1 if a goal is missed.
 
 The faults:
 """
@@ -40,7 +41,7 @@ from gateway.ops.local.errors import ClusterError
 
 
 def measured(name: str, gateways: int, code: str) -> Row:
-    """One fault, on a cluster of its own; where that is not to be had, the reason."""
+    """Measures one fault on its own cluster. If the cluster does not start, the row holds the reason."""
     row = Row(name, gateways, code, machine()["commit"])
     try:
         with tempfile.TemporaryDirectory(prefix="kvgate-faults-") as folder:
@@ -50,7 +51,7 @@ def measured(name: str, gateways: int, code: str) -> Row:
 
 
 def run(wanted: list[str], gateways: int, code: str, found: record.Found[Row]) -> None:
-    """One after the other; what is found is saved after each."""
+    """Measures the faults one after another. Saves the results after each."""
     with record.progress(found.console) as progress:
         task = progress.add_task("", total=len(wanted))
         for name in wanted:
@@ -79,9 +80,11 @@ def _options() -> argparse.Namespace:
         description=(__doc__ or "") + "".join(f"\n  {name:<26} {one.sentence}" for name, one in FAULTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--gateways", type=count, default=2, metavar="N", help="so many, two or more (default: 2)")
-    parser.add_argument("--only", type=names(FAULTS), default=[], metavar="NAME,…", help="these (default: all)")
-    parser.add_argument("--again", action="store_true", help="measure anew what was measured of this code")
+    parser.add_argument("--gateways", type=count, default=2, metavar="N", help="two or more (default: 2)")
+    parser.add_argument(
+        "--only", type=names(FAULTS), default=[], metavar="NAME,…", help="faults to measure (default: all)"
+    )
+    parser.add_argument("--again", action="store_true", help="also measure faults that have results for this code")
     parser.add_argument(
         "--out", type=Path, default=results.FILE, metavar="FILE", help="the rows as JSON (default: %(default)s)"
     )

@@ -1,5 +1,5 @@
-"""What a load balancer does for clients: it knows which gateways are ready, and tries the next one where a connection
-is refused, or not there within a second. It repeats nothing that it has sent."""
+"""The clients' load balancer. It knows which gateways are ready. If a gateway refuses a connection, or does not accept
+it within a second, it tries the next one. It never sends a request twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import aiohttp
 
 _LOOK_S, _ANSWER_S = 1.0, 1.0
-"""It asks /ready as often, and gives it as long."""
+"""How often it asks /ready, and how long it waits for the answer."""
 
 
 class Balancer:
@@ -22,21 +22,21 @@ class Balancer:
         self._turn = 0
 
     def take_out(self, gateway: int) -> None:
-        """No new request goes there, as before an upgrade, until it is put back in."""
+        """Sends no new request to this gateway until it is put back in, as before an upgrade."""
         self._is_in[gateway] = False
 
     def put_in(self, gateway: int) -> None:
         self._is_in[gateway] = self._is_ready[gateway] = True
 
     def order(self) -> list[int]:
-        """The gateways to try for the next request: those that are ready, in turn, and then the others."""
+        """The gateways to try for the next request: the ready ones in turn, then the others."""
         self._turn += 1
         count = len(self.urls)
         turn = [(self._turn + step) % count for step in range(count)]
         return sorted(turn, key=lambda gateway: not (self._is_ready[gateway] and self._is_in[gateway]))
 
     async def look(self, http: aiohttp.ClientSession) -> None:
-        """Ask all of them again and again, until it is cancelled."""
+        """Asks all gateways for /ready again and again, until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for gateway in range(len(self.urls)):
                 group.create_task(self._look_at(http, gateway))

@@ -1,4 +1,4 @@
-"""What a fault is: a sentence, what it does to a stage, and what is promised of it."""
+"""A fault: a sentence that describes it, a function that causes it on a stage, and its goals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from enum import Enum
 from bench.faults.stage import Layout, Stage
 
 LASTS_S = 12.0
-"""A fault that lasts."""
+"""The duration of a fault that lasts."""
 RESTARTS_AFTER_S = 1.0
-"""A supervisor needs so long to see that a process has died, and to start it again."""
+"""The time in which a supervisor sees that a process has died and starts it again."""
 LATE_AFTER_S = 5.0
 PLAIN = Layout()
 Inflict = Callable[[Stage], Awaitable[None]]
-"""Strikes; returns when the fault is over."""
+"""Causes the fault. Returns when the fault is over."""
 
 
 class Component(Enum):
-    """Whose faults they are; and within how many seconds decisions are to be exact again, where that is a goal."""
+    """The component that fails. It sets the goal in seconds until decisions are exact again, if there is one."""
 
     NONE = "nothing"
     GATEWAY = "gateway"
@@ -48,9 +48,9 @@ class Fault:
     inflict: Inflict
     layout: Layout = PLAIN
     counts_from_strike: bool = False
-    """Whether the time until all is right again begins with the fault, not with its end."""
+    """Whether the time until all is right again starts at the fault's start. Otherwise it starts at the fault's end."""
     right_within_s: float | None = None
-    """Where it differs from the component's."""
+    """The goal, if it differs from the component's."""
     late_after_s: float = LATE_AFTER_S
 
     @property

@@ -1,7 +1,7 @@
-"""Garbage in Redis' keys, as a slip of a hand or another program's bug leaves it there.
+"""Garbage in Redis' keys, as an operator's mistake or another program's bug leaves it there.
 
-A fault writes all of one group at once, into fields that are in use. The first five that anybody found are among them:
-`active r1 ''`, `owned_tokens r1 x`, `backlog_tokens nan`, `agents r0 garbage`, `entries r2 ''`.
+A fault writes all garbage of one group at once, into fields that are in use. It includes the first five cases that were
+found: `active r1 ''`, `owned_tokens r1 x`, `backlog_tokens nan`, `agents r0 garbage`, `entries r2 ''`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _gateways(stage: Stage) -> list[Command]:
 
 
 async def _map(stage: Stage) -> list[Command]:
-    """In the records of the keys that r0 used last."""
+    """Into the records of the keys that r0 used last."""
     keys = stage.keys
     used = [key.decode() for key in await stage.line.ask("ZREVRANGE", keys.held("r0"), 0, 7)]
     records: list[Command] = [("HSET", keys.own(key), "r0", "garbage") for key in used[:4]]
@@ -80,7 +80,7 @@ async def _map(stage: Stage) -> list[Command]:
 
 
 async def _types(stage: Stage) -> list[Command]:
-    """Keys of another type than they should be."""
+    """Replaces keys with keys of another type."""
     keys = stage.keys
     wrong = (keys.cursors, keys.tiers, keys.reports, keys.breakers, keys.asks, keys.active, keys.held("r0"))
     return [command for key in wrong for command in (("DEL", key), ("SET", key, "garbage"))]

@@ -1,4 +1,4 @@
-"""Faults of the links, each of which leads through a proxy: those of gateway 0, and that of r0's agent."""
+"""Faults of links: those of gateway 0 and that of r0's agent. Each link leads through a proxy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from bench.faults.stage import Layout, Stage
 
 _OF_CLIENTS, _OF_REPLICA = "clients", "replica"
 _STORE_SLOW_S, _SLOW_S = 0.03, 0.3
-"""30 ms is more than a placement waits for Redis."""
+"""A placement waits less than 30 ms for Redis."""
 _LINKS = {
     "client": (_OF_CLIENTS, "clients and a gateway", 5.0, _SLOW_S),
     "gateway-redis": ("gateway-store", "a gateway and Redis", 2.0, _STORE_SLOW_S),
     "gateway-replica": (_OF_REPLICA, "a gateway and a replica", 5.0, _SLOW_S),
     "agent-redis": ("agent-store", "an agent and Redis", 5.0, _SLOW_S),
 }
-"""By name: how the stage calls it, between whom it is, within how many seconds all is right again, how slow it gets."""
+"""By name: the stage's name for the link, its two ends, the seconds within which all must be right again, and the
+delay."""
 
 
 def _hold(stage: Stage, link: str) -> None:
-    """Clients of gateway 0 lose their link with it; what r0 was answering to gateway 0 is lost with that link."""
+    """Clients of gateway 0 lose their link to it. Gateway 0 loses r0's running answers if its link to r0 is struck."""
     if link == _OF_CLIENTS:
         stage.strike(LASTS_S, gateways=(0,))
     elif link == _OF_REPLICA:

@@ -1,6 +1,6 @@
-"""Clients that ask at a steady rate, whatever becomes of what they asked before: half of them for a stream.
+"""Clients that send requests at a steady rate, whatever happened to earlier requests. Half of them are streamed.
 
-Prompts share long beginnings, so that it matters where they go. Each request has a connection of its own.
+Prompts share long beginnings, so that the choice of the replica matters. Each request has its own connection.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bench.workloads import text
 from gateway.tasks import Tasks
 
 CONTEXTS, CONTEXT_BYTES = 24, 5000
-"""Beginnings that prompts share, of 1 300 tokens: an eighth of a second to compute."""
+"""Beginnings that prompts share. Each has 1 300 tokens, which take an eighth of a second to compute."""
 ANSWER_TOKENS = (8, 16)
 DECODE_S = 0.1
-"""For each token of an answer."""
+"""The time of each answer token."""
 RATE_PER_S = 24.0
 _CONNECT_S = 1.0
 _PATH = "/v1/chat/completions"
@@ -34,7 +34,7 @@ _CODE = re.compile(rb'"code": ?"(\w+)"')
 
 
 class BadEnd(Exception):
-    """What came is no whole answer."""
+    """The answer is not complete."""
 
     def __init__(self, end: End, detail: str) -> None:
         super().__init__(detail)
@@ -43,7 +43,7 @@ class BadEnd(Exception):
 
 @dataclass
 class _Asking:
-    """A request under way."""
+    """A request that is running."""
 
     sent_s: float
     max_tokens: int
@@ -62,7 +62,7 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a gateway said of a prompt, and what the engine had of it."""
+    """A gateway's prediction for a prompt, and the tokens that the engine really had in its cache."""
 
     replica: str
     state: str
@@ -72,13 +72,13 @@ class Prediction:
 
     @property
     def is_right(self) -> bool:
-        """Give or take a block, as bench/load.py has it."""
+        """Right within one block, as in bench/load.py."""
         least, most = self.matched_tokens - BLOCK_TOKENS, self.boundary_tokens + BLOCK_TOKENS
         return least <= self.cached_tokens <= most
 
 
 class Load:
-    """Asks from `start` on until `stop`; then `finish` waits for what is under way."""
+    """Sends requests from `start` until `stop`. Then `finish` waits for the running ones."""
 
     def __init__(self, http: aiohttp.ClientSession, balancer: Balancer, seed: int = 1) -> None:
         self._http = http
@@ -96,7 +96,7 @@ class Load:
         return len(self._asking)
 
     async def warm_up(self) -> None:
-        """Each beginning once, a few at a time."""
+        """Sends each beginning once, a few at a time."""
         for some in _batched(self.contexts, 6):
             await asyncio.gather(*(self.predict(context) for context in some))
 
@@ -108,7 +108,7 @@ class Load:
             self._pace.cancel()
 
     async def finish(self, within_s: float) -> None:
-        """What has no end by then is unanswered."""
+        """Waits this long. Requests that are still running then count as unanswered."""
         if self._asking:
             await asyncio.wait(self._asking, timeout=within_s)
         await self._tasks.close()
@@ -164,7 +164,7 @@ class Load:
             raise
 
     async def _read(self, asking: _Asking, response: aiohttp.ClientResponse) -> None:
-        """Raises BadEnd for what is no whole answer, and what aiohttp raises."""
+        """Reads an answer. Raises BadEnd if it is not complete, and aiohttp's errors."""
         loop = asyncio.get_running_loop()
         asking.head_s = last_s = loop.time()
         asking.headers = {name.lower(): value for name, value in response.headers.items()}
@@ -184,8 +184,8 @@ class Load:
             raise BadEnd(End.ERROR_EVENT, _code(asking.body) or "ended early")
 
     async def predict(self, context: str, gateway: int | None = None) -> Prediction:
-        """Ask, and compare what was predicted with what the engine says. Raises BadEnd, TimeoutError, and what
-        aiohttp raises."""
+        """Sends a request and compares its prediction with the engine's figures. Raises BadEnd, TimeoutError and
+        aiohttp's errors."""
         order = self.balancer.order() if gateway is None else [gateway]
         asking = _Asking(0.0, 1, streams=False)
         async with asyncio.timeout(20), await self._post(order[0], self._body(context, 1, False), asking) as response:
@@ -205,7 +205,7 @@ def _code(body: bytes) -> str:
 
 
 def client() -> aiohttp.ClientSession:
-    """No request is ended by the client: what a fault holds is looked at to its end."""
+    """A client without a timeout: requests that a fault holds are watched to their end."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),

@@ -1,4 +1,4 @@
-"""One fault, from an empty cluster to its row."""
+"""Measures one fault, from an empty cluster to its row."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gateway.tasks import Tasks
 _FAULT_WITHIN_S = 150.0
 _RIGHT_WITHIN_S = 25.0
 _ENDS_WITHIN_S = 15.0
-"""An answer takes a second or two: what takes so much longer is waited for no more."""
+"""An answer takes one or two seconds. Answers that take this much longer are not waited for."""
 
 
 class NotWhole(Exception):
-    """The cluster was not whole before the fault: nothing can be said of it."""
+    """The cluster was not whole before the fault, so the fault cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one run: when the fault struck, when it was over, and when nothing was asked any more."""
+    """The times of one run: when the fault struck, when it was over, and when the load stopped."""
 
     struck_s: float
     over_s: float
@@ -39,8 +39,8 @@ class Times:
 
 
 async def measure(fault: Fault, row: Row, folder: Path) -> Row:
-    """`row` names the fault, the gateways and the code. Raises NotWhole, TimeoutError where something does not come up,
-    OSError, and StoreError where Redis is not there for the fault itself."""
+    """`row` names the fault, the gateways and the code. Raises NotWhole, TimeoutError if a process does not start,
+    OSError, and StoreError if the fault needs Redis and Redis does not answer."""
     idle = IdleShare()
     async with running_stage(folder, row.gateways, fault.layout) as stage:
         began_s = stage.now_s()

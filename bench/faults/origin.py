@@ -1,4 +1,4 @@
-"""Which process of this machine is at the other end of a local TCP connection: Linux tells in /proc."""
+"""Finds the process on this machine at the other end of a local TCP connection, from Linux' /proc."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def pid_of_peer(writer: asyncio.StreamWriter, pids: Iterable[int]) -> int | None:
-    """Whichever of these processes has opened the connection; None where none of them has."""
+    """Returns the one of these processes that opened the connection. None if none of them did."""
     port = writer.get_extra_info("peername")[1]
     inode = _inode_of(port)
     return next((pid for pid in pids if inode in _inodes(pid)), None) if inode else None
 
 
 def _inode_of(port: int) -> str | None:
-    """Of the socket of this machine whose own port it is and that is connected (state 01)."""
+    """The inode of this machine's connected socket (state 01) with this local port."""
     local = f":{port:04X}"
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -25,7 +25,7 @@ def _inode_of(port: int) -> str | None:
 
 
 def _inodes(pid: int) -> set[str]:
-    """What the process' open files are; none where it is gone."""
+    """The inodes of the process' open files. Empty if the process is gone."""
     found = set()
     try:
         for each in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,8 +1,8 @@
-"""docs/faults.md, all of it, from the rows that were measured.
+"""Writes docs/faults.md from the measured rows.
 
     python -m bench.faults.page
 
-writes it anew without measuring anything.
+writes the page again without measuring anything.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _LINE = "|---|---|---|---|---|---|---|---|---|---|"
 
 
 def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
-    """In Markdown."""
+    """The page in Markdown."""
     parts = [_HEAD]
     for gateways, some in groupby(rows, key=lambda row: row.gateways):
         parts.append(_section(gateways, list(some)))
@@ -92,7 +92,7 @@ def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
 
 
 def write(file: Path, to: Path) -> None:
-    """The page of the results in a file. Raises OSError, and ValueError for what is none."""
+    """Writes the page from a results file. Raises OSError, and ValueError if the file is not a results file."""
     to.write_text(page(results.read(file), orjson.loads(file.read_bytes())["machine"]))
 
 
@@ -112,7 +112,7 @@ def _section(gateways: int, rows: Sequence[Row]) -> str:
 
 
 def line(row: Row) -> str:
-    """A fault's row of the table."""
+    """A fault's row in the table."""
     names = f"| {row.fault} | {_cell(FAULTS[row.fault].sentence)} |"
     if row.skipped:
         return f"{names} | | | | | | | not measured: {_cell(row.skipped)} |"
@@ -133,7 +133,7 @@ def line(row: Row) -> str:
 
 def _machine(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
     commits: dict[str, str] = {}
-    for row in rows:  # of the same code; where one of the commits had other changes beside it, the other one names it
+    for row in rows:  # several commits may have the same code: name the one without other changes
         commits[row.code] = min(commits.get(row.code, row.commit), row.commit, key=len)
     named = ", ".join(sorted(set(commits.values()) - {""}))
     of = f", of commit {named}" if named else ""

@@ -1,6 +1,6 @@
 """Faults of the cluster's own processes: of gateway 0, replica r0 and its agent, one of two coordinators.
 
-A process that is stopped may finish what it has: that excuses nothing. Nor does being slow.
+A process that gets SIGTERM may finish its requests, so this excuses no failure. A slow process excuses none either.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from bench.faults.stage import Layout, Stage
 
 HANGS_S = 20.0
 HANG_LATE_AFTER_S = 10.0 + LATE_AFTER_S
-"""A replica that hangs is told from one that computes a long prompt when nothing has moved for 10 s."""
+"""After 10 s without progress, a replica counts as hanging. Until then it may be computing a long prompt."""
 _AT_ONCE_S = 0.5
-"""What is there when a process is killed is struck; so is what arrives until nobody listens any more."""
+"""A kill strikes the requests that are there, and those that arrive until nobody listens on the port any more."""
 _REPLICA_RESTARTS_AFTER_S = 5.0
-"""An engine takes longer than any other process."""
+"""An engine takes longer to start than any other process."""
 Pick = Callable[[Stage], Program]
 _SLOW = f"stands still for {STOPPED_S * 1000:g} ms of every {(STOPPED_S + RUNNING_S) * 1000:g} ms, for {LASTS_S:g} s"
 
@@ -31,7 +31,7 @@ def _hold(stage: Stage, component: Component, for_s: float) -> None:
 
 
 def of(component: Component, pick: Pick, layout: Layout = PLAIN) -> dict[str, Fault]:
-    """The four that every process can have."""
+    """The four faults that every process can have."""
 
     async def kill(stage: Stage) -> None:
         _hold(stage, component, _AT_ONCE_S)
@@ -66,7 +66,8 @@ def of(component: Component, pick: Pick, layout: Layout = PLAIN) -> dict[str, Fa
 
 
 async def _again(stage: Stage, component: Component, program: Program) -> None:
-    """A replica is back when it answers; how long the others take to be back is KVGate's to answer for."""
+    """Waits until a replica answers. The time until other processes are back is part of KVGate's result, so they are
+    not waited for."""
     is_replica = component is Component.REPLICA
     await asyncio.sleep(_REPLICA_RESTARTS_AFTER_S if is_replica else RESTARTS_AFTER_S)
     program.start()
@@ -75,7 +76,7 @@ async def _again(stage: Stage, component: Component, program: Program) -> None:
 
 
 async def _hang(stage: Stage) -> None:
-    """What hangs does not come back by itself: somebody kills it."""
+    """A process that hangs does not recover by itself. Somebody kills it."""
     stage.strike(HANGS_S + _AT_ONCE_S, replicas=("r0",))
     await stage.fail("r0", "stall")
     await asyncio.sleep(HANGS_S)
@@ -93,10 +94,10 @@ HANG = Fault(
 
 
 async def _roll(stage: Stage) -> None:
-    """As docs/operations.md has it; Redis is left alone."""
+    """Follows docs/operations.md. Redis is left alone."""
     for number, gateway in enumerate(stage.gateways):
         stage.balancer.take_out(number)
-        await asyncio.sleep(RESTARTS_AFTER_S)  # whoever was given this gateway has connected by then
+        await asyncio.sleep(RESTARTS_AFTER_S)  # by now, clients that were given this gateway have connected
         await gateway.stop()
         gateway.start()
         await stage.until(lambda number=number: stage.gateway_is_ready(number), gateway.name)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A process that is killed, stopped, frozen, slowed and started again."""
+"""A process that can be killed, stopped, frozen, slowed and started again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 _ENDS_WITHIN_S = 40.0
 """Longer than a gateway's grace."""
 STOPPED_S, RUNNING_S = 0.4, 0.1
-"""Of a slow process, in turn: it gets a fifth of a core's time, in slices that are far apart."""
+"""A slow process stands and runs for these times in turn. It gets a fifth of a core's time, in slices that are far
+apart."""
 
 
 class Program:
-    """Not running until it is started. What it says goes to `log`."""
+    """It does not run until `start`. Its output goes to `log`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
@@ -33,7 +34,7 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Raises OSError for what cannot be started."""
+        """Raises OSError if it cannot be started."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
 
@@ -44,17 +45,17 @@ class Program:
         self._signal(signal.SIGCONT)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Sends SIGKILL and waits until it is gone."""
         self._signal(signal.SIGKILL)
         await self._gone()
 
     async def stop(self) -> None:
-        """SIGTERM, and wait until it is gone. Raises TimeoutError where it does not go."""
+        """Sends SIGTERM and waits until it is gone. Raises TimeoutError if it does not end."""
         self._signal(signal.SIGTERM)
         await self._gone()
 
     async def slow(self, for_s: float) -> None:
-        """Stand still four fifths of the time."""
+        """Makes it stand still four fifths of the time."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + for_s
         try:
@@ -79,7 +80,7 @@ class Program:
 
 
 async def end_all(programs: Sequence[Program]) -> None:
-    """However they are: none is left."""
+    """Ends all of them, in whatever state they are."""
     for program in programs:
         program.thaw()
     with suppress(TimeoutError):

@@ -1,12 +1,12 @@
-"""A TCP proxy in front of one server: a link that can be cut, cut one way, and slowed while connections are open on it.
+"""A TCP proxy in front of one server: a link that can be cut, cut one way, or slowed while it has open connections.
 
-    passes         bytes go through at once
-    slow           a direction's bytes arrive so much later, in order, however many there are
-    held           a direction's bytes do not arrive until the link is whole again: as in TCP, nothing is lost
-    cut            open connections are reset, new ones are refused (where only some processes are struck: reset)
+    passes         bytes pass at once
+    slow           the bytes of a direction arrive later by a fixed time, in order, however many there are
+    held           the bytes of a direction arrive only after the link is whole again: as in TCP, nothing is lost
+    cut            open connections are reset, new ones are refused (if only some processes are struck: reset)
 
-A link is as it is for all connections, or for those of some processes only. TCP's own probes end at the proxy: an end
-that waits for what is held sees a connection that is alive and silent.
+A fault affects all connections of a link, or only those of some processes. TCP's own probes end at the proxy: an end
+that waits for held bytes sees a connection that is alive and silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 @dataclass
 class Direction:
-    """One way through a link. `delay_s` holds for what comes from now on."""
+    """One direction of a link. `delay_s` applies to bytes that come from now on."""
 
     delay_s: float = 0.0
     is_whole: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,8 +43,8 @@ Writers = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
 class Proxy:
-    """Listens on a port of its own once it is started. `pids` are the processes whose connections a fault strikes; None
-    means all of them."""
+    """After `start` it listens on its own port. A fault strikes the connections of the processes `pids`. None means all
+    connections."""
 
     def __init__(self, host: str, port: int, pids: Callable[[], set[int]] | None = None) -> None:
         self._target = (host, port)
@@ -57,7 +57,7 @@ class Proxy:
         self._open: dict[Writers, bool] = {}
         """Each connection's two ends, and whether faults strike it."""
         self.requests, self.answers = Direction(), Direction()
-        """From whoever connects to the server, and back."""
+        """From the client to the server, and back."""
         self._unharmed = Direction()
 
     async def start(self) -> None:
@@ -83,11 +83,11 @@ class Proxy:
                 _abort(ends)
 
     def slow(self, delay_s: float) -> None:
-        """Half of it each way."""
+        """Delays each direction by half of this."""
         self.requests.delay_s = self.answers.delay_s = delay_s / 2
 
     async def mend(self) -> None:
-        """All is as it was; what was held arrives."""
+        """Ends all faults. Bytes that were held arrive."""
         self._is_refusing = False
         if self._server is None:
             await self.start()
@@ -122,7 +122,8 @@ class Proxy:
                 end.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction) -> None:
-        """One way, until its sender is done, or either end is gone: then the other is reset as well."""
+        """Carries one direction until its sender is done or either end is gone. If one end is gone, resets the
+        other."""
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_IN_TRANSIT_PIECES)
         reading = self._tasks.spawn(_read(reader, pieces, way), "read")
         try:
@@ -145,7 +146,7 @@ class Proxy:
 
 
 async def _read(reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float, bytes]], way: Direction) -> None:
-    """Each piece with the time at which it is to arrive; the last one is empty."""
+    """Reads pieces and notes the time at which each is to arrive. The last piece is empty."""
     piece = b"-"
     while piece:
         try:
@@ -156,7 +157,7 @@ async def _read(reader: asyncio.StreamReader, pieces: asyncio.Queue[tuple[float,
 
 
 def _abort(ends: Sequence[asyncio.StreamWriter]) -> None:
-    """Reset these connections."""
+    """Resets these connections."""
     for end in ends:
         transport = end.transport
         sock = transport.get_extra_info("socket")

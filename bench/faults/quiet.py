@@ -1,4 +1,4 @@
-"""What must hold when nobody asks any more: no load is left, and the map foretells what the engines have."""
+"""Checks after the load has ended: no load is left, and the map predicts the engines' caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASKED_AGAIN = 2
 
 
 async def left_in_sums(stage: Stage) -> str:
-    """What is left of load, in words; empty where nothing is."""
+    """The load that is left, in words. Empty if none is left."""
     deadline_s = stage.now_s() + _ZERO_WITHIN_S
     while True:
         problem = await _problem(stage)
@@ -40,8 +40,8 @@ async def _problem(stage: Stage) -> str:
 
 
 async def predictions(stage: Stage, load: Load) -> tuple[int, list[str]]:
-    """One request after the other, for every beginning, through one gateway or another: how many there were, and what
-    was wrong with them, in words."""
+    """Sends one request after another, for every beginning, through changing gateways. Returns the number of
+    predictions and the wrong ones in words."""
     wrong: list[str] = []
     for number, context in enumerate(load.contexts):
         try:
@@ -52,7 +52,7 @@ async def predictions(stage: Stage, load: Load) -> tuple[int, list[str]]:
 
 
 async def _predicted(load: Load, context: str, gateway: int) -> Prediction:
-    """Asked again where a busy machine kept the gateway waiting for Redis for longer than it may."""
+    """Asks again if a busy machine kept the gateway waiting for Redis beyond its limit."""
     for _ in range(_ASKED_AGAIN):
         prediction = await load.predict(context, gateway)
         if prediction.state != "fallback":

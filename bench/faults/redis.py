@@ -22,14 +22,14 @@ _STARTS_WITHIN_S = 20.0
 
 
 class Line:
-    """Asks Redis past every proxy. What breaks the connection is told to whoever asks; the next one opens another."""
+    """A connection to Redis past every proxy. The caller gets the error that breaks it. The next call opens another."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._wire: Wire | None = None
 
     async def ask(self, *command: Any) -> Any:
-        """Bytes, as they come. Raises StoreError."""
+        """Returns the reply as raw bytes. Raises StoreError."""
         if self._wire is None:
             self._wire = await connect(self._url, "kvgate:-", _CONNECT_S, self._broke)
         return await self._wire.send(*command, budget_s=_ANSWER_S)
@@ -43,7 +43,7 @@ class Line:
 
 
 class Redis:
-    """One server; `url` is the one that the cluster gets."""
+    """One server. The cluster uses `url`."""
 
     def __init__(self, folder: Path) -> None:
         (self.port,) = free_ports(1)
@@ -66,8 +66,8 @@ class Redis:
 
 
 class Sentinels:
-    """A master with two replicas, watched by three sentinels: another becomes the master a second or two after one has
-    died. As Redis' documentation asks, a master that no replica follows refuses writes."""
+    """A master with two replicas, watched by three sentinels. Another server becomes master a second or two after the
+    master dies. As Redis' documentation asks, a master without replicas refuses writes."""
 
     def __init__(self, folder: Path) -> None:
         binary, ports = str(find_redis_server().path), free_ports(6)
@@ -101,13 +101,13 @@ class Sentinels:
     async def start(self) -> None:
         for server in self.servers:
             server.start()
-        await asyncio.sleep(0.5)  # a sentinel that finds no master at first looks again a second later
+        await asyncio.sleep(0.5)  # a sentinel that finds no master on its first look tries again a second later
         for sentinel in self._sentinels:
             sentinel.start()
         await until(self._is_whole, _STARTS_WITHIN_S, "the sentinels")
 
     async def _is_whole(self) -> bool:
-        """Whether each sentinel knows the others, and two replicas that are in step."""
+        """Whether each sentinel knows the others and two replicas that are in step."""
         try:
             for line in self._asked:
                 told = _pairs(await line.ask("SENTINEL", "MASTER", _MASTER))
@@ -120,12 +120,12 @@ class Sentinels:
         return True
 
     async def master(self) -> Program:
-        """Raises StoreError where the sentinels do not answer."""
+        """Raises StoreError if the sentinels do not answer."""
         _, port = await self._asked[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _MASTER)
         return self.servers[self._ports.index(int(port))]
 
     async def takes_writes(self, after: Program) -> bool:
-        """Whether there is another master, which takes writes."""
+        """Whether another server is the master and takes writes."""
         with suppress(StoreError):
             if await self.master() is not after:
                 await self.line.ask("SET", "kvgate:test:written", "1", "PX", "1000")
@@ -144,7 +144,7 @@ class Sentinels:
 
 
 async def until(condition: Callable[[], Any], within_s: float, what: str) -> None:
-    """Raises TimeoutError where the condition, which may be a coroutine, does not come true."""
+    """Waits for the condition, which may be a coroutine. Raises TimeoutError if it does not come true."""
     try:
         async with asyncio.timeout(within_s):
             while not await condition():  # noqa: ASYNC110 - of other processes

@@ -1,4 +1,4 @@
-"""What was measured before: a run goes on where the last one ended."""
+"""Results of earlier runs. A run continues where the last one ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SUFFIXES = (".py", ".lua")
 
 
 def code() -> str:
-    """A digest of the code that is measured: what else has changed, results and documents among it, measures nothing
-    anew."""
+    """A digest of the measured code. Changes elsewhere, for example to results or documents, require no new
+    measurement."""
     digest = blake2b(digest_size=6)
     for folder in _MEASURED:
         for file in sorted(path for path in (_ROOT / folder).rglob("*") if path.suffix in _SUFFIXES):
@@ -27,7 +27,7 @@ def code() -> str:
 
 
 def read(file: Path) -> list[Row]:
-    """None where there is no file. Raises ValueError for what is no such file."""
+    """Empty if there is no file. Raises ValueError if the file is not a results file."""
     if not file.exists():
         return []
     try:
@@ -37,13 +37,13 @@ def read(file: Path) -> list[Row]:
 
 
 def to_measure(wanted: Iterable[str], gateways: int, code: str, rows: Iterable[Row], again: bool) -> list[str]:
-    """Of the faults that are wanted, those of which these rows do not tell yet."""
+    """The wanted faults that these rows do not have yet."""
     known = {(row.fault, row.gateways, row.code) for row in rows if not row.skipped}
     return [name for name in wanted if again or (name, gateways, code) not in known]
 
 
 def put(rows: list[Row], row: Row, order: list[str]) -> None:
-    """In the place of an older one, by gateways and in this order of faults."""
+    """Puts the row in the place of an older one, sorted by gateways and this order of faults."""
     rows[:] = [other for other in rows if (other.fault, other.gateways) != (row.fault, row.gateways)]
     rows.append(row)
     places = {name: place for place, name in enumerate(order)}

@@ -1,4 +1,4 @@
-"""What one fault did, held against the goals."""
+"""The result of one fault, compared with the goals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One fault. Of one that could not be made, `skipped` says why, and nothing else is told."""
+    """One fault. If it could not be measured, `skipped` says why and the other figures mean nothing."""
 
     fault: str
     gateways: int
@@ -19,28 +19,28 @@ class Row:
     requests: int = 0
     failed: int = 0
     savable: int = 0
-    """Of these, those that could have been saved."""
+    """Failed requests that could have been saved."""
     late: int = 0
     late_excused: int = 0
-    """Answers that their gateway or replica had in hand when it was struck; not among those that are late."""
+    """Late answers whose gateway or replica was struck while it handled the request. They are not part of `late`."""
     latest_s: float = 0.0
-    """How late the latest was that is not excused."""
+    """The delay of the latest answer that is not excused."""
     right_after_s: float | None = None
-    """Until decisions were exact again; None where they were not while it was watched."""
+    """Seconds until decisions were exact again. None if they were not while the run was watched."""
     goal_s: float | None = None
     counts_from_strike: bool = False
     load_left: str = ""
     predicted: int = 0
     wrong: tuple[str, ...] = ()
-    """Predictions that were not right, each in words."""
+    """Wrong predictions in words."""
     kinds: dict[str, int] = field(default_factory=dict)
     """How requests failed, by kind."""
     last_wrong: str = ""
-    """What was wrong last."""
+    """The last problem that was seen."""
     states: dict[str, int] = field(default_factory=dict)
     """Requests by the state of their decision."""
     idle_share: float = 0.0
-    """Of the machine's processors."""
+    """The idle share of the machine's processors."""
     wall_s: float = 0.0
     missed: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class Row:
         return asdict(self)
 
     def judged(self) -> Row:
-        """With the goals that it missed."""
+        """Adds the missed goals."""
         if self.skipped:
             return self
         missed = []
@@ -69,5 +69,5 @@ class Row:
 
 
 def row_of(told: dict[str, Any]) -> Row:
-    """What `as_dict` made. Raises TypeError for what it has not made."""
+    """The inverse of `as_dict`. Raises TypeError for other input."""
     return Row(**told | {name: tuple(told[name]) for name in ("wrong", "missed")})

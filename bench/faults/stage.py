@@ -1,7 +1,7 @@
-"""A cluster to be struck: Redis, three simulated replicas with agents, gateways, and coordinators where asked for.
+"""A cluster for faults: Redis, three simulated replicas with agents, gateways, and coordinators if asked for.
 
-All are processes of their own, started here so that each link may lead through a proxy. Only the links that a fault
-strikes do: a proxy costs the time of a core that gateways could use.
+All are separate processes, started here so that each link can lead through a proxy. Only links that a fault strikes
+have a proxy, because a proxy takes core time that gateways could use.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gateway.ops.local.ports import free_ports
 
 REPLICAS = ("r0", "r1", "r2")
 POOL = "kvgate-sim-vlm-63845a77"
-"""Of the simulator's default model."""
+"""The pool of the simulator's default model."""
 SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
-"""Of the gateways, where they are not the defaults."""
+"""The gateways' settings that differ from the defaults."""
 _READY_WITHIN_S = 60.0
 _KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 _STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
@@ -38,19 +38,19 @@ _STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a fault needs of its cluster besides gateways, replicas, agents and a Redis."""
+    """A fault's needs besides gateways, replicas, agents and one Redis."""
 
     sentinels: bool = False
     coordinators: bool = False
-    """Two `kvgate coordinator`, and gateways that leave events and the store to them."""
+    """Starts two `kvgate coordinator`. Gateways then leave events and the store to them."""
     stepped_clock: bool = False
     proxied: tuple[str, ...] = ()
-    """Links: `clients` (to each gateway), `store` (of all to Redis), `gateway-store` and `agent-store` (of gateway 0
-    and of agent r0 to Redis), `replica` (of gateway 0 to r0)."""
+    """Links with a proxy: `clients` (to each gateway), `store` (from all to Redis), `gateway-store` and `agent-store`
+    (from gateway 0 and from r0's agent to Redis), `replica` (from gateway 0 to r0)."""
 
 
 class Stage:
-    """Gateways by number, replicas and agents by the replica's id. `strikes` tells what was held, and until when."""
+    """Gateways by number, replicas and agents by the replica's id. `strikes` says what was held, and until when."""
 
     def __init__(self, folder: Path, gateways: int, layout: Layout) -> None:
         self.layout = layout
@@ -74,19 +74,19 @@ class Stage:
 
     @property
     def line(self) -> Line:
-        """To Redis, past the proxies."""
+        """A connection to Redis past the proxies."""
         return self.sentinels.line if self.sentinels else self.redis.line
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
     def strike(self, for_s: float, gateways: tuple[int, ...] = (), replicas: tuple[str, ...] = ()) -> None:
-        """From now on these are held: what that excuses is in verdicts.py."""
+        """Records that these are held from now on. verdicts.py decides what that excuses."""
         at_s = self.now_s()
         self.strikes.append(Strike(at_s, at_s + for_s, frozenset(gateways), frozenset(replicas)))
 
     async def fail(self, replica: str, mode: str, **details: int) -> None:
-        """As gateway/simulator/faults.py has it."""
+        """Uses a failure mode of gateway/simulator/faults.py."""
         body = {"mode": mode, **details}
         async with self.http.post(f"{self.replica_url(replica)}/sim/fail", json=body) as answer:
             answer.raise_for_status()
@@ -94,7 +94,7 @@ class Stage:
     # -- readiness -----------------------------------------------------------------------------------------------
 
     async def told(self, gateway: int) -> dict[str, Any]:
-        """A gateway's /ready; empty where it does not answer within a second."""
+        """A gateway's /ready. Empty if it does not answer within a second."""
         try:
             async with asyncio.timeout(1.0), self.http.get(f"{self.urls[gateway]}/ready") as answer:
                 told: dict[str, Any] = await answer.json()
@@ -103,7 +103,7 @@ class Stage:
             return {}
 
     async def not_exact(self, gateway: int) -> str:
-        """What keeps this gateway from deciding exactly on every replica; empty where nothing does."""
+        """Why this gateway does not decide exactly on every replica. Empty if it does."""
         told = await self.told(gateway)
         if not told:
             return f"gateway {gateway} does not answer"
@@ -132,7 +132,7 @@ class Stage:
     # -- starting and ending -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises TimeoutError where something does not come up, and OSError."""
+        """Raises TimeoutError if a process does not start, and OSError."""
         await (self.sentinels or self.redis).start()
         urls = await self._store_urls()
         self._name_replicas()
@@ -154,7 +154,8 @@ class Stage:
         await until(condition, within_s, what)
 
     async def _proxied(self, link: str, port: int, pids: Callable[[], set[int]] | None = None) -> int:
-        """The port to use: a proxy's, where this link has one. Of several proxies of one name, faults get the first."""
+        """The port to use. It is a proxy's port if this link has a proxy. If several proxies share a name, faults
+        strike the first."""
         if link not in self.layout.proxied:
             return port
         proxy = Proxy("127.0.0.1", port, pids)
@@ -164,7 +165,7 @@ class Stage:
         return proxy.port
 
     async def _store_urls(self) -> Callable[[str], str]:
-        """The URL of the Redis for whoever uses it, by link."""
+        """Returns a function from a link's name to the URL of Redis on that link."""
         if self.sentinels is not None:
             url = self.sentinels.url
             return lambda _: url
@@ -220,7 +221,7 @@ class Stage:
 
 @asynccontextmanager
 async def running_stage(folder: Path, gateways: int, layout: Layout) -> AsyncIterator[Stage]:
-    """Every gateway is ready and exact on every replica. Nothing of it is left at the end."""
+    """Yields when every gateway is ready and exact on every replica. Ends every process."""
     stage = Stage(folder, gateways, layout)
     async with AsyncExitStack() as stack:
         stage.http = await stack.enter_async_context(client())

@@ -1,6 +1,7 @@
-"""`kvgate`, with scripts for which the time is off by what the key OFFSET_KEY says: as after a failover to a host whose
-clock is ahead or behind. (A Redis' own clock is the machine's, which a benchmark leaves alone. Expiry times of keys
-do not step with it.)
+"""Runs `kvgate` with scripts whose clock is off by the value of the key OFFSET_KEY.
+
+This simulates a failover to a host whose clock is ahead or behind. (Redis' own clock is the machine's clock, which a
+benchmark must not change. Expiry times of keys do not step with it.)
 
     python -m bench.faults.stepped_clock gateway --config FILE
 """
@@ -31,7 +32,7 @@ _source = scripts.source
 
 @cache
 def stepped(name: str) -> str:
-    """A script's text with that clock in it."""
+    """A script's text with this clock."""
     return _source(name).replace(_TIME, _STEPPED)
 
 

@@ -59,7 +59,7 @@ async def _slow(stage: Stage) -> None:
 
 
 async def _fill(stage: Stage) -> None:
-    """With what LMCache would keep there, until nothing more is taken."""
+    """Fills Redis with values as LMCache would write them, until it takes no more."""
     told = (await stage.line.ask("INFO", "memory")).decode()
     used = next(line for line in told.splitlines() if line.startswith("used_memory:"))
     await stage.line.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
@@ -77,7 +77,7 @@ async def _fill(stage: Stage) -> None:
         await stage.line.ask("UNLINK", *names)
 
 
-# Opens a breaker for as long as one stays open at first, as lua/report.lua would.
+# Opens a breaker for the time of a first opening, as lua/report.lua would.
 _OPEN_BREAKER = """
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(redis.call('GET', ARGV[1]))
@@ -86,8 +86,8 @@ return redis.call('HSET', ARGV[2], ARGV[3], string.format('3 %d 0', now_ms + 500
 
 
 async def _step_clock(stage: Stage) -> None:
-    """What is written ahead of time just before the clock goes back is the most that can outlive it: an open breaker,
-    and the lease of a gateway that nobody renews any more."""
+    """Just before the clock goes back, writes the two records that can outlive this the longest: an open breaker, and
+    the lease of a gateway that nobody renews any more."""
     await stage.line.ask("SET", OFFSET_KEY, _CLOCK_STEP_MS)
     await asyncio.sleep(_STEPPED_S)
     await stage.line.ask("EVAL", _OPEN_BREAKER, 0, OFFSET_KEY, stage.keys.breakers, "r0")

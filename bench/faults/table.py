@@ -21,5 +21,5 @@ FAULTS: dict[str, Fault] = {
 
 
 def measured_with(gateways: int) -> list[str]:
-    """The faults that are worth measuring with so many gateways."""
+    """The faults that are worth measuring with this number of gateways."""
     return [name for name, fault in FAULTS.items() if gateways == 2 or fault.component.is_of_many_gateways]

@@ -1,13 +1,13 @@
-"""What a client saw of one request, and what is to be said of it. No I/O.
+"""One request as its client saw it, and the verdict on it. No I/O.
 
-A fault excuses what nobody could have saved, and nothing else:
+A fault excuses only failures that nobody could have prevented:
 
-- A stream that had begun, and broke with its replica or its gateway: what was said cannot be said again by another.
-- A request whose gateway, or the link to it, was struck while it was there: its client's connection broke with it.
-- An answer that is late because its gateway was struck while it was there, or because its replica was answering it
-  already, when that was struck: nobody but these two can say when it goes on.
+- A stream that had begun, and broke with its replica or its gateway: no other replica can repeat the same text.
+- A request whose gateway, or the link to it, was struck during the request: its client's connection broke.
+- An answer that is late because its gateway was struck during the request, or because its replica was struck while it
+  already answered the request: only these two can continue it.
 
-Every fault leaves a gateway and two replicas unharmed. So all else that failed could have been saved.
+Every fault leaves one gateway and two replicas unharmed. So all other failed requests could have been saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 PREFILL_S = 0.5
-"""A request that its replica has had for so long is being answered: a prompt of this load takes less to be computed."""
+"""After this time at a replica, a request is being answered: a prompt of this load takes less time to compute."""
 
 
 class End(Enum):
@@ -51,23 +51,23 @@ class Seen:
     end: End
     ended_s: float
     gateway: int | None = None
-    """The one that took the connection."""
+    """The gateway that took the connection."""
     replica: str = ""
-    """As the answer's head names it."""
+    """The replica that the answer's head names."""
     state: str = ""
-    """`exact`, `degraded` or `fallback`: of the decision."""
+    """The state of the decision: `exact`, `degraded` or `fallback`."""
     head_s: float | None = None
     """When the first byte of the answer came."""
     late_s: float = 0.0
-    """How much later than usual a stream's first token, or any that follows, came, or a whole answer."""
+    """The delay of a stream's latest token, the first or a later one, or of a whole answer."""
     detail: str = ""
     """Status and code, or how the connection broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """From when until when a fault holds these gateways (by number) and replicas. One that leaves them the time to
-    finish what they have is none."""
+    """The time during which a fault holds these gateways (by number) and replicas. A fault that lets them finish their
+    requests is no strike."""
 
     at_s: float
     until_s: float
@@ -76,7 +76,7 @@ class Strike:
 
 
 def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdict:
-    """What is to be said of a request."""
+    """The verdict on a request."""
     during = [strike for strike in strikes if strike.at_s <= seen.ended_s and strike.until_s >= seen.sent_s]
     if seen.end is End.COMPLETE:
         if seen.late_s <= late_after_s:
@@ -86,7 +86,7 @@ def verdict(seen: Seen, strikes: Iterable[Strike], late_after_s: float) -> Verdi
 
 
 def _excuses_lateness(strike: Strike, seen: Seen) -> bool:
-    """The replica that was struck may not be the one that answered in the end: a request may have been moved."""
+    """The struck replica may not be the one that answered in the end, because a request can move."""
     had_begun = seen.sent_s + PREFILL_S <= strike.at_s or _had_a_byte(seen, strike)
     return seen.gateway in strike.gateways or (bool(strike.replicas) and had_begun)
 

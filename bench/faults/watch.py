@@ -1,5 +1,5 @@
-"""Watches until all is right again: every gateway decides exactly on every replica, requests are placed so, and the
-store's load is what clients have under way; and nothing that was written in another time outlives it."""
+"""Watches until all is right again. Every gateway must decide exactly on every replica, requests must be placed so, the
+store's load must match the clients' requests, and no lease or breaker may end later than a new one would."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from bench.faults.verdicts import Seen
 from coordinator.errors import StoreError
 
 _LOOKS_PER_S = 16.0
-"""At gateways, all together."""
+"""Over all gateways."""
 _LEDGER_S = 0.25
 _OFF, _OFF_SHARE = 5, 0.25
-"""By so many requests, or by this share of them where that is more, the store may differ from the clients."""
+"""The store may differ from the clients by this many requests, or by this share of them if that is more."""
 LONGEST_LIFE_MS = 10_000
-"""No lease lasts so long, and no breaker stays open so long."""
+"""No lease lasts this long, and no breaker stays open this long."""
 STEADY_S = 5.0
-"""What has been right for so long is right."""
+"""After this long without a problem, all is right."""
 _ANSWERED_S = 2.5
 """A request takes less."""
 _TOLERATED_SHARE = 0.1
-"""Of the requests of a second: a busy machine keeps one waiting for Redis longer than it may, now and then."""
+"""A share of the requests of a second. On a busy machine, a request sometimes waits for Redis beyond its limit."""
 _TOLERATED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Something that was not right when it was looked at."""
+    """A problem, with the time at which it was seen."""
 
     at_s: float
     what: str
 
 
 def placed_wrong(seen: Iterable[Seen]) -> list[Wrong]:
-    """Seconds in which too many requests were placed without the map, or not exactly; each by its last such request."""
+    """Seconds in which too many requests were placed without the map, or not exactly. Each is given by its last such
+    request."""
     by_second: defaultdict[int, list[Seen]] = defaultdict(list)
     for one in seen:
         if one.state:
@@ -55,8 +56,8 @@ def placed_wrong(seen: Iterable[Seen]) -> list[Wrong]:
 
 
 def right_after_s(wrong: Iterable[Wrong], since_s: float, until_s: float) -> float | None:
-    """How long after `since_s` something was wrong for the last time before all was right for STEADY_S; None where it
-    never was. What a busy machine does later is another story."""
+    """Seconds from `since_s` to the last problem before all was right for STEADY_S. None if all was never right. Later
+    problems of a busy machine do not count."""
     last_s = since_s
     for at_s in [*sorted(each.at_s for each in wrong if each.at_s >= since_s), until_s]:
         if at_s - last_s >= STEADY_S:
@@ -67,16 +68,16 @@ def right_after_s(wrong: Iterable[Wrong], since_s: float, until_s: float) -> flo
 
 @dataclass
 class Watch:
-    """Looks while `look` runs."""
+    """Watches while `look` runs."""
 
     stage: Stage
     load: Load
     wrong: list[Wrong] = field(default_factory=list)
     _is_off: bool = False
-    """Whether the load was not that of the clients when it was looked at last."""
+    """Whether the load differed from the clients' at the last look."""
 
     async def look(self) -> None:
-        """Until it is cancelled."""
+        """Watches until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for gateway in range(len(self.stage.gateways)):
                 group.create_task(self._look_at(gateway))
@@ -97,7 +98,8 @@ class Watch:
             await asyncio.sleep(_LEDGER_S)
 
     async def _load_problem(self) -> str:
-        """A request is counted a moment after it is sent, until a moment after its answer: so it takes two looks."""
+        """The store counts a request from slightly after it is sent until slightly after its answer. So a difference
+        counts only if two looks in a row see it."""
         try:
             sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
         except (StoreError, ValueError) as error:
@@ -109,8 +111,8 @@ class Watch:
         return "; ".join([*sums.problems(), *off, *written_ahead])
 
     async def until_right(self, within_s: float) -> bool:
-        """Whether all has been right for a while before so many seconds were over. A request tells how it was placed
-        when it has its answer: that is waited for as well."""
+        """Whether all was right for STEADY_S within this time. The answer says how its request was placed, so running
+        requests are waited for as well."""
         began_s = last_s = self.stage.now_s()
         while self.stage.now_s() - last_s < STEADY_S + _ANSWERED_S:
             if self.stage.now_s() - began_s > within_s:
@@ -122,7 +124,7 @@ class Watch:
         return True
 
 
-# How far ahead of Redis' clock, as KVGate's scripts read it, leases and breakers end.
+# Leases and breakers that end too far ahead of Redis' clock, as KVGate's scripts read it.
 _ENDS = """
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + (tonumber(redis.call('GET', ARGV[1])) or 0)
@@ -146,7 +148,7 @@ return ahead
 
 
 async def _written_ahead(stage: Stage) -> list[str]:
-    """Leases and breakers that end later than any that is written now can. Raises StoreError."""
+    """Leases and breakers that end later than any new one could. Raises StoreError."""
     keys = stage.keys
     ends = (keys.gateways, keys.breakers, keys.agents, keys.leases)
     ahead = await stage.line.ask("EVAL", _ENDS, 0, OFFSET_KEY, *ends, LONGEST_LIFE_MS)
@@ -154,10 +156,10 @@ async def _written_ahead(stage: Stage) -> list[str]:
 
 
 async def look_at_sums(stage: Stage) -> ledger.Sums:
-    """Raises StoreError, and ValueError for what cannot be read."""
+    """Raises StoreError, and ValueError if the reply cannot be read."""
     return ledger.sums(as_text(await stage.line.ask("EVAL", *ledger.ask_sums(stage.keys))))
 
 
 def as_text(reply: Sequence[Sequence[bytes]]) -> list[list[str]]:
-    """Raises ValueError for what is none."""
+    """Raises ValueError if the reply has another form."""
     return [[each.decode() for each in one] for one in reply]

@@ -1,7 +1,7 @@
-"""What KV that is kept outside the GPU is worth: vLLM alone, LMCache in CPU memory, LMCache straight to Redis.
+"""The gain from KV that is kept outside the GPU: vLLM alone, LMCache in CPU memory, LMCache directly on Redis.
 
-scenarios   what is asked, and where it was asked before
-published   what others measured of it
+scenarios   the requests, and where others used the same ones
+published   the results of others
 stages      one replica with a tier, simulated or real
 measure     one run
 """

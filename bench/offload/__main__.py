@@ -1,26 +1,26 @@
-"""What is KV worth that is kept outside the GPU?
+"""What does KV outside the GPU gain?
 
-One replica whose GPU holds only part of what it is asked about, with three tiers for the rest: none (gpu), LMCache in
-CPU memory (cpu), and LMCache straight to a Redis (redis), whose chunks have the sizes given. What others published of
-the same scenarios stands below each table.
+One replica runs with a GPU cache that holds only part of the working set. There are three tiers for the rest: none
+(gpu), LMCache in CPU memory (cpu), and LMCache directly on a Redis (redis) with the given chunk sizes. Below each table
+are the results that others published for the same scenarios.
 
     python -m bench.offload [--out FILE]                                 simulated, in scaled time: minutes
     python -m bench.offload --scenarios revisits --tiers gpu,cpu,redis --chunks 256
-    python -m bench.offload --tiers redis --redis-gb-per-s 1.5           were Redis read faster
+    python -m bench.offload --tiers redis --redis-gb-per-s 1.5           as if Redis could be read faster
     python -m bench.offload --real --seeds 11                            real vLLM, LMCache and Redis on CPUs: an hour
 
-    images      40 images, each asked about twice, and once before
-    revisits    80 requests about some 25 images, and 80 before: the published experiment, drawn as its script draws
+    images      40 images, two questions about each, and one before the measurement
+    revisits    80 requests about some 25 images, and 80 before: drawn like the script of the published experiment
     multi-turn  24 conversations, ten at a time
-    random      100 prompts at once that have nothing in common: what a tier costs where it gives nothing
-    all-hit     one prompt 100 times at once, which the GPU's cache holds: the same
+    random      100 prompts at once that share nothing: the cost of a tier that brings no gain
+    all-hit     one prompt 100 times at once, which is in the GPU's cache: likewise the cost without gain
 
-Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
-and says so. The simulated replica is the one of bench.routing (LLaVA-OneVision-7B on an A40) with the rates that others
-published for LMCache and Redis (gateway/simulator/settings.py). It prepares no images, which takes a real one 100 ms
-and more, and it fetches from Redis while it computes, as LMCache's server does; what was published ran LMCache in
-process, where all wait. The real one is vLLM's CPU build with a small vision model, whose prompts are shorter; a size
-of chunks that Redis should not be given is left out, with the reason.
+The tables show medians over the seeds. A run in scaled time is invalid if the machine was less than 20 % idle, and is
+marked so. The simulated replica is the one of bench.routing (LLaVA-OneVision-7B on an A40), with published rates of
+LMCache and Redis (gateway/simulator/settings.py). It spends no time on preparing images, which takes a real one 100 ms
+and more. It fetches from Redis while it computes, as LMCache's server does. The published experiments ran LMCache in
+process, where a fetch makes all requests wait. The real replica is vLLM's CPU build with a small vision model, whose
+prompts are shorter. A chunk size that is unsuitable for Redis is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REDIS_GB_PER_S = SimLmcacheSettings(cpu_gb=1).redis_read_bytes_per_s / 1e9
 
 
 def _table(scenario: Scenario, rows: Sequence[Row]) -> Table:
-    """A scenario's rows, each tier's seeds together, and what was published of it."""
+    """A scenario's rows, with the seeds of each tier joined, and the published figures."""
     shown = tables.table(f"{scenario.name}: {scenario.title}", ("tier",), _COLUMNS, caption=_LEGEND)
     by_tier: dict[Tier, list[Row]] = {}
     for row in rows:
@@ -90,7 +90,7 @@ def _cells(rows: Sequence[Row]) -> list[str]:
 
 
 def _label(figure: Figure) -> str:
-    """How a published row is called."""
+    """The name of a published row."""
     variant = f", {figure.variant}" if figure.variant else ""
     return f"{figure.by}: {Tier(figure.tier, figure.chunk_tokens).label}{variant}"
 
@@ -108,7 +108,7 @@ def _number(value: float | None, digits: int) -> str:
 
 @dataclass
 class Run:
-    """All that is to be measured, and what has been so far."""
+    """All measurements to make, and their results so far."""
 
     scenarios: Sequence[Scenario]
     tiers: Sequence[Tier]
@@ -117,7 +117,7 @@ class Run:
     found: record.Found[Row]
 
     def measure(self) -> None:
-        """Tier by tier, as a real one takes minutes to start. Written after each."""
+        """Measures tier by tier, because a real tier takes minutes to start. Writes the file after each."""
         with record.progress(self.found.console) as progress:
             task = progress.add_task("", total=len(self.tiers) * len(self.scenarios) * len(self.seeds))
             for done, tier in enumerate(self.tiers, 1):
@@ -149,10 +149,10 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.offload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = ",".join(SCENARIOS)
-    parser.add_argument("--scenarios", type=names(SCENARIOS), default=known, help="of: %(default)s")
-    parser.add_argument("--tiers", type=names((GPU, CPU, REDIS)), default="gpu,cpu,redis", help="of: %(default)s")
-    parser.add_argument("--chunks", type=counts, default="64,256,1024", help="tokens of one (default: %(default)s)")
-    parser.add_argument("--seeds", type=counts, default="11,12,13", help="of the workloads (default: %(default)s)")
+    parser.add_argument("--scenarios", type=names(SCENARIOS), default=known, help="default: %(default)s")
+    parser.add_argument("--tiers", type=names((GPU, CPU, REDIS)), default="gpu,cpu,redis", help="default: %(default)s")
+    parser.add_argument("--chunks", type=counts, default="64,256,1024", help="tokens of a chunk (default: %(default)s)")
+    parser.add_argument("--seeds", type=counts, default="11,12,13", help="workloads' seeds (default: %(default)s)")
     parser.add_argument(
         "--speed", type=positive, default=4.0, help="divides the simulated engine's times (default: %(default)s)"
     )
@@ -160,7 +160,7 @@ def _options() -> argparse.Namespace:
         "--redis-gb-per-s",
         type=positive,
         default=_REDIS_GB_PER_S,
-        help="that a simulated replica reads from Redis (default: %(default)s)",
+        help="a simulated replica's reading rate from Redis (default: %(default)s)",
     )
     parser.add_argument("--real", action="store_true", help="on real vLLM, LMCache and Redis (CPUs)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")

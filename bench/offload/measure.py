@@ -1,4 +1,4 @@
-"""One run: a scenario on a replica with a tier."""
+"""One run of a scenario on a replica with a tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.offload.stages import Stage, Tier
 
 @dataclass(frozen=True)
 class Row:
-    """Where the engine's times are scaled, all are scaled back."""
+    """The results of a run. If the engine's times are scaled, all times are converted back."""
 
     engine: str
     scenario: str
@@ -24,20 +24,20 @@ class Row:
     seed: int
     requests: int
     failed: int
-    """Of these, and of those before the measurement."""
+    """Failed requests, including those before the measurement."""
     ttft_ms: list[float]
     per_s: float
     prompt_tokens_per_s: float
     gpu_share: float
-    """Of the prompts' tokens, those that the GPU's cache had."""
+    """The share of prompt tokens in the GPU's cache."""
     loaded_share: float
-    """Of the prompts' tokens, those that were loaded from the tier."""
+    """The share of prompt tokens that were loaded from the tier."""
     cpu_bytes: int
-    """Of KV in CPU memory in the end."""
+    """KV in CPU memory at the end."""
     redis_bytes: int
-    """Of KV in Redis in the end."""
+    """KV in Redis at the end."""
     fetched_bytes: int
-    """Read from Redis meanwhile."""
+    """Bytes read from Redis during the run."""
     idle: float
     valid: bool
 

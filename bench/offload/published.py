@@ -1,4 +1,4 @@
-"""What others measured in these scenarios. Nothing here was measured by us.
+"""Published results of others in these scenarios. This project measured none of them.
 
 KVGate: "Where does the offloaded KV live?", kvgate.vercel.app, and docs/BENCHMARK_REPORT.md, section 3, of
 rishika7006/kvgate: LLaVA-OneVision-7B on an A40, vLLM 0.11.0 in eager mode with 2 560 blocks, LMCache 0.3.7 in process.
@@ -16,14 +16,14 @@ KVGATE, GPUSTACK = "KVGate", "GPUStack"
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of a published table; None where it does not tell."""
+    """A row of a published table. None stands for a figure that the table does not have."""
 
     scenario: str
     tier: str
     chunk_tokens: int | None
     by: str
     variant: str = ""
-    """What was asked, where the table has several of the scenario's kind."""
+    """The variant of the scenario, if the table has several."""
     mean_ms: float | None = None
     p50_ms: float | None = None
     p95_ms: float | None = None

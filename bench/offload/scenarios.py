@@ -1,4 +1,4 @@
-"""What one replica is asked in the scenarios in which LMCache was measured by others (published.py)."""
+"""The requests to one replica, in the scenarios in which others measured LMCache (published.py)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ IMAGES, REQUESTS = 40, 80
 _REVISIT_SHARE = 0.7
 _CONVERSATIONS, _ACTIVE, _FLOOD = 24, 10, 100
 _MEDIAN_OF_AVERAGE = 0.85
-"""Of the conversations' beginnings, whose lengths are lognormal: the default of vLLM's benchmark of several turns."""
+"""The ratio of median to average length of the conversations' beginnings. Lengths are lognormal: the default of vLLM's
+benchmark of several turns."""
 _ASKED = "What is the main subject of this image?"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """In tokens of the simulator, of 4 bytes; real ones are other tokens, and their model's context is small."""
+    """Sizes in tokens of 4 bytes, as the simulator counts them. Real tokens differ, and the real model's context is
+    small."""
 
     system: int = 400
     behind_image: int = 0
-    """Words behind each image. 1024 x 1024 pixels are 6 500 simulated tokens, but some 300 of the small real model."""
+    """Words after each image. An image of 1024 x 1024 pixels is 6 500 simulated tokens, but some 300 of the small real
+    model."""
     common: int = 500
-    """The beginning that all conversations share; `own` is what each has of its own, on average and at most."""
+    """The beginning that all conversations share. `own` is the part of each conversation, on average and at most."""
     own: int = 4000
     own_at_most: int = 20_000
     prompt: int = 1024
-    """Of the random prompts, and of the one that is always found."""
+    """The size of the random prompts, and of the prompt of all-hit."""
     most_answer: int = 128
 
 
@@ -41,7 +44,7 @@ Make = Callable[[int, Sizes], Workload]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A workload by its seed, of so many requests at once."""
+    """A function that makes the workload from a seed, and the number of requests at once."""
 
     name: str
     title: str
@@ -58,7 +61,7 @@ def _text(rng: random.Random, tokens: int) -> str:
 
 
 def _about_images(rng: random.Random, sizes: Sizes) -> list[Session]:
-    """For each image the one question that is always asked about it, as in the published script."""
+    """For each image one session with the question that is always asked about it, as in the published script."""
     system = {"role": "system", "content": _text(rng, sizes.system)}
     answer = min(60, sizes.most_answer)
     return [
@@ -72,15 +75,16 @@ def _behind(rng: random.Random, sizes: Sizes) -> list[Message]:
 
 
 def _images(seed: int, sizes: Sizes) -> Workload:
-    """Each image is asked about twice, in an order left to chance; and once before, in another."""
+    """Two requests about each image in random order, and one request about each before, in another random order."""
     rng = random.Random(f"images {seed}")
     about = _about_images(rng, sizes)
     return _in_order(rng.sample(about, IMAGES), rng.sample([*about, *about], REQUESTS))
 
 
 def _revisits(seed: int, sizes: Sizes) -> Workload:
-    """As the published script draws: 3 in 10 requests are about the next new image, the others about one seen before.
-    It asks so once before, too, by another seed about the same images. Some 25 of the 40 images are ever seen."""
+    """Draws like the published script: 3 in 10 requests are about the next new image, the others about an image seen
+    before. The requests before the measurement are drawn the same way with another seed, about the same images. Some 25
+    of the 40 images are ever used."""
     rng = random.Random(f"revisits {seed}")
     about = _about_images(rng, sizes)
     return _in_order(_drawn(rng, about), _drawn(rng, about))
@@ -95,7 +99,7 @@ def _drawn(rng: random.Random, about: Sequence[Session]) -> list[Session]:
 
 
 def _multi_turn(seed: int, sizes: Sizes) -> Workload:
-    """24 conversations of 6 to 9 questions, ten of them at a time, whose turn it is left to chance."""
+    """24 conversations of 6 to 9 questions, ten of them at a time. Their turns come in random order."""
     rng = random.Random(f"multi-turn {seed}")
     common = _text(rng, sizes.common)
     sigma = math.sqrt(-2 * math.log(_MEDIAN_OF_AVERAGE))
@@ -119,7 +123,7 @@ def _turns(rng: random.Random, sessions: Sequence[Session]) -> list[int]:
 
 
 def _random(seed: int, sizes: Sizes) -> Workload:
-    """100 prompts at once that have nothing in common."""
+    """100 prompts at once that share nothing."""
     rng = random.Random(f"random {seed}")
     answer = min(128, sizes.most_answer)
     prompts = [user(words(_text(rng, sizes.prompt)), question(rng, number)) for number in range(_FLOOD)]
@@ -127,7 +131,7 @@ def _random(seed: int, sizes: Sizes) -> Workload:
 
 
 def _all_hit(seed: int, sizes: Sizes) -> Workload:
-    """One prompt, 100 times at once, which the GPU's cache holds."""
+    """One prompt, 100 times at once, which is in the GPU's cache."""
     rng = random.Random(f"all-hit {seed}")
     ask = one_turn(0, user(words(_text(rng, sizes.prompt))), max_tokens=min(128, sizes.most_answer))
     return _in_order([ask], [ask] * _FLOOD)

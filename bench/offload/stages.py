@@ -26,9 +26,9 @@ from gateway.simulator.settings import SimLmcacheSettings
 
 GPU, CPU, REDIS = "gpu", "cpu", "redis"
 BLOCKS = 2560
-"""The published cap: six prompts about images, or nine of the conversations."""
+"""The published limit: six prompts about images, or nine of the conversations."""
 REAL_BLOCKS = 320
-"""Of 32 tokens: about six of the small model's prompts."""
+"""Blocks of 32 tokens: about six of the small model's prompts."""
 CPU_GB = 30.0
 REAL_CPU_GB = 4
 _BUFFER_GB = 1
@@ -37,7 +37,7 @@ _SHOWN = {GPU: "GPU only", CPU: "CPU memory", REDIS: "Redis, direct"}
 
 @dataclass(frozen=True)
 class Tier:
-    """Where KV goes that the GPU has no room for, in chunks of so many tokens."""
+    """A tier for KV that does not fit on the GPU, in chunks of this many tokens."""
 
     name: str
     chunk_tokens: int | None = None
@@ -48,13 +48,13 @@ class Tier:
 
 
 def tiers(names: list[str], chunks: list[int]) -> list[Tier]:
-    """Each with each size of a chunk, where it has chunks."""
+    """Each named tier. A tier with chunks appears once for each chunk size."""
     return [Tier(name, size) for name in names for size in ([None] if name == GPU else chunks)]
 
 
 @dataclass(frozen=True)
 class Tallies:
-    """Of KV outside the GPU."""
+    """KV outside the GPU."""
 
     cpu_bytes: int = 0
     """In CPU memory."""
@@ -74,11 +74,11 @@ class Stage:
     block_tokens: int
     sizes: Sizes
     speed: float
-    """By which the engine's times are divided; of a real one 1."""
+    """Divides the engine's times. It is 1 for a real engine."""
     tallies: Callable[[], Awaitable[Tallies]]
 
     def counters(self) -> dict[str, float]:
-        """Tokens of prompts that the engine has looked up, found on the GPU, and loaded."""
+        """Prompt tokens that the engine looked up, found on the GPU, and loaded."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).raise_for_status().text
         names = {
             "looked up": "prefix_cache_queries",
@@ -93,12 +93,12 @@ def _sum(exposition: str, name: str) -> float:
 
 
 Fresh = Callable[[], AbstractContextManager[Stage]]
-"""Gives a stage with empty caches, again and again."""
+"""Starts a stage with empty caches. It can be called again and again."""
 
 
 @contextmanager
 def simulated(tier: Tier, speed: float, redis_gb_per_s: float) -> Iterator[Fresh]:
-    """Stages with the tier, each started anew."""
+    """Simulated stages with the tier. Each is started anew."""
     yield lambda: _simulated(tier, speed, redis_gb_per_s)
 
 
@@ -133,7 +133,7 @@ def _simulated(tier: Tier, speed: float, redis_gb_per_s: float) -> Iterator[Stag
 
 @contextmanager
 def real(tier: Tier) -> Iterator[Fresh]:
-    """One real replica with the tier, whose caches are emptied again and again."""
+    """One real replica with the tier. Its caches are emptied before each use."""
     lmcache.install_lmcache(install.SMALL)
     section: dict[str, Any] | None = None
     if tier.name == CPU:
@@ -174,7 +174,7 @@ def _in_cpu(replica: PrintedReplica) -> int:
 
 
 async def _in_redis(url: str) -> tuple[int, int]:
-    """The bytes that it holds, and that it has sent to anybody."""
+    """The bytes stored in Redis, and the bytes that it has sent to any client."""
     wire = await connect(url)
     try:
         memory, stats = await info(wire, "memory"), await info(wire, "stats")
@@ -185,7 +185,7 @@ async def _in_redis(url: str) -> tuple[int, int]:
 
 def _started_redis(stack: ExitStack) -> str:
     url = stack.enter_context(embedded_redis())
-    asyncio.run(_asked(url, lambda wire: wire.send("PING")))  # it serves
+    asyncio.run(_asked(url, lambda wire: wire.send("PING")))  # returns once Redis serves
     return url
 
 

@@ -1,12 +1,12 @@
-"""What a request costs a proxy, KVGate and others, all in one run on one machine.
+"""Measures the cost of a request in a proxy, for KVGate and others, in one run on one machine.
 
     python -m bench.overhead [--quick] [--install] [--out FILE]
     python -m bench.overhead --contenders kvgate,sglang-router --prompts '350 B' --answers 'stream 16' --connections 8
     python -m bench.overhead --contenders kvgate --beside ../kvgate-before --rounds 5 --connections 8
 
-The proxies run side by side and take turns, so that a machine whose speed drifts does so for all of them. The full grid
-takes hours, --quick three minutes. CPU is what the proxy's processes used, whatever the client and the upstream
-used beside it; requests/s are those of this machine, which all of them share.
+The proxies run side by side and take turns, so that changes of the machine's speed affect all of them alike. The full
+grid takes hours, --quick three minutes. CPU is the time of the proxy's processes alone, without the client and the
+upstream. Requests/s depend on this machine, which all of them share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced"
 
 @contextmanager
 def upstreams(count: int = 2) -> Iterator[list[str]]:
-    """Canned servers, all of one process."""
+    """Canned servers, all in one process."""
     ports = free_ports(count)
     command = [sys.executable, "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
     process = subprocess.Popen(command)
@@ -82,7 +82,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
-    """Every shape with every contender that can run here, side by side, so often."""
+    """Measures every shape with every contender that can run here, side by side, in the given number of rounds."""
     shapes, proxies = _shapes(options), {}
     contenders = [CONTENDERS[name] for name in options.contenders]
     contenders += [of_checkout(options.beside)] if options.beside else []
@@ -123,22 +123,24 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="of: %(default)s")
-    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="of: %(default)s")
-    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="of: %(default)s")
     parser.add_argument(
-        "--connections", type=counts, default="8,256", help="clients in closed loops, or '' (default: %(default)s)"
+        "--contenders", type=names(CONTENDERS), default=",".join(CONTENDERS), help="default: %(default)s"
     )
-    parser.add_argument("--rates", type=amounts, default="", help="requests/s of open loops (default: none)")
+    parser.add_argument("--prompts", type=names(PROMPTS), default=",".join(PROMPTS), help="default: %(default)s")
+    parser.add_argument("--answers", type=names(ANSWERS), default=",".join(ANSWERS), help="default: %(default)s")
     parser.add_argument(
-        "--rounds", type=count, default=3, help="of each, in turn; medians count (default: %(default)s)"
+        "--connections", type=counts, default="8,256", help="closed-loop clients, or '' (default: %(default)s)"
+    )
+    parser.add_argument("--rates", type=amounts, default="", help="requests/s at fixed rates (default: none)")
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="rounds of each cell; results are medians (default: %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=positive, default=4.0, help="each cell, after its warm-up (default: %(default)s)"
+        "--seconds", type=positive, default=4.0, help="time of a cell after its warm-up (default: %(default)s)"
     )
-    parser.add_argument("--warm-up-s", type=positive, default=1.0, help="before each cell (default: %(default)s)")
+    parser.add_argument("--warm-up-s", type=positive, default=1.0, help="warm-up of each cell (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the cells that README shows")
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="of KVGate, measured as `kvgate beside`")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another KVGate, shown as `kvgate beside`")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()

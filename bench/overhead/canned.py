@@ -1,10 +1,10 @@
-"""An upstream that is never what is measured: every answer is prepared beforehand.
+"""An upstream whose own cost is small: every answer is prepared beforehand.
 
     python -m bench.overhead.canned --ports 8101,8102
 
-It passes for a vLLM server with one model (GET /v1/models, /health, /metrics) so that any proxy takes it for one. What
-it answers to a POST is set from outside for all ports at once: `POST /canned?tokens=16&pace_ms=4`, where a pace of 0
-writes a stream whole.
+It looks like a vLLM server with one model (GET /v1/models, /health, /metrics), so that any proxy accepts it.
+`POST /canned?tokens=16&pace_ms=4` sets the answer to a POST for all ports at once. A pace of 0 writes a stream in one
+piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CAPACITY_BLOCKS = 100_000
 
 
 class Answers:
-    """The answers, as bytes on the wire."""
+    """The answers as bytes on the wire."""
 
     def __init__(self) -> None:
         self.tokens = 16
@@ -34,7 +34,7 @@ class Answers:
         self.prepare()
 
     def prepare(self) -> None:
-        """Put together what a POST gets."""
+        """Prepares the answer to a POST."""
         self.whole = _whole(_completion(self.tokens))
         self.head = (
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -74,7 +74,7 @@ def _usage(tokens: int) -> dict[str, Any]:
 
 
 def _completion(tokens: int) -> bytes:
-    """A whole answer in the shape that vLLM gives it."""
+    """A complete answer in vLLM's form."""
     message: dict[str, Any] = {"role": "assistant", "content": " token" * tokens, "refusal": None, "tool_calls": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None}
     return orjson.dumps(
@@ -90,7 +90,7 @@ def _completion(tokens: int) -> bytes:
 
 
 def _events(tokens: int) -> list[bytes]:
-    """A stream as vLLM sends it: the role, an event for each token, usage, the end mark."""
+    """A stream in vLLM's form: the role, an event for each token, usage, the end mark."""
     base = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",
@@ -119,7 +119,7 @@ def _metrics() -> bytes:
 
 
 class Protocol(asyncio.Protocol):
-    """One connection. httptools parses its requests; of a body only the words that ask for a stream are looked at."""
+    """One connection. httptools parses its requests. Of a body, only the words that ask for a stream are read."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -132,7 +132,7 @@ class Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # some probe for HTTP/2 first
+        except httptools.HttpParserError:  # some proxies try HTTP/2 first
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -147,7 +147,7 @@ class Protocol(asyncio.Protocol):
         self._url += url
 
     def on_body(self, body: bytes) -> None:
-        # At the beginning or at the end: proxies append what they add.
+        # The words are at the beginning or at the end, because proxies append their own fields.
         ends = body if len(body) < 8192 else body[:4096] + body[-4096:]
         self._streams = self._streams or any(mark in ends for mark in _STREAM)
 
@@ -178,7 +178,7 @@ class Protocol(asyncio.Protocol):
             self._next(1)
 
     def _next(self, index: int) -> None:
-        """Every token by itself, one each `pace_s`."""
+        """Sends each token in its own write, one every `pace_s`."""
         self._timer = asyncio.get_running_loop().call_later(self._answers.pace_s, self._send, index)
 
     def _send(self, index: int) -> None:

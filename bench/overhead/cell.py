@@ -1,4 +1,4 @@
-"""One measurement: a load against a proxy, and what its processes used of the CPU meanwhile."""
+"""One measurement: a load on a proxy, and the CPU time of its processes meanwhile."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from bench.overhead.shapes import ANSWERS, payload
 from bench.trees import rss_bytes, tree
 
 _CPU_CLOCK = 2
-"""CPUCLOCK_SCHED: with a process' number in the bits above, its CPU clock (man clock_getcpuclockid)."""
+"""CPUCLOCK_SCHED. With a process' number in the higher bits, it is that process' CPU clock (man
+clock_getcpuclockid)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A load: `rate_per_s` 0 stands for as fast as `connections` go."""
+    """A load. `rate_per_s` 0 means: as fast as `connections` allow."""
 
     prompt: str
     answer: str
@@ -35,35 +36,35 @@ class Shape:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured. CPU is user and system time of the proxy's whole process tree."""
+    """The results. CPU is user and system time of the proxy's whole process tree."""
 
     requests: int
     failed: int
     per_s: float
     cpu_us: float
-    """A request, of the proxy."""
+    """The proxy's CPU time per request."""
     store_cpu_us: float
-    """A request, of Redis."""
+    """Redis' CPU time per request."""
     idle: float
-    """The machine's idle share: a proxy that had none left to use was not the only one to slow it down."""
+    """The machine's idle share. If it is near 0, other processes slowed the proxy down as well."""
     first_byte_p50_ms: float
     first_byte_p99_ms: float
     total_p50_ms: float
     total_p99_ms: float
     rss_mb: float
-    """Of the proxy's process tree, at the end."""
+    """Memory of the proxy's process tree at the end."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one contender made of one load."""
+    """One contender's results for one load."""
 
     shape: Shape
     contender: str
     figures: Figures
     cpu_ratio: float | None = None
-    """Its CPU a request against that of the checkout it was measured beside: the median over rounds of their ratios,
-    which a machine whose speed drifts spoils less than the ratio of medians."""
+    """Its CPU per request divided by that of the checkout beside it. It is the median over rounds of their ratios: if
+    the machine's speed changes, this errs less than the ratio of medians."""
 
     def as_dict(self) -> dict[str, Any]:
         ratio = {} if self.cpu_ratio is None else {"cpu_ratio": self.cpu_ratio}
@@ -71,7 +72,7 @@ class Row:
 
 
 def median_of(rounds: Sequence[Figures]) -> Figures:
-    """Each figure's median over the rounds in which anything was answered; requests and failures are those of all."""
+    """Each figure's median over the rounds that have answers. Requests and failures are sums over all rounds."""
     answered = [one for one in rounds if one.requests] or rounds
     middle = {field.name: median(getattr(one, field.name) for one in answered) for field in fields(Figures)}
     counted = {name: sum(getattr(one, name) for one in rounds) for name in ("requests", "failed")}
@@ -79,12 +80,12 @@ def median_of(rounds: Sequence[Figures]) -> Figures:
 
 
 def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> float:
-    """What the requests of the same rounds cost, the ones against the others."""
+    """The ratio of CPU per request of two contenders, as the median over the same rounds."""
     return round(median(one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)), 3)
 
 
 def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:
-    """Set the upstream's answer, warm up, and measure."""
+    """Sets the upstream's answer, warms up, and measures."""
     answer = ANSWERS[shape.answer]
     httpx.post(f"{control_url}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}").raise_for_status()
     requests = payload(shape.prompt, answer)
@@ -122,10 +123,10 @@ def _percentile_ms(times_s: list[float], share: float) -> float:
 
 
 def _cpu_s(roots: list[int]) -> float:
-    """User and system time so far of the process trees. From each process' own clock: /proc counts in ticks of 10 ms,
-    which at a low rate are as much as many requests take."""
+    """User and system time of the process trees until now. It comes from each process' own clock: /proc counts in ticks
+    of 10 ms, which at a low rate is as much as many requests take."""
     total = 0.0
     for pid in tree(roots) if roots else ():
-        with suppress(OSError):  # it is gone
+        with suppress(OSError):  # the process is gone
             total += time.clock_gettime(~pid << 3 | _CPU_CLOCK)
     return total

@@ -1,8 +1,8 @@
-"""The load: prepared requests on raw connections, answers read only as far as their end is found.
+"""The load: prepared requests on raw connections. Answers are parsed only to find their end.
 
-In a closed loop each connection sends its next request when the last is answered; at a fixed rate requests leave on
-time whatever happened to the earlier ones, each on a free connection (due ones together, as an event loop's timers
-are milliseconds apart).
+In a closed loop, each connection sends its next request when the last one is answered. At a fixed rate, requests leave
+on time whatever happened to earlier ones, each on a free connection. Requests that are due at the same time leave
+together, because an event loop's timers are milliseconds apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httptools
 
 @dataclass
 class Measured:
-    """What one run saw: times in seconds."""
+    """The results of one run. Times are in seconds."""
 
     done: int = 0
     failed: int = 0
@@ -33,8 +33,8 @@ _numbers = count(1)
 
 
 class Payload:
-    """A request whose body is new each time, whoever asked before: `mark` in it is replaced by a number of as many
-    digits."""
+    """A request with a new body each time, also across payloads: `MARK` in it is replaced by a number of the same
+    length."""
 
     MARK = b"0123456789"
 
@@ -51,7 +51,7 @@ class Payload:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection: one request at a time."""
+    """One client connection, with one request at a time."""
 
     def __init__(self, measured: Measured, on_idle: Callable[[Connection], None], on_lost: Callable[[], None]) -> None:
         self._measured = measured
@@ -109,8 +109,8 @@ async def _connect(urls: Sequence[str], count: int, make: Callable[[], Connectio
 
 
 async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, seconds: float) -> Measured:
-    """As fast as they go, on so many connections spread over the urls; one that the proxy drops is missing from then
-    on."""
+    """Sends as fast as possible, on this many connections spread over the URLs. A connection that the proxy drops is
+    not replaced."""
     measured = Measured()
     busy = connections
     over = asyncio.Event()
@@ -143,7 +143,7 @@ async def closed_loop(urls: Sequence[str], payload: Payload, connections: int, s
 
 
 async def fixed_rate(urls: Sequence[str], payload: Payload, per_s: float, seconds: float) -> Measured:
-    """Requests that leave on time, evenly spaced; where all connections are busy, more are opened."""
+    """Sends evenly spaced requests on time. Opens more connections if all are busy."""
     measured = Measured()
     free: deque[Connection] = deque()
     sent, to_send = 0, int(per_s * seconds)

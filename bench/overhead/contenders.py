@@ -1,4 +1,4 @@
-"""How each proxy is put before the canned servers, and which processes its cost is counted on."""
+"""Starts each proxy in front of the canned servers, and names the processes whose cost is counted."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Running:
 
     urls: list[str]
     pids: list[int]
-    """The roots of its process trees; none: there is no proxy."""
+    """The roots of its process trees. Empty if there is no proxy."""
     version: str
     store_pids: list[int] = field(default_factory=list)
-    """Redis, where there is one: its cost is shown beside the proxy's."""
+    """Redis, if there is one. Its cost is shown beside the proxy's."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that requests can be sent through. `missing` says how to get it, empty where it is there."""
+    """A proxy that can be measured. `missing` says how to install it, and is empty if it is installed."""
 
     name: str
     start: Callable[[Sequence[str]], AbstractContextManager[Running]]
@@ -64,7 +64,8 @@ BESIDE = "kvgate beside"
 
 
 def of_checkout(checkout: Path) -> Contender:
-    """The gateways of another checkout of KVGate, with what is installed in its .venv: the code before a change."""
+    """The gateways of another checkout of KVGate with the packages of its .venv, for example the code before a
+    change."""
     python = checkout / ".venv" / "bin" / "python"
     missing = "" if python.exists() else f"run `make install` in {checkout}"
     return Contender(BESIDE, _kvgate(1, str(python)), lambda: missing)

@@ -1,4 +1,4 @@
-"""What is sent and what comes back: prompts by size, answers by length and pace."""
+"""The requests and the answers: prompts by size, answers by length and pace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.workloads import text
 
 PATH = "/v1/chat/completions"
 _QUESTION = f"Question {Payload.MARK.decode()}?"
-_IMAGE_SIDE = 500  # of noise, which no codec makes smaller: 1 MB in base64
+_IMAGE_SIDE = 500  # of noise, which no codec can compress: 1 MB in base64
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How the upstream answers. A pace of 0: all in one write."""
+    """How the upstream answers. A pace of 0 means one write for all."""
 
     name: str
     streams: bool
@@ -43,7 +43,7 @@ ANSWERS = {
 
 
 def _sized(size_bytes: int) -> list[dict[str, Any]]:
-    """A conversation that makes a body of about so many bytes: the same beginning, and a new question each time."""
+    """A conversation whose body has about this size. It has the same beginning and a new question each time."""
     shared = text(random.Random(7), max(1, size_bytes - 190))
     return [
         {"role": "system", "content": shared},

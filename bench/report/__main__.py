@@ -1,4 +1,4 @@
-"""One self-contained HTML page of the results that are there, and how to make those that are not.
+"""Writes one self-contained HTML page of the existing results, and tells how to make the missing ones.
 
 python -m bench.report [--results bench/results] [--out bench/results/report.html]
 """
@@ -19,7 +19,7 @@ _FOLDER = Path("bench/results")
 
 @dataclass(frozen=True)
 class Source:
-    """A file of results, which `make bench-` and its stem make, and what it becomes."""
+    """A file of results and the section made from it. `make bench-` plus its stem makes the file."""
 
     stem: str
     title: str

@@ -1,4 +1,4 @@
-"""Plots as inline SVG that takes the page's font, text colour and background, so that they fit light and dark."""
+"""Plots as inline SVG with the page's font, text colour and background, so that they fit light and dark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 OURS = "#2f81f7"
 PEER = "#8b949e"
 INK = "#123456"
-"""Stands for the page's text colour, whatever that is."""
+"""A placeholder for the page's text colour."""
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -46,13 +46,13 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 @contextmanager
 def style() -> Iterator[None]:
-    """What is drawn inside looks like the page."""
+    """Plots that are drawn inside look like the page."""
     with mpl.rc_context(_STYLE):
         yield
 
 
 def figure(name: str, drawn: Figure, alt: str, caption: str) -> str:
-    """`name` is the figure's own on the page: SVG ids are shared by the whole of it. Call inside `style`."""
+    """`name` must be unique on the page, because all figures share SVG ids. Call this inside `style`."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):
         drawn.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)

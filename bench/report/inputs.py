@@ -1,4 +1,4 @@
-"""What the report reads of each benchmark's JSON. What else is in a file is left alone."""
+"""The fields of each benchmark's JSON that the report reads. It ignores all others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _T = TypeVar("_T")
 
 
 class Unreadable(Exception):
-    """A file is not what its benchmark writes."""
+    """A file does not have its benchmark's format."""
 
 
 class OverheadRow(BaseModel, frozen=True):
-    """What a contender made of a load (`bench.overhead.cell`)."""
+    """A contender's results for one load (`bench.overhead.cell`)."""
 
     contender: str
     prompt: str
@@ -37,15 +37,15 @@ class OverheadRow(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class Results:
-    """A file's rows, and what it says about where they were measured."""
+    """A file's rows, and its description of the machine and the versions."""
 
     rows: list[Any]
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     command: str = ""
-    """By which it was measured."""
+    """The command that made the file."""
     left_out: list[str] = field(default_factory=list)
-    """What could not be measured, and why."""
+    """The measurements that were left out, with reasons."""
 
     def rows_as(self, kind: TypeAdapter[list[_T]]) -> list[_T]:
         try:
@@ -55,7 +55,7 @@ class Results:
 
 
 def read(path: Path) -> Results | None:
-    """None: there is no such file."""
+    """Returns None if there is no such file."""
     try:
         return TypeAdapter(Results).validate_json(path.read_bytes())
     except FileNotFoundError:

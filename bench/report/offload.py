@@ -1,4 +1,4 @@
-"""What KV outside the GPU is worth (bench.offload), beside what was published."""
+"""The gain from KV outside the GPU (bench.offload), beside published results."""
 
 from __future__ import annotations
 

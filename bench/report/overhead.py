@@ -1,4 +1,4 @@
-"""What a request costs each proxy (bench.overhead)."""
+"""The cost of a request in each proxy (bench.overhead)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bench.report.inputs import OverheadRow, Results
 from bench.report.tables import Cell, Column, Group, Kind, Line, grouped, number, percent, table, text
 
 _BASELINE = "direct"
-"""No proxy at all: what latency is added to."""
+"""No proxy. Added latency is the difference to this."""
 _PANELS, _PANELS_A_ROW = 12, 3
 _CUT = 4
-"""A bar is cut at so many medians: one proxy that costs a hundred times the others' would hide all of them."""
+"""A bar is cut at this many medians. Otherwise one proxy with a hundred times the cost would hide the others."""
 _COLUMNS = (
     Column("Proxy", numeric=False),
     Column("CPU a request (µs)", "lower"),

@@ -1,4 +1,4 @@
-"""The page: sections under what was measured where."""
+"""The page: the facts of the measurements, then the sections."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ strong { padding: .05em .3em; border-radius: .3em; background: var(--ink); color
 
 @dataclass(frozen=True)
 class Section:
-    """`body` is HTML, None without a file; the rest is text."""
+    """`body` is HTML, or None if there is no file. The other fields are text."""
 
     title: str
     shows: str
@@ -84,7 +84,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def _facts(sections: Sequence[Section]) -> str:
-    """What was measured where, and what was not."""
+    """The machine and the versions of each section, and the missing files."""
     there = [each for each in sections if each.body is not None]
     columns = [Column(name, numeric=False) for name in ("File", "Commit", "Machine", "Versions")]
     lines = [Line([text(cell) for cell in _fact_cells(each)]) for each in there]

@@ -1,4 +1,4 @@
-"""What a placement costs Redis (bench.place)."""
+"""The cost of a placement in Redis (bench.place)."""
 
 from __future__ import annotations
 

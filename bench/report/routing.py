@@ -1,4 +1,4 @@
-"""What routing makes of each mix of requests (bench.routing)."""
+"""The results of each mix of requests (bench.routing)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _invalid_line(row: Row) -> Line:
 
 
 def _percentiles(rows: Sequence[Row]) -> list[Cell]:
-    """Medians over the runs in which anything was answered."""
+    """Medians over the runs with answers."""
     answered = [row for row in rows if row.ttft_ms]
     if not answered:
         return [number(None)] * 3
@@ -98,7 +98,7 @@ def _percentiles(rows: Sequence[Row]) -> list[Cell]:
 
 
 def _split(splits: Sequence[Sequence[float]]) -> Cell:
-    """Each run's largest part first: which replica had it is chance."""
+    """Each run's largest share first, because chance decides which replica has it."""
     ranked = [sorted(split, reverse=True) for split in splits]
     middle = [median(parts) for parts in zip(*ranked, strict=False)]
     return text(" / ".join(f"{part * 100:.0f}" for part in middle))

@@ -1,4 +1,4 @@
-"""The plots of a mix: how TTFT is distributed, and how much of the prompts the engines' caches served."""
+"""The plots of a mix: the distribution of TTFT, and the share of prompt tokens from the engines' caches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIZE = (10, 3.8)
 
 
 def ttft_distributions(title: str, measured: Sequence[Measured]) -> str:
-    """Each system with the fewest and with the most instances it was measured with, its seeds pooled."""
+    """Each system with its fewest and its most instances. The seeds are pooled."""
     shown = _fewest_and_most([each for each in measured if each.ttft_ms])
     if not shown:
         return ""
@@ -59,7 +59,7 @@ def _fewest_and_most(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def _by_system(measured: Sequence[Measured]) -> list[list[Measured]]:
-    """Each system's, from its fewest instances to its most."""
+    """The runs of each system, from its fewest instances to its most."""
     of: dict[str, list[Measured]] = {}
     for each in measured:
         of.setdefault(each.system, []).append(each)
@@ -67,7 +67,7 @@ def _by_system(measured: Sequence[Measured]) -> list[list[Measured]]:
 
 
 def cache_shares(title: str, measured: Sequence[Measured]) -> str:
-    """Ours, round robin and what was measured with several numbers of instances; the references as levels."""
+    """Lines for KVGate, round robin and systems with several numbers of instances. The references are level lines."""
     shown = [points for points in _by_system(measured) if _has_a_line(points)]
     if not shown:
         return ""

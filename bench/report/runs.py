@@ -1,4 +1,4 @@
-"""The runs of bench.routing, put together by system and number of instances."""
+"""The runs of bench.routing, grouped by system and number of instances."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bench.routing.measure import Row
 from bench.routing.systems import OURS, label
 
 REFERENCES = ("oracle", "pinned")
-"""They know what no router does, and compete with nobody."""
+"""They know more than any router can, and do not compete."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one system with so many instances: its seeds."""
+    """The runs of one system with one number of instances: one for each seed."""
 
     system: str
     instances: int
@@ -42,7 +42,7 @@ class Measured:
 
 
 def measured(rows: Sequence[Row]) -> list[Measured]:
-    """Ours first, the references last."""
+    """KVGate's runs first, the references last."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         found.setdefault((row.system, row.instances), []).append(row)

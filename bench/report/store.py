@@ -1,4 +1,4 @@
-"""What the store does (bench.store): flat rows, a table for each kind of them."""
+"""The results of bench.store: flat rows, with a table for each kind."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Kind = Literal["", "ours", "reference", "invalid"]
 
 @dataclass(frozen=True)
 class Column:
-    """`better` says which values of the column win; empty: none do."""
+    """`better` says which values of the column win. Empty: the column has no winner."""
 
     title: str
     better: Literal["lower", "higher", ""] = ""
@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the number it stands for where it can be compared."""
+    """The shown text, and its number if the cell can be compared."""
 
     text: str
     value: float | None = None
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Lines that are compared with each other."""
+    """Lines that compete with each other."""
 
     lines: Sequence[Line]
     title: str = ""
@@ -59,7 +59,7 @@ def number(value: float | None, digits: int = 0, *, compared: bool = True) -> Ce
 
 
 def grouped(value: float, digits: int = 0) -> str:
-    """Thousands apart: 1 500."""
+    """Groups of three digits: 1 500."""
     return f"{value:,.{digits}f}".replace(",", _THIN_SPACE)
 
 
@@ -99,7 +99,7 @@ def _body(columns: Sequence[Column], group: Group) -> str:
 
 
 def _best(column: Column, i: int, lines: Sequence[Line]) -> str | None:
-    """The text of the column's best cell, as equal texts are equally good; None where there is nothing to win."""
+    """The text of the column's best cell, since equal texts are equally good. None if the column has no winner."""
     cells = [line.cells[i] for line in lines if line.competes and line.cells[i].value is not None]
     if not column.better or len({cell.text for cell in cells}) < 2:
         return None

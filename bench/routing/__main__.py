@@ -1,17 +1,18 @@
 """How well are requests routed?
 
-Each mix through each system, on simulated replicas in scaled time: policies of KVGate with one gateway and with
-several, other routers alone and in pairs, the two behind a spreader that knows nothing; and as references an oracle
-that knows every cache and every queue, and perfect pinning of each document, image or conversation.
+Each mix of requests goes through each system, on simulated replicas in scaled time. The systems are KVGate's policies
+with one gateway and with several, and other routers: one instance, or two behind a spreader that knows nothing. The
+references are an oracle that knows every cache and every queue, and perfect pinning of each document, image or
+conversation.
 
     python -m bench.routing [--out FILE]
     python -m bench.routing --mixes images,chat --systems prefix_kv_aware,round_robin --gateways 1,4 --seeds 1,2,3
 
-Printed are medians over the seeds. A run in scaled time during which the machine was less than 20 % idle is invalid,
-and says so: its times are those of the machine. What a router itself takes is not scaled, and so weighs --speed times
-as much. Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, and once more
-(-tight) with the threshold for leaving affinity that fits this few requests; KVGate with its defaults but for 200 ms
-instead of 20 to wait for Redis, which shares the processors with all the rest here.
+The tables show medians over the seeds. A run in scaled time is invalid if the machine was less than 20 % idle, and is
+marked so: its times are those of the machine. A router's own time is not scaled, so it counts --speed times as much.
+Other routers (`python -m bench.overhead --install`) run cache_aware with their defaults, and once more (-tight) with a
+threshold for leaving affinity that fits this low number of requests. KVGate runs with its defaults, except that it may
+wait 200 ms for Redis instead of 20, because Redis shares the processors with all other processes here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _LEGEND = (
 
 
 def _table(mix: Mix, rows: Sequence[Row]) -> Table:
-    """A mix's rows, each system's seeds together."""
+    """A mix's rows, with the seeds of each system joined."""
     title = (
         f"{mix.name}: {mix.title} ({mix.replicas} replicas of {mix.capacity_tokens} tokens, {mix.concurrency} at once)"
     )
@@ -89,7 +90,7 @@ def _by_system(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 @dataclass
 class Run:
-    """All that is to be measured, and what has been so far."""
+    """All measurements to make, and their results so far."""
 
     routed_by: Sequence[System]
     seeds: Sequence[int]
@@ -97,7 +98,8 @@ class Run:
     found: record.Found[Row]
 
     def measure(self, mixes: Sequence[Mix]) -> None:
-        """Every mix through every system, seed by seed: what drifts, drifts for all. Written after each mix."""
+        """Runs every mix through every system, seed by seed, so that changes of the machine's speed affect all systems
+        alike. Writes the file after each mix."""
         with record.progress(self.found.console) as progress:
             task = progress.add_task("", total=len(mixes) * len(self.routed_by) * len(self.seeds))
             for mix in mixes:
@@ -122,14 +124,14 @@ def _options() -> argparse.Namespace:
         prog="python -m bench.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     mixes, known = ",".join(MIXES), ",".join(NAMES)
-    parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="of: %(default)s")
-    parser.add_argument("--systems", type=names(NAMES), default=known, help="of: %(default)s")
-    parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="for prefix_kv_aware (default: %(default)s)")
+    parser.add_argument("--mixes", type=names(MIXES), default=mixes, help="default: %(default)s")
+    parser.add_argument("--systems", type=names(NAMES), default=known, help="default: %(default)s")
+    parser.add_argument("--gateways", type=counts, default="1,2,4,8", help="of prefix_kv_aware (default: %(default)s)")
     parser.add_argument(
         "--seeds",
         type=counts,
         default="11,12,13",
-        help="of the workloads; 1 to 10 tuned the weights (default: %(default)s)",
+        help="seeds of the workloads; the weights were tuned with 1 to 10 (default: %(default)s)",
     )
     parser.add_argument(
         "--speed",
@@ -137,7 +139,7 @@ def _options() -> argparse.Namespace:
         default=4.0,
         help="divides the engines' times, not the routers' (default: %(default)s)",
     )
-    parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; the mixes and systems that can be)")
+    parser.add_argument("--real", action="store_true", help="on real vLLM (CPUs; only mixes and systems that can)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()
     options.mixes = [MIXES[name] for name in options.mixes]

@@ -1,4 +1,4 @@
-"""What requests are routed to: simulated replicas in scaled time, or real vLLM."""
+"""The replicas that get the requests: simulated in scaled time, or real vLLM."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bench.vllm import install
 from bench.vllm.replicas import BLOCK_TOKENS as BLOCK_TOKENS_ON_CPUS
 from bench.vllm.replicas import running_replicas as vllm_replicas
 
-# Calibrated to what was published of LLaVA-OneVision-7B on A40s, eager mode: an image of 6.5k tokens takes 1.4 s cold,
-# 60 tokens of an answer 2 s. In the mix `images`, round_robin then comes to the p95 that was published.
+# Calibrated to published figures of LLaVA-OneVision-7B on A40s in eager mode: a cold image of 6.5k tokens takes 1.4 s,
+# and 60 tokens of an answer take 2 s. With these values, round_robin has the published p95 in the mix `images`.
 PREFILL_TOKENS_PER_S = 4700.0
 DECODE_S_PER_TOKEN = 0.035
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?\{.*\} (\S+)$", re.MULTILINE)
@@ -37,16 +37,16 @@ class Fleet:
     model: str
     block_tokens: int
     speed: float
-    """By which the engines' times are divided; of real ones 1."""
+    """Divides the engines' times. It is 1 for real engines."""
 
     def counters(self) -> list[Counters]:
-        """What the engines have counted, in the order of `urls`."""
+        """The engines' counters, in the order of `urls`."""
         return [_counters(url) for url in self.urls.values()]
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one engine, since its start."""
+    """The counters of one engine since its start."""
 
     queries_tokens: float
     hits_tokens: float
@@ -76,12 +76,12 @@ def cache_share(counters: Sequence[Counters]) -> float:
 
 
 Fresh = Callable[[], AbstractContextManager[Fleet]]
-"""Gives a fleet with empty caches, again and again."""
+"""Starts a fleet with empty caches. It can be called again and again."""
 
 
 @contextmanager
 def simulated(mix: Mix, speed: float) -> Iterator[Fresh]:
-    """Simulated fleets for the mix, each started anew."""
+    """Simulated fleets for the mix. Each is started anew."""
     yield lambda: _simulated(mix, speed)
 
 
@@ -103,7 +103,7 @@ def _simulated(mix: Mix, speed: float) -> Iterator[Fleet]:
 
 @contextmanager
 def real(mix: Mix) -> Iterator[Fresh]:
-    """One fleet of real vLLM, whose caches are emptied: of as many tokens as the mix says for its real model."""
+    """One fleet of real vLLM with the mix's cache size for its real model. Its caches are emptied before each use."""
     install.install(install.SMALL)
     blocks = mix.real_capacity_tokens // BLOCK_TOKENS_ON_CPUS
     with (
@@ -120,6 +120,6 @@ def _emptied(fleet: Fleet) -> Fleet:
     with httpx.Client(timeout=60) as http:
         for url in fleet.urls.values():
             http.post(f"{url}/reset_prefix_cache").raise_for_status()
-            http.post(f"{url}/reset_mm_cache").raise_for_status()  # of images that were decoded for who came before
-            http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()  # the reset's event leaves with it
+            http.post(f"{url}/reset_mm_cache").raise_for_status()  # images that earlier runs decoded
+            http.post(f"{url}/v1/chat/completions", json=body).raise_for_status()  # sends the reset's event, too
     return fleet

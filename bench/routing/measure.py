@@ -1,4 +1,4 @@
-"""One run: a mix through a system, and what engines and clients then say of it."""
+"""One run of a mix through a system, with the figures of engines and clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WINDOW_LOOKS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """One run. Where the engines' times are scaled, all are scaled back, a router's own with them."""
+    """The results of a run. If the engines' times are scaled, all times are converted back, a router's own time too."""
 
     engine: str
     mix: str
@@ -38,16 +38,17 @@ class Row:
     seed: int
     requests: int
     failed: int
-    """Of these, and of those before the measurement."""
+    """Failed requests, including those before the measurement."""
     ttft_ms: list[float]
     per_s: float
     cache_share: float
     split: list[float]
     """Each replica's share of the requests."""
     wrong_share: float | None
-    """Of the answers whose placement foretold something; None where nothing was."""
+    """The share of wrong predictions among the answers with a prediction. None if there was no prediction."""
     peak_load: float | None
-    """At most, a replica's requests over the mean while its queue grew and it had the most; None where none did so."""
+    """The highest ratio of a replica's requests to the mean, at times when it had the most and its queue grew. None if
+    there were no such times."""
     idle: float
     valid: bool
 
@@ -59,7 +60,7 @@ class Row:
 
 
 async def measure(fleet: Fleet, mix: Mix, workload: Workload, system: System, seed: int) -> Row:
-    """Raises DoesNotStart where the system does not."""
+    """Raises DoesNotStart if the system does not start."""
     async with system.start(fleet, workload.sessions, seed) as spread:
         warmed_up = await run(workload.warm_up, spread, mix.concurrency, None, fleet.model)
         before, idle = fleet.counters(), IdleShare()
@@ -104,7 +105,7 @@ def _row(
 
 
 class Watch:
-    """Each replica's queue, looked at again and again."""
+    """Samples each replica's queue."""
 
     def __init__(self, replicas: int) -> None:
         self.active: list[list[int]] = [[] for _ in range(replicas)]

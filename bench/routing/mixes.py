@@ -1,4 +1,4 @@
-"""The workloads that routers are compared on: what is asked, of how many replicas, how much each of them holds."""
+"""The workloads that compare routers: the requests, the number of replicas, and their cache sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWER_TOKENS = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked before the measurement begins, and in it; `order` names a session for each of its turns."""
+    """The requests before and in the measurement. `order` names a session for each of its turns."""
 
     warm_up: list[Session]
     sessions: list[Session]
@@ -35,17 +35,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Mix:
-    """A workload by its seed, and the fleet that it is for."""
+    """A function that makes the workload from a seed, and the fleet for it."""
 
     name: str
     title: str
     replicas: int
     capacity_tokens: int
-    """Of each replica's KV cache."""
+    """The size of each replica's KV cache."""
     concurrency: int
     make: Callable[[int], Workload]
     real_capacity_tokens: int = 0
-    """The same on real vLLM, whose small model has other images and another tokenizer; 0: it is not run there."""
+    """The same on real vLLM. Its small model has other image sizes and another tokenizer. 0: the mix does not run
+    there."""
 
 
 def _system(rng: random.Random, tokens: int) -> Message:
@@ -64,8 +65,8 @@ _ASKED = ("What is the main subject?", "Which words can be read?", "Which colour
 
 
 def _trace(rng: random.Random, sessions: int, images: int, first: int) -> list[Session]:
-    """Sessions of three turns about one image each, which is new or was seen before, as a list of single requests that
-    do not wait for each other: what was answered before is made up, the same in all sessions about an image."""
+    """Sessions of three turns about one image each, which is new or was used before. They become single requests that
+    do not wait for each other: earlier answers are made up, and are the same in all sessions about an image."""
     system = _system(rng, 400)
     pictures = [picture(rng, 1024) for _ in range(images)]
     begins = {0, *rng.sample(range(1, sessions), images - 1)}
@@ -82,14 +83,15 @@ def _trace(rng: random.Random, sessions: int, images: int, first: int) -> list[S
 
 
 def _published(seed: int) -> Workload:
-    """120 requests about 12 images, after 24 about others."""
+    """120 requests about 12 images, after 24 requests about others."""
     rng = random.Random(f"images {seed}")
     warm_up = _trace(rng, sessions=8, images=3, first=100)
     return _in_order(warm_up, _trace(rng, sessions=40, images=12, first=0))
 
 
 def _vqa(seed: int) -> Workload:
-    """Questions about 12 images with a document each, by Zipf's law. Nothing before: the first are all cold."""
+    """Questions about 12 images with a document each, chosen by Zipf's law. There is no warm-up: the first are all
+    cold."""
     rng = random.Random(f"vqa {seed}")
     contexts = [[picture(rng, 1024), *_document(rng, 1000)] for _ in range(12)]
     chosen = by_zipf(rng, len(contexts), 120, 1.0)
@@ -97,7 +99,7 @@ def _vqa(seed: int) -> Workload:
 
 
 def _chat(seed: int) -> Workload:
-    """16 conversations of 6 turns under one system prompt of 600 tokens, whose turn it is left to chance."""
+    """16 conversations of 6 turns under one system prompt of 600 tokens. Their turns come in random order."""
     rng = random.Random(f"chat {seed}")
     system = _system(rng, 600)
     sessions = []
@@ -149,7 +151,8 @@ def _hot(seed: int) -> Workload:
 
 
 def _contexts(seed: int) -> Workload:
-    """24 documents and images asked about over and over: 64k tokens, which all replicas together hold once."""
+    """Repeated questions about 24 documents and images. These are 64k tokens, which all replicas together can hold
+    once."""
     sessions = shared_contexts(2600, seed=seed, max_tokens=_ANSWER_TOKENS)
     return _in_order(sessions[:600], sessions[600:])
 
@@ -158,8 +161,8 @@ def _named(mixes: Sequence[Mix]) -> dict[str, Mix]:
     return {mix.name: mix for mix in mixes}
 
 
-# The first is the experiment that the KVGate blog published (two A40s, LLaVA-OneVision-7B, 3 000 blocks of KV each);
-# the next two are those of which it is known how other routers do on real vLLM.
+# The first is the experiment that the KVGate blog published (two A40s, LLaVA-OneVision-7B, 3 000 blocks of KV each).
+# For the next two, results of other routers on real vLLM are known.
 MIXES = _named(
     (
         Mix("images", "120 requests about 12 images", 2, 48_000, 8, _published),

@@ -1,4 +1,4 @@
-"""A router that knows everything: each cache's blocks and each queue, as they are when a request is placed."""
+"""A router that knows everything: each cache's blocks and each queue at the time when a request is placed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _WEIGHT = Weights().charged
 
 
 class Oracle:
-    """Asks every simulated replica what the prompt would meet there, and takes the one where least is to be computed
-    before its first token; what the prompt itself lacks counts more, as it delays others too (ADR 2)."""
+    """Asks every simulated replica for its cached tokens and its backlog, and chooses the one that must compute least
+    before the first token. The prompt's own missing tokens count more, because they delay other requests as well (ADR
+    2)."""
 
     def __init__(self, http: aiohttp.ClientSession, urls: Sequence[str], seed: int) -> None:
         self._http = http
@@ -29,10 +30,11 @@ class Oracle:
         self._turn = asyncio.Lock()
         self._sent = dict.fromkeys(urls, 0)
         self._recent: dict[str, deque[int]] = {url: deque(maxlen=64) for url in urls}
-        """What the last prompts sent there lacked."""
+        """The missing tokens of the last prompts that were sent to each replica."""
 
     async def place(self, _session: Session, body: Body) -> str:
-        """One request at a time: the next one sees this one in its queue, or counts it as on its way there."""
+        """Places one request at a time. The next placement sees this request in the replica's queue, or counts it as on
+        its way."""
         async with self._turn:
             outlooks = await asyncio.gather(*(self._outlook(url, body) for url in self._urls))
             costs = [self._cost(url, outlook) for url, outlook in zip(self._urls, outlooks, strict=True)]
@@ -58,6 +60,6 @@ class Oracle:
 
 @asynccontextmanager
 async def oracle(urls: Sequence[str], seed: int) -> AsyncIterator[Spread]:
-    """The oracle as a spread over these replicas, to whom nobody else may send anything."""
+    """The oracle as a spread over these replicas. No other client may send requests to them."""
     async with aiohttp.ClientSession() as http:
         yield Oracle(http, urls, seed).place

@@ -1,4 +1,4 @@
-"""What routes: nothing but a rule of the client's, KVGate with one of its policies, or another router."""
+"""The systems that route: a simple rule in the client, KVGate with one of its policies, or another router."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ OURS = "prefix_kv_aware"
 
 
 def _tight(peer: Peer) -> Peer:
-    """The router as somebody sets it who knows how many requests there are: by default it leaves its affinity when one
-    replica has 64 more than another, which so few clients never bring about."""
+    """The router with a setting for a low number of requests. By default it leaves its affinity when one replica has 64
+    requests more than another, which never happens with so few clients."""
     options = ("--balance-abs-threshold", "2")
     return replace(peer, name=f"{peer.name}-tight", command=lambda *of: [*peer.command(*of), *options])
 
 
 _AS_THEY_COME = ("sglang-router", "vllm-router")
 ROUTERS = {peer.name: peer for name in _AS_THEY_COME for peer in (PEERS[name], _tight(PEERS[name]))}
-# On a machine that also runs the replicas and the clients, a placement may have to wait for its turn on a core.
+# On a machine that also runs the replicas and the clients, a placement may have to wait for a core.
 _CONFIG = {"redis": {"budget_ms": 200}}
 
 Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Spread]]
-"""Of a fleet, the sessions to come and a seed."""
+"""Starts a system for a fleet, the coming sessions and a seed."""
 
 
 def label(name: str, instances: int) -> str:
-    """How a system is called where it is shown."""
+    """The shown name of a system."""
     shown = "KVGate" if name == OURS else f"KVGate, {name}" if name in POLICIES else name
     return f"{shown} x{instances}" if instances > 1 else shown
 
 
 @dataclass(frozen=True)
 class System:
-    """Something that routes, so many times side by side; 0: there is nothing between clients and replicas."""
+    """A system that routes, with its number of parallel instances. 0: clients talk to replicas directly."""
 
     name: str
     instances: int
@@ -53,7 +53,7 @@ class System:
 
     @property
     def is_missing(self) -> bool:
-        """A router that is not installed."""
+        """Whether it is a router that is not installed."""
         return self.name in ROUTERS and not ROUTERS[self.name].is_installed
 
 
@@ -87,9 +87,11 @@ def _router(peer: Peer, instances: int) -> Start:
 
 
 def systems(names: Sequence[str], gateways: Sequence[int]) -> list[System]:
-    """By name; prefix_kv_aware with each number of gateways, routers as they come once and twice, all else once.
+    """The systems by name. prefix_kv_aware comes with each number of gateways. Routers with their defaults come with
+    one instance and with two. All others come once.
 
-    Raises KeyError for a name that is none."""
+    Raises KeyError for an unknown name.
+    """
     found: list[System] = []
     for name in names:
         if name == "pinned":

@@ -1,12 +1,13 @@
-"""Cost expressions tried out: the mixes on simulated engines in virtual time, in seconds instead of hours.
+"""Tries out cost expressions: runs the mixes on simulated engines in virtual time, in seconds instead of hours.
 
-No HTTP, no Redis and no clock: whoever places knows every cache, as if each event were applied at once, and a request
-takes a millisecond to its replica and one back. What is found here is worth a look by `python -m bench.routing`, which
-runs the real thing.
+There is no HTTP, no Redis and no clock. The router knows every cache, as if each event were applied at once. A request
+takes a millisecond to its replica and one back. Check a good result with `python -m bench.routing`, which runs the
+real system.
 
     python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
 
-Each argument is a variant of the weights of coordinator/lua/lib/choose.lua; the first line is the expression as it is.
+Each argument is a variant of the weights of coordinator/lua/lib/choose.lua. The first line shows the unchanged
+expression.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _FULL = 0.96
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the cost expression, in tokens (ADR 2)."""
+    """The weights of the cost expression, in tokens (ADR 2)."""
 
     charged: float = 3.0
     displaced: float = 1.0
     request: float = 128.0
     fresh: float = 0.1
-    """Beside each request in flight, of what is new to every cache."""
+    """Added to `request`, as this share of the tokens that no cache has."""
     copy: float = 16.0
     min_slack: float = 8.0
     load_factor: float = 1.5
@@ -57,7 +58,7 @@ class Weights:
 
 @dataclass
 class Load:
-    """Of one replica, when a prompt is placed."""
+    """The load of one replica when a prompt is placed."""
 
     active: int = 0
     backlog_tokens: int = 0
@@ -66,7 +67,7 @@ class Load:
 
 
 def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
-    """What coordinator/lua/lib/choose.lua computes, for replicas of one size."""
+    """Computes the same as coordinator/lua/lib/choose.lua, for replicas of one size."""
     best = max(load.matched_tokens for load in loads)
     found = []
     for load in loads:
@@ -90,7 +91,7 @@ def _occupied(load: Load, capacity_tokens: int) -> int:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Whenever nothing is left to do, it is the time of the next timer."""
+    """When no callback is ready, the time jumps to the next timer."""
 
     _now_s = 0.0
 
@@ -105,11 +106,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The results of a run."""
 
     ttft_s: list[float] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
-    """Of each replica."""
+    """The requests of each replica."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     wall_s: float = 0.0
@@ -127,7 +128,7 @@ class Outcome:
 
 
 class Trial:
-    """One mix by one variant of the expression."""
+    """One mix with one variant of the expression."""
 
     def __init__(self, mix: Mix, weights: Weights, seed: int) -> None:
         settings = SimSettings(
@@ -141,9 +142,9 @@ class Trial:
         self._mix, self._weights, self._rng = mix, weights, random.Random(seed)
         self._loads = [Load() for _ in self._engines]
         self._coming: list[list[list[int]]] = [[] for _ in self._engines]
-        """The blocks of what is on its way to each: claimed when it is placed."""
+        """The blocks of the requests on their way to each replica. They are claimed at placement."""
         self._hits: dict[tuple[int, int], int] = defaultdict(int)
-        """By replica and block, as each owner's record counts them."""
+        """Hits by replica and block, as each owner's record counts them."""
 
     async def run(self, workload: Workload) -> Outcome:
         engines = [asyncio.ensure_future(engine.run()) for engine in self._engines]
@@ -218,14 +219,14 @@ class Trial:
         return at
 
     def _allowed(self) -> list[int]:
-        """The replicas that the load guard leaves."""
+        """The replicas that the load guard allows."""
         active = [load.active for load in self._loads]
         limit = max(self._weights.min_slack, self._weights.load_factor * mean(active))
         return [n for n, count in enumerate(active) if count < limit] or list(range(len(active)))
 
 
 def run(mix: Mix, weights: Weights, seed: int) -> Outcome:
-    """The mix by this seed; the same every time."""
+    """Runs the mix with this seed. The result is the same every time."""
     loop = VirtualTimeLoop()
     try:
         return loop.run_until_complete(Trial(mix, weights, seed).run(mix.make(seed)))
@@ -234,7 +235,7 @@ def run(mix: Mix, weights: Weights, seed: int) -> Outcome:
 
 
 def variant(text: str) -> Weights:
-    """`charged=2,copy=8`. Raises ValueError for what is no weight."""
+    """Reads `charged=2,copy=8`. Raises ValueError for an unknown weight."""
     try:
         return replace(
             Weights(), **{name: float(value) for name, _, value in (p.partition("=") for p in text.split(","))}
@@ -284,7 +285,7 @@ def main() -> None:
     )
     weights = ", ".join(Weights.__dataclass_fields__)
     parser.add_argument("variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {weights}")
-    parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="of: %(default)s")
+    parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="default: %(default)s")
     parser.add_argument("--seeds", type=_seeds, default="1-10", help="first and last (default: %(default)s)")
     options = parser.parse_args()
     console = Console()

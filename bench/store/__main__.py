@@ -1,10 +1,10 @@
-"""What one Redis carries as the store of all gateways: placements/s, what other work does to them, and the map's size.
+"""The capacity of one Redis as the store of all gateways: placements/s, the effect of other work, the map's size.
 
     python -m bench.store [--quick] [--keys 1000000] [--seconds 10] [--out FILE]
 
-Every figure is taken on a fresh Redis of its own. Gateways, agents and clients that move values run in processes beside
-it. Where the machine has fewer cores than these, they take time from each other: what Redis used of a core is shown,
-and how long it waited for one, which makes tails the machine's rather than Redis'.
+Every figure is measured on its own fresh Redis. Gateways, agents and clients that move values run in other processes.
+If the machine has fewer cores than these processes, they take time from each other. The table shows how much of a core
+Redis used, and how long it waited for one. If it waited long, the machine caused the slowest times, not Redis.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNITS = {
 
 
 class Runs:
-    """All measurements, one after the other, and the bar that shows them."""
+    """All measurements, one after another, and the progress bar."""
 
     def __init__(self, options: argparse.Namespace, progress: Progress) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class Runs:
         self._task = progress.add_task("", total=1 + len(latency.CASES) + len(self._maps))
 
     def saturation(self) -> Saturation:
-        """Placements/s of gateways that ask without a pause."""
+        """Placements/s of gateways that send without a pause."""
         with self._step(f"{self._options.gateways} gateways at saturation") as url:
             return uvloop.run(saturation.saturate(url, self._options.gateways, self._options.seconds))
 
@@ -137,7 +137,7 @@ def _memory_table(rows: list[Memory]) -> Table:
 
 
 def _flat(what: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """One row: figures of figures by both names."""
+    """Flattens nested figures into one row. The new names join both names."""
     row: dict[str, Any] = {"what": what}
     for name, value in figures.items():
         row |= {f"{name}_{each}": one for each, one in value.items()} if isinstance(value, dict) else {name: value}
@@ -148,7 +148,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.store", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=positive, default=10.0, help="each measurement (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=10.0, help="time of a measurement (default: %(default)s)")
     parser.add_argument(
         "--gateways", type=count, default=2, help="processes that saturate Redis (default: %(default)s)"
     )
@@ -156,11 +156,11 @@ def _options() -> argparse.Namespace:
         "--gateway-per-s",
         type=positive,
         default=3000.0,
-        help="placements/s of a gateway at saturation, as bench.overhead finds its requests/s (default: %(default)s)",
+        help="placements/s of a gateway at saturation: its requests/s in bench.overhead (default: %(default)s)",
     )
     parser.add_argument("--rate", type=positive, default=500.0, help="placements/s of latencies (default: %(default)s)")
-    parser.add_argument("--keys", type=count, default=1_000_000, help="of the large map (default: %(default)s)")
-    parser.add_argument("--calls", type=count, default=1000, help="placements in each map (default: %(default)s)")
+    parser.add_argument("--keys", type=count, default=1_000_000, help="keys of the large map (default: %(default)s)")
+    parser.add_argument("--calls", type=count, default=1000, help="placements with each map (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few seconds each, and a map of 100000 keys")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Processes that use Redis while something is measured: each with an interpreter, and so a core, of its own.
+"""Processes that use Redis during a measurement. Each has its own interpreter, and so its own core.
 
-All start together, with whoever measures, once all are ready; each runs for a given time and then says what it did.
+All of them start together with the measuring process, once all are ready. Each runs for a given time, then reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import uvloop
 Found = dict[str, float]
 Start = Callable[[], Awaitable[None]]
 Work = Callable[[Start, str, float, int], Awaitable[Found]]
-"""Prepares, awaits the start, works for some seconds: of `(start, redis_url, seconds, argument)`."""
+"""Called with `(start, redis_url, seconds, argument)`. It prepares, awaits the start and works for some seconds."""
 _READY_S = 60.0
 _SOON_S = 2.0
 _SPAWNING = multiprocessing.get_context("spawn")
@@ -40,7 +40,7 @@ def _run(work: Work, barrier: Barrier, found: Queue[Found | str], url: str, seco
     try:
         found.put(uvloop.run(run()))
     except BrokenBarrierError:
-        raise  # another one's failure, who tells it
+        raise  # another process failed, and reports it itself
     except Exception:
         found.put(traceback.format_exc())
         barrier.abort()
@@ -57,7 +57,7 @@ class Company:
         self._seconds = seconds
 
     async def start(self) -> None:
-        """Start them, as soon as all are ready. Raises RuntimeError where one has failed."""
+        """Starts them as soon as all are ready. Raises RuntimeError if one has failed."""
         try:
             await asyncio.to_thread(self._barrier.wait, _READY_S)
         except BrokenBarrierError:
@@ -65,7 +65,7 @@ class Company:
             raise RuntimeError(f"not all of them were ready within {_READY_S:g} s") from None
 
     async def found(self) -> list[Found]:
-        """What each of them found, when all have ended. Raises RuntimeError with what went wrong in one."""
+        """The report of each process, when all have ended. Raises RuntimeError with the error of a failed one."""
         found = [await self._next(self._seconds + _READY_S) for _ in range(self._processes)]
         if None in found:
             raise RuntimeError("a process beside the measurement does not say what it found")

@@ -1,6 +1,6 @@
-"""What a placement takes at a moderate rate, and what other work on the same Redis does to it.
+"""Measures a placement at a moderate rate, and the effect of other work on the same Redis.
 
-The rate is kept whatever the answers take, so that a Redis that stalls is asked by all who would have come meanwhile.
+The rate does not depend on the answers. So while Redis stalls, all requests that are due still arrive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ REPLICAS = 8
 AGENTS = 3
 _BATCHES_PER_S = 20
 _TRANSITIONS = 40
-"""In a batch: half of them blocks that are computed, half what was evicted for them, as in a full cache."""
+"""Transitions in a batch. As in a full cache, half are computed blocks, and half are blocks that were evicted for
+them."""
 _BEAT_S = 0.5
 _LEASES_S = 30.0
 _VALUES = 8
@@ -35,7 +36,7 @@ _ROOM_FOR_VALUES = 64
 
 @dataclass(frozen=True)
 class Latency:
-    """One run. `beside` says what else Redis had to do, and `did` how much of it, each second."""
+    """One run. `beside` names the other work of Redis, and `did` says how much of it was done per second."""
 
     beside: str
     rate_per_s: float
@@ -48,7 +49,7 @@ class Latency:
 
 
 def _new_prompt(replica: int) -> list[Resident]:
-    """A prompt's worth of new keys, half a batch."""
+    """The new keys of a prompt: half a batch."""
     count, first = _TRANSITIONS // 2, replica << 60
     keys = random_keys(count)
     return [
@@ -58,7 +59,7 @@ def _new_prompt(replica: int) -> list[Resident]:
 
 
 async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
-    """One replica's agent: beats, and says what its engine stores and evicts."""
+    """One replica's agent: sends beats, and publishes the blocks that its engine stores and evicts."""
     loop, replica = asyncio.get_running_loop(), f"r{number}"
     link = await AgentStore.open(url, POOL, replica, f"{replica}.bench0")
     await link.register(INCARNATION, CAPACITY_TOKENS, f"http://127.0.0.1:{number}")
@@ -78,7 +79,8 @@ async def _publish(url: str, number: int, end_s: Callable[[], float]) -> None:
 
 
 class _Heard:
-    """What was applied; `everyone` once something was of each agent, so that every lease on a stream is taken."""
+    """Collects the applied events. `everyone` is set once each agent had one: then the lease of every stream is
+    taken."""
 
     def __init__(self, agents: int) -> None:
         self.everyone = asyncio.Event()
@@ -99,7 +101,7 @@ class _Heard:
 
 
 async def publish_and_apply(start: Start, url: str, seconds: float, agents: int) -> Found:
-    """So many agents, and the applier of one gateway, which applies what all of them say."""
+    """Runs this many agents, and one gateway's applier, which applies the events of all of them."""
     loop, heard = asyncio.get_running_loop(), _Heard(agents)
     applier = loop.create_task(Applier(url, GATEWAY, POOL, heard.observe).run())
     end_s = math.inf
@@ -118,7 +120,7 @@ async def publish_and_apply(start: Start, url: str, seconds: float, agents: int)
 
 
 async def move_values(start: Start, url: str, seconds: float, value_bytes: int) -> Found:
-    """A client that keeps chunks of the KV cache here: one connection, never idle."""
+    """A client that keeps chunks of the KV cache in this Redis: one connection, never idle."""
     wire, value = await connect(url), bytes(value_bytes)
     loop = asyncio.get_running_loop()
     await start()
@@ -133,7 +135,7 @@ async def move_values(start: Start, url: str, seconds: float, value_bytes: int) 
 
 
 async def evict_values(start: Start, url: str, seconds: float, value_bytes: int) -> Found:
-    """The same in a Redis that is at its limit: each chunk is a new one, and evicts another."""
+    """The same on a Redis at its memory limit: each chunk is new and evicts another."""
     wire, value, numbers = await connect(url), bytes(value_bytes), count()
     used_bytes = int((await info(wire, "memory"))["used_memory"])
     await wire.send("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
@@ -160,7 +162,7 @@ async def evict_values(start: Start, url: str, seconds: float, value_bytes: int)
 
 @dataclass(frozen=True)
 class Case:
-    """What else Redis has to do, by whom, and what he is told."""
+    """Other work for Redis: its function and the function's argument."""
 
     beside: str
     work: Work | None = None
@@ -178,7 +180,7 @@ CASES = (
 
 
 async def measure(url: str, case: Case, rate_per_s: float, seconds: float) -> Latency:
-    """One run of the loop, beside one of the cases."""
+    """Measures placements beside one of the cases."""
     wire, pool, _ = await open_pool(url, POOL, GATEWAY, REPLICAS)
     gateway, loop = Gateway(pool), asyncio.get_running_loop()
     await gateway.learn()

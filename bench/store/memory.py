@@ -1,7 +1,7 @@
-"""What the map takes in Redis' memory, and what a placement takes when it is large.
+"""Measures the map's memory in Redis, and a placement's time when the map is large.
 
-The records are written as the data model has them (coordinator/README.md), without placements: a million of those would
-take minutes.
+The records are written directly in the form of the data model (coordinator/README.md). A million placements would take
+minutes.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ POOL = "bench-memory"
 REPLICAS = 64
 _CHAINS_AT_ONCE = 100
 _IN_USE_MS = 600_000
-"""Last used this far ahead: else the first placement of each prompt would write that, more often in a large map."""
+"""`used_ms` is this far ahead. Otherwise the first placement of each prompt would update it, more often in a large
+map."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A map of one size, whose owners' records are of one kind, and placements of prompts that are in it."""
+    """A map of one size with one kind of record, and placements of prompts that it knows."""
 
     kind: str
     keys: int
     replicas: int
     used_bytes: int
-    """All that Redis uses, with the map."""
+    """Redis' memory with the map."""
     bytes_per_key: float
-    """Of the map: the key's own record, and its place in `held`."""
+    """The map's bytes per key: the key's own record, and its place in `held`."""
     encoding: str
-    """How Redis keeps a key's owners: `listpack` is compact, `hashtable` is what long records make of it."""
+    """Redis' encoding of a key's owners: `listpack` is compact, long records make it a `hashtable`."""
     hit_share: float
-    """Of the placements: that went where the map says their prompt is."""
+    """The share of placements on the replica that owns the prompt in the map."""
     times: Times
 
 
@@ -52,7 +53,7 @@ def _records(kind: str, chain: int, used_ms: int) -> Callable[[int], str]:
 
 
 async def fill(wire: Wire, names: PoolKeys, kind: str, keys: int, advance: Callable[[int], None]) -> list[list[str]]:
-    """Chains of keys, spread over the replicas; `advance` is told how many were written."""
+    """Writes chains of keys, spread over the replicas. Reports to `advance` how many keys it wrote."""
     seconds, _ = await wire.send("TIME")
     used_ms = int(seconds) * 1000 + _IN_USE_MS
     chains: list[list[str]] = []
@@ -74,7 +75,7 @@ async def fill(wire: Wire, names: PoolKeys, kind: str, keys: int, advance: Calla
 
 
 async def measure(url: str, kind: str, keys: int, calls: int, advance: Callable[[int], None]) -> Memory:
-    """Fill an empty Redis, and place prompts that it then knows."""
+    """Fills an empty Redis, and places prompts that the map then knows."""
     wire, pool, allow_oom = await open_pool(url, POOL, GATEWAY, REPLICAS)
     names = pool.keys
     before_bytes = int((await info(wire, "memory"))["used_memory"])

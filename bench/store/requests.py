@@ -1,4 +1,4 @@
-"""Requests as gateways place them: mostly prompts that were seen before, some that go on in a new way."""
+"""Requests as gateways place them: mostly known prompts, and some that continue in a new way."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SHAPE = b'{"text_bytes":[' + b",".join([b"400"] * CHAIN_KEYS) + b"]}"
 _KNOWN_CHAINS = 200
 _KNOWN_SEED = 1
 _NEW_SHARE = 0.1
-"""Of the prompts: known for their first half, and new behind it."""
+"""The share of prompts that are known for their first half, and new after it."""
 
 
 def known_chains() -> list[list[str]]:
-    """The prompts that all gateways are asked again and again; the same in every process."""
+    """The known prompts, which all gateways use again and again. They are the same in every process."""
     numbers = random.Random(_KNOWN_SEED)
     return [[numbers.randbytes(16).hex() for _ in range(CHAIN_KEYS)] for _ in range(_KNOWN_CHAINS)]
 
 
 class Gateway:
-    """What a gateway does with the store for each of its requests."""
+    """A gateway's calls to the store for each of its requests."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -36,12 +36,12 @@ class Gateway:
         self._random = random.Random(pool.gateway)
 
     async def learn(self) -> None:
-        """Place every known prompt once."""
+        """Places every known prompt once."""
         for chain in self._known:
             await self._serve(chain)
 
     async def serve(self) -> float:
-        """One request from its placement to its end; the round trip of the placement, in us."""
+        """Runs one request from its placement to its end. Returns the placement's round trip in us."""
         chain = self._random.choice(self._known)
         if self._random.random() < _NEW_SHARE:
             chain = chain[: CHAIN_KEYS // 2] + random_keys(CHAIN_KEYS - CHAIN_KEYS // 2)
@@ -55,6 +55,6 @@ class Gateway:
         took_us = (time.perf_counter() - started) * 1e6
         assert placement is not None, "the pool has lost its replicas"
         self._pool.first_token(reservation)
-        await asyncio.sleep(0)  # a stream's first token and its end are never in one turn of the loop
+        await asyncio.sleep(0)  # a stream's first token and its end never come in the same turn of the loop
         self._pool.done(reservation)
         return took_us

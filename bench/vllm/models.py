@@ -1,6 +1,6 @@
-"""Builds a vision-language model in the folder given, of the size given; install.py runs it with vLLM's Python.
+"""Builds a vision-language model in the given folder, of the given size. install.py runs it with vLLM's Python.
 
-LLaVA-OneVision with random weights: what it says means nothing, but to the engine it is a real model, with image
+It is LLaVA-OneVision with random weights. Its answers mean nothing, but for the engine it is a real model, with image
 tokens in its prompts and a KV cache. Everything is made here, offline, from seeds and from files of the pinned vllm
 package, so every machine gets the same model, in seconds.
 """
@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing is to be fetched
+os.environ["HF_HUB_OFFLINE"] = "1"  # set before transformers is imported: nothing may be fetched
 
 import torch
 import vllm
@@ -33,8 +33,8 @@ _VOCABULARY = 4096
 _CONTEXT_TOKENS = 4096
 _TILE_PIXELS, _PATCH_PIXELS = 112, 14  # an image is one tile of 64 tokens, and up to 2 x 2 more
 _GRIDS = [[112, 112], [112, 224], [224, 112], [224, 224]]
-# Larger than usual: with 0.02 and so few layers the next token depends on hardly more than the last one, and no
-# answer would tell whose KV it was computed from.
+# Larger than usual. With 0.02 and so few layers, the next token depends on little more than the last one, and no answer
+# would show from which KV it was computed.
 _WEIGHT_RANGE = 0.1
 
 _TEXT_TOWERS = {
@@ -56,7 +56,7 @@ _TEXT_TOWERS = {
 
 _PAD, _START, _END, _IMAGE, _VIDEO = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"
 
-# The parts of a message are rendered in their order: text in front of an image stays in front of it.
+# The parts of a message are rendered in their order: text before an image stays before it.
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -140,7 +140,7 @@ def _save_weights(config: LlavaOnevisionConfig, folder: Path) -> None:
     text = config.text_config
     model.generation_config = GenerationConfig(eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id)
     model.save_pretrained(folder)
-    # transformers 5 leaves out the "vision_model." that vLLM 0.32 looks for in the names of SigLIP's weights.
+    # transformers 5 omits the "vision_model." that vLLM 0.32 expects in the names of SigLIP's weights.
     file = folder / "model.safetensors"
     weights = {_name_for_vllm(name): weight for name, weight in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})

@@ -1,5 +1,5 @@
-"""Real replicas on this machine, started from the commands that `kvgate replica-command` prints: vLLM, with LMCache's
-server beside it where the replica's file says so."""
+"""Real replicas on this machine, started with the commands that `kvgate replica-command` prints: vLLM, and LMCache's
+server beside it if the replica's file asks for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _START_TIMEOUT_S = 240.0
 
 @dataclass
 class Printed(Server):
-    """A server whose command and environment were printed."""
+    """A server with a printed command and environment."""
 
     argv: list[str]
     env: dict[str, str]
@@ -40,14 +40,14 @@ class Printed(Server):
         return self.argv
 
     def environment(self) -> dict[str, str]:
-        # The seed has to come from what was printed.
+        # The hash seed has to come from the printed environment.
         inherited = {name: value for name, value in environment(self.log.parent).items() if name != "PYTHONHASHSEED"}
         return inherited | self.env
 
 
 @dataclass
 class PrintedReplica:
-    """An engine, LMCache's server where it has one, and an agent, which is not started."""
+    """An engine, LMCache's server if it has one, and an agent, which is not started."""
 
     engine: Printed
     server: Printed | None
@@ -57,7 +57,7 @@ class PrintedReplica:
 def replica_file(
     name: str, redis_url: str, tier: dict[str, Any] | None, size: str = install.TINY, blocks: int = 640
 ) -> dict[str, Any]:
-    """A replica's file for a model on CPUs; `tier` is its section `lmcache`, less what is the same for all."""
+    """A replica's file for a model on CPUs. `tier` is its section `lmcache` without the common settings."""
     ports = iter(free_ports(6))
     options = {"num-gpu-blocks-override": str(blocks), **_CPU_ARGUMENTS}
     arguments = [part for option, value in options.items() for part in (f"--{option}", value)]
@@ -90,9 +90,10 @@ def replica_file(
 
 
 def printed(folder: Path, told: dict[str, Any], secrets: Mapping[str, str]) -> dict[str, Any]:
-    """What `kvgate replica-command --json` says of a replica's file, by the commands' names.
+    """The output of `kvgate replica-command --json` for a replica's file, by command name.
 
-    Raises RuntimeError, with its words, where it refuses the file."""
+    Raises RuntimeError with the command's message if it refuses the file.
+    """
     file = folder / f"{told['id']}.yaml"
     file.write_text(yaml.safe_dump(told))
     command = [sys.executable, "-P", "-m", "gateway.ops.cli", "replica-command", "--config", str(file), "--json"]
@@ -107,7 +108,7 @@ def printed(folder: Path, told: dict[str, Any], secrets: Mapping[str, str]) -> d
 def running(
     folder: Path, files: Sequence[dict[str, Any]], secrets: Mapping[str, str] | None = None
 ) -> Iterator[list[PrintedReplica]]:
-    """A replica of each file, all started at the same time and killed in the end. Logs are in `folder`."""
+    """A replica for each file. All start at the same time and are killed at the end. Logs are in `folder`."""
     started, secrets = time.monotonic(), secrets or {}
     with ExitStack() as stack:
         replicas = [_replica(folder, told, printed(folder, told, secrets), secrets) for told in files]

@@ -17,7 +17,7 @@ from bench.vllm import install
 from bench.vllm.server import Server
 from gateway.ops.local.ports import free_ports
 
-BLOCK_TOKENS = 32  # the smallest that vLLM has on CPUs
+BLOCK_TOKENS = 32  # the smallest size that vLLM has on CPUs
 CONTEXT_TOKENS = 4096
 
 
@@ -28,12 +28,12 @@ class VllmReplica(Server):
     events_port: int
     replay_port: int
     blocks: int
-    """Of the KV cache, 32 tokens each. One of them is the engine's own (its null block)."""
+    """Blocks of the KV cache, 32 tokens each. The engine uses one of them itself (its null block)."""
     size: str = install.TINY
-    """Of the model: one of install.SIZES."""
+    """The model's size: one of install.SIZES."""
 
     async def restart(self) -> None:
-        """Kill it, start it anew on its ports and wait until it serves, while the event loop goes on."""
+        """Kills it, starts it again on its ports and waits until it serves. The event loop continues meanwhile."""
         await asyncio.to_thread(self.kill)
         self.start()
         await asyncio.to_thread(self.wait_until_healthy)
@@ -50,13 +50,13 @@ class VllmReplica(Server):
             "served-model-name": install.MODEL,
             "host": "127.0.0.1",
             "port": self.port,
-            "dtype": "float32",  # answers must not depend on which part of a prompt was cached, not even by rounding
+            "dtype": "float32",  # rounding must not make answers depend on the cached part of a prompt
             "max-model-len": CONTEXT_TOKENS,
             "max-num-seqs": 8,
             "max-num-batched-tokens": 1024,  # so that longer prompts are computed, and reported, in several chunks
             "block-size": BLOCK_TOKENS,
             "num-gpu-blocks-override": self.blocks,
-            "distributed-executor-backend": "uni",  # the worker lives in the engine's process: a quicker start
+            "distributed-executor-backend": "uni",  # the worker runs in the engine's process, which starts faster
             "kv-events-config": json.dumps(events),
         }
         flags = ("enforce-eager", "enable-prefix-caching", "enable-prompt-tokens-details", "enable-request-id-headers")
@@ -71,7 +71,8 @@ class VllmReplica(Server):
 def running_replicas(
     folder: Path, count: int = 2, blocks: int = 256, size: str = install.TINY
 ) -> Iterator[list[VllmReplica]]:
-    """`count` replicas r0, r1, … that serve; started at the same time, killed at the end. Logs are in `folder`."""
+    """`count` replicas r0, r1, … that serve. They start at the same time and are killed at the end. Logs are in
+    `folder`."""
     ports = iter(free_ports(3 * count))
     replicas = [
         VllmReplica(f"r{n}", next(ports), folder / f"r{n}.log", next(ports), next(ports), blocks, size)
@@ -85,7 +86,7 @@ def running_replicas(
 
 
 def start_together(replicas: Sequence[Server]) -> float:
-    """Start them all and wait until each is healthy; the seconds that took."""
+    """Starts them all and waits until each is healthy. Returns the seconds that this took."""
     started = time.monotonic()
     for replica in replicas:
         replica.start()
@@ -96,7 +97,7 @@ def start_together(replicas: Sequence[Server]) -> float:
 
 @dataclass(frozen=True)
 class VllmCluster:
-    """Gateways, with what `kvgate up` starts beside them, in front of real replicas."""
+    """Gateways in front of real replicas, with the processes that `kvgate up` starts beside them."""
 
     replicas: list[VllmReplica]
     gateway_urls: list[str]
@@ -111,7 +112,7 @@ class VllmCluster:
 def running_cluster(
     replicas: int = 2, gateways: int = 2, blocks: int = 256, config: dict[str, Any] | None = None
 ) -> Iterator[VllmCluster]:
-    """Redis, `gateways` gateways and an agent per replica, by `kvgate up`; all of it is stopped at the end."""
+    """Starts Redis, gateways and an agent for each replica with `kvgate up`. All of it is stopped at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-vllm-") as folder,
         running_replicas(Path(folder), replicas, blocks) as started,

@@ -1,6 +1,6 @@
 """A server of a replica as a process group on this machine: vLLM's, or LMCache's beside it.
 
-vLLM is two processes, the API server and its engine. They are killed together: the engine alone would outlive its
+vLLM is two processes, the API server and its engine. They are killed together, because the engine would outlive its
 server and keep the ports.
 """
 
@@ -26,7 +26,8 @@ from gateway.ops.local.processes import tail
 _START_TIMEOUT_S = 180.0
 _POLL_S = 0.1
 _DIES_WITHIN_S = 20.0
-# An engine computes on a GPU, and leaves its host's processors to agents and gateways.
+# In production an engine computes on a GPU and leaves the processors to agents and gateways. So here it runs with low
+# priority.
 _GIVING_WAY = ("nice", "-n", "10")
 
 
@@ -36,7 +37,7 @@ class Server(ABC):
 
     id: str
     port: int
-    """Where it answers over HTTP."""
+    """The HTTP port."""
     log: Path
     health_path: str = field(default="/health", kw_only=True)
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False, init=False)
@@ -47,14 +48,14 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """What starts it."""
+        """The command that starts it."""
 
     def environment(self) -> dict[str, str]:
-        """All of its environment."""
+        """Its complete environment."""
         return environment(self.log.parent)
 
     def start(self) -> None:
-        """Start it; `wait_until_healthy` says when it serves. It dies with the thread that this is called from."""
+        """Starts it. `wait_until_healthy` tells when it serves. It dies with the thread that calls this."""
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*_die_with_this_process(), *_GIVING_WAY, *self.command()],
@@ -62,11 +63,11 @@ class Server(ABC):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self.environment(),
-                start_new_session=True,  # a process group of its own: `kill` takes the engine with it
+                start_new_session=True,  # in its own process group, so that `kill` ends the engine as well
             )
 
     def wait_until_healthy(self, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Return once it serves. RuntimeError, with the end of its log, if it exits or takes too long."""
+        """Returns once it serves. Raises RuntimeError with the end of its log if it exits or takes too long."""
         deadline = time.monotonic() + timeout_s
         while not self.is_healthy():
             if self._has_exited_within(_POLL_S) or time.monotonic() > deadline:
@@ -79,7 +80,7 @@ class Server(ABC):
             return False
 
     def kill(self) -> None:
-        """SIGKILL to all its processes; returns when they are gone."""
+        """Sends SIGKILL to all its processes. Returns when they are gone."""
         if self.process is None:
             return
         group = self.process.pid
@@ -87,7 +88,7 @@ class Server(ABC):
         while _has_members(group):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-            self._has_exited_within(_POLL_S)  # which reaps it
+            self._has_exited_within(_POLL_S)  # this also reaps it
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.id} outlives SIGKILL: process group {group}")
         self.process.wait()
@@ -103,7 +104,7 @@ class Server(ABC):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process' environment, less what would configure vLLM or Python in some other way."""
+    """This process' environment without variables that would configure vLLM or Python differently."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTHON"))}
     return inherited | {
         "HF_HUB_OFFLINE": "1",
@@ -111,23 +112,23 @@ def environment(folder: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(install.home() / "cache"),
         "VLLM_CONFIG_ROOT": str(install.home() / "config"),
-        "VLLM_RPC_BASE_PATH": str(folder),  # its sockets go where they are removed afterwards
+        "VLLM_RPC_BASE_PATH": str(folder),  # puts its sockets where they are removed afterwards
         "VLLM_SERVER_DEV_MODE": "1",  # POST /reset_prefix_cache
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, more than `blocks` need
-        # One thread per replica, on whichever core is free: two replicas and the gateways share two.
+        # One thread per replica on any free core: two replicas and the gateways share two cores.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "PYTHONHASHSEED": "0",  # all replicas hash equal blocks to equal hashes
+        "PYTHONHASHSEED": "0",  # all replicas give equal blocks equal hashes
     }
 
 
 @functools.cache
 def _die_with_this_process() -> tuple[str, ...]:
-    """What to put in front of a command so that it and all that it starts die with this process, however that ends.
+    """A command prefix: it makes the command and all its children die with this process, however this process ends.
 
-    `bound` kills its command; being the first process in a PID namespace extends that to the command's children. Where
-    the kernel refuses namespaces (in most containers), the engine of a test run that was killed by SIGKILL stays.
+    `bound` kills its command. The command is the first process in a PID namespace, so its children die with it. If the
+    kernel refuses namespaces (as in most containers), the engine stays after a test run that SIGKILL ended.
     """
     bound = (sys.executable, "-P", "-m", "gateway.ops.local.bound_process", str(os.getpid()))
     namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -138,7 +139,7 @@ def _die_with_this_process() -> tuple[str, ...]:
 
 
 def _has_members(group: int) -> bool:
-    """Whether a process of this group still runs; one that nobody has reaped yet does not."""
+    """Whether a process of this group still runs. A process that has exited and was not reaped does not count."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, group_of_it, *_ = stat.read_text().rpartition(")")[2].split()

@@ -1,6 +1,6 @@
 """`python -m deploy.prometheus` writes rules/*.yml as the PrometheusRules of deploy/kubernetes/monitoring.
 
-Prometheus and its operator spell rules the same way, so each file's text is taken as it is, comments included.
+Prometheus and its operator use the same form for rules, so each file's text is copied unchanged, with its comments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a parsed request body to its prompt: which API's reader, with which root."""
+"""Reads the prompt of a parsed request body: chooses the API's reader and the root of its keys."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def read_prompt(
     limits: PromptLimits,
     steps: Steps | None = None,
 ) -> Prompt:
-    """Read the prompt of a request to `path`; a path without one gives a prompt without keys.
+    """Read the prompt of a request to `path`. If the path has no prompt, the result has no keys.
 
-    `root_model`, `adapter` and `cache_salt` are the engine's view: the base model that every alias
-    shares, the LoRA adapter, and the salt that will be sent (`body["cache_salt"]` is not read).
+    `root_model`, `adapter` and `cache_salt` are the engine's view: the base model that every alias shares, the LoRA
+    adapter, and the salt that will be sent (`body["cache_salt"]` is not read).
 
-    `body` is edited in place: media uuids of the client are dropped, and data: images in chat messages
-    get the gateway's own (`body_changed`). Raises ApiError 400, naming the field, for bad input, and TooManySteps
-    where reading it takes more than `steps`.
+    `body` is edited in place (`body_changed`): the client's media uuids are dropped, and data: images in chat messages
+    get the gateway's own. Raises ApiError 400, which names the field, for bad input, and TooManySteps if reading takes
+    more than `steps`.
     """
     kind = endpoint_of(path).prompt
     model = body.get("model")
