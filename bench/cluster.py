@@ -27,8 +27,8 @@ from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import Kind, Process
 from gateway.ops.local.state_dir import read_processes
 
-_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
-_REPLICA_SIM = (*_KVGATE, "replica-sim")
+KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
+_REPLICA_SIM = (*KVGATE, "replica-sim")
 _READY_S = 20.0
 _POLL_S = 0.05
 _GONE_S = 10.0
@@ -224,16 +224,16 @@ def running_gateways(
     policy: str | None = None,
     redis_url: str | None = None,
     lmcache: Mapping[str, str] | None = None,
-    python: str = sys.executable,
+    kvgate: Sequence[str] = KVGATE,
 ) -> Iterator[Cluster]:
     """Starts gateways in front of servers that already run, and agents if there are events. `urls` and `lmcache` are
-    the URLs of the servers and of the LMCache servers beside them, by replica id. `python` may belong to another
-    checkout; then that checkout's gateways run."""
+    the URLs of the servers and of the LMCache servers beside them, by replica id. `kvgate` may be
+    the command of another checkout; then that checkout's gateways run."""
     beside = {replica: f",lmcache={url}" for replica, url in (lmcache or {}).items()}
     urls = {replica: url + beside.get(replica, "") for replica, url in urls.items()}
     with (
         tempfile.TemporaryDirectory(prefix="kvgate-") as folder,
-        _gateways(Path(folder), urls, [], gateways, config, policy, redis_url, python) as cluster,
+        _gateways(Path(folder), urls, [], gateways, config, policy, redis_url, kvgate) as cluster,
     ):
         yield cluster
 
@@ -247,11 +247,11 @@ def _gateways(
     config: dict[str, Any] | None,
     policy: str | None,
     redis_url: str | None,
-    python: str = sys.executable,
+    kvgate: Sequence[str] = KVGATE,
 ) -> Iterator[Cluster]:
     daemons: list[Daemon] = []
     try:
-        _up(python, state_dir, gateways, urls, config, policy, redis_url)
+        _up(kvgate, state_dir, gateways, urls, config, policy, redis_url)
         described = json.loads((state_dir / "cluster.json").read_text())
         cluster = Cluster(
             described["url"],
@@ -268,7 +268,7 @@ def _gateways(
         processes: list[Daemon | SimReplica] = [*daemons, *sims]
         for each in processes:
             each.signal(signal.SIGCONT)
-        subprocess.run([*_KVGATE, "down", "--state-dir", str(state_dir)], capture_output=True, check=False)
+        subprocess.run([*KVGATE, "down", "--state-dir", str(state_dir)], capture_output=True, check=False)
         for daemon in daemons:
             daemon.kill()
 
@@ -278,7 +278,7 @@ def _daemons(state_dir: Path, kind: Kind) -> list[Daemon]:
 
 
 def _up(
-    python: str,
+    kvgate: Sequence[str],
     state_dir: Path,
     gateways: int,
     urls: Mapping[str, str],
@@ -295,6 +295,6 @@ def _up(
         options += ["--config", str(base)]
     options += ["--policy", policy] if policy else []
     options += ["--redis-url", redis_url] if redis_url else []
-    done = subprocess.run([python, *_KVGATE[1:], "up", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([*kvgate, "up", *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"kvgate up failed:\n{done.stdout}\n{done.stderr}")

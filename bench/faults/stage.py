@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from bench.cluster import KVGATE
 from bench.faults.balancer import Balancer
 from bench.faults.load import DECODE_S, client
 from bench.faults.program import Program, end_all
@@ -32,7 +33,6 @@ POOL = "kvgate-sim-vlm-63845a77"
 SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
 """The gateways' settings that differ from the defaults."""
 _READY_WITHIN_S = 60.0
-_KVGATE = (sys.executable, "-P", "-m", "gateway.ops.cli")
 _STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
 
 
@@ -174,7 +174,7 @@ class Stage:
         return lambda link: f"redis://127.0.0.1:{ports.get(link, every)}/0"
 
     def _program(self, name: str, *arguments: str) -> Program:
-        base = _STEPPED if self.layout.stepped_clock else _KVGATE
+        base = _STEPPED if self.layout.stepped_clock else KVGATE
         return Program(name, (*base, *arguments), self._folder / f"{name}.log")
 
     def _name_replicas(self) -> None:

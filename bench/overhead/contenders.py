@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from bench.cluster import running_gateways
+from bench.cluster import KVGATE, running_gateways
 from bench.overhead.canned import MODEL
 from bench.peers import PEERS, Peer, running_peer, running_process
 from gateway.ops.local.ports import free_ports
@@ -44,11 +43,13 @@ def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
     return nullcontext(Running(list(upstreams), [], ""))
 
 
-def _kvgate(gateways: int, python: str = sys.executable) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
+def _kvgate(
+    gateways: int, command: Sequence[str] = KVGATE
+) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
     @contextmanager
     def start(upstreams: Sequence[str]) -> Iterator[Running]:
         urls = {f"r{index}": url for index, url in enumerate(upstreams)}
-        with running_gateways(urls, gateways=gateways, python=python) as cluster:
+        with running_gateways(urls, gateways=gateways, kvgate=command) as cluster:
             processes = read_processes(cluster.state_dir)
             yield Running(
                 cluster.gateway_urls,
@@ -66,9 +67,9 @@ BESIDE = "kvgate beside"
 def of_checkout(checkout: Path) -> Contender:
     """The gateways of another checkout of KVGate with the packages of its .venv, for example the code before a
     change."""
-    python = checkout / ".venv" / "bin" / "python"
-    missing = "" if python.exists() else f"run `make install` in {checkout}"
-    return Contender(BESIDE, _kvgate(1, str(python)), lambda: missing)
+    command = checkout / ".venv" / "bin" / "kvgate"
+    missing = "" if command.exists() else f"run `make install` in {checkout}"
+    return Contender(BESIDE, _kvgate(1, [str(command)]), lambda: missing)
 
 
 def _of_peer(peer: Peer) -> Contender:
