@@ -24,33 +24,9 @@ from coordinator.signature import Flattener, Signature, flattener, lua_locals, r
 SHEBANG = "#!lua flags=allow-oom\n"
 NO_TIP = "-"
 """The tip of a request that has no chain."""
-NAMES = (
-    "place",
-    "settle",
-    "reassert",
-    "adopt",
-    "beat",
-    "reap",
-    "register",
-    "mark",
-    "report",
-    "hold",
-    "drop",
-    "withdraw",
-    "attend",
-    "publish",
-    "lead",
-    "apply",
-    "sweep",
-    "credit",
-    "measure",
-    "watch",
-    "tend",
-    "forget",
-    "rewind",
-    "repair",
-    "recount",
-)
+_LUA = files(__package__) / "lua"
+NAMES = tuple(sorted(file.name.removesuffix(".lua") for file in _LUA.iterdir() if file.name.endswith(".lua")))
+"""Every script: a file of lua/ each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +44,7 @@ class Script:
 
 @cache
 def _file(name: str) -> str:
-    return (files(__package__) / "lua" / f"{name}.lua").read_text()
+    return (_LUA / f"{name}.lua").read_text()
 
 
 @cache
@@ -80,7 +56,6 @@ def signature(name: str) -> Signature:
 @cache
 def source(name: str) -> str:
     """The text of a script with its locals and includes, without a shebang."""
-    folder = files(__package__) / "lua"
     header, _, body = _file(name).partition("\n\n")
     text = f"{header}\n{lua_locals(signature(name))}\n{body}"
 
@@ -93,7 +68,7 @@ def source(name: str) -> str:
         if match[1] in seen:
             return ""
         seen.add(match[1])
-        return with_includes((folder / "lib" / f"{match[1]}.lua").read_text())
+        return with_includes((_LUA / "lib" / f"{match[1]}.lua").read_text())
 
     return with_includes(text)
 

