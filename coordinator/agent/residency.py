@@ -119,7 +119,7 @@ class Residency:
         self._exact.move_to_end(tip)
         if len(self._exact) > _MAX_EXACT:
             self._exact.popitem(last=False)
-        if token_ids:
+        if token_ids and self.token_ids.is_needed:
             self._adopt(binding, self.token_ids.find(token_ids, binding.image_ids))
         elif not binding.is_complete(self.table.block_size):
             path = self.table.path(binding.last) or []

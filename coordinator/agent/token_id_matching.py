@@ -3,8 +3,8 @@
 The agent of such an engine has the mode `token_ids`. Gateways then ask the engine for the token ids of prompts, and
 hand them to the agent together with the measured lengths (coordinator/pool/engine_feedback.py).
 
-To drop support for these engines, delete this module and the lines in this package that name it, `Residency.token_ids`,
-`Measured.token_ids` and `Binding.image_ids`.
+To drop support for these engines, delete this module, the lines in this package that name it, `Residency.token_ids`,
+`Measured.token_ids` and `Binding.image_ids`; and what gateway/relay/token_ids.py lists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ class TokenIdMatcher:
         if event.session:
             self.is_needed = False
         size = self._table.block_size
-        if not self.is_needed or not event.is_prefix or event.medium not in MEDIA or event.block_size != size:
+        if (
+            not self.is_needed
+            or not size
+            or not event.is_prefix
+            or event.medium not in MEDIA
+            or event.block_size != size
+        ):
             return
         parent = event.parent
         for index, block_hash in enumerate(event.hashes):

@@ -1,12 +1,15 @@
-"""Socket options for connections to replicas: they make the system notice a host that is gone without a word.
+"""Sockets and TLS of connections to replicas.
 
-A host that lost its power, or is behind a cut network, closes no connection and refuses none.
+The socket options make the system notice a host that is gone without a word. A host that lost its power, or is behind a
+cut network, closes no connection and refuses none.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 from contextlib import suppress
+from functools import cache
 
 GONE_AFTER_S = 15
 """A host may leave data, or a probe of a quiet connection, unconfirmed for so long."""
@@ -35,3 +38,9 @@ def notice_gone_host(sock: socket.socket) -> None:
     with suppress(OSError):  # the connection is lost already
         for level, option, value in SOCKET_OPTIONS:
             sock.setsockopt(level, option, value)
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Trusts the system's authorities, or those in SSL_CERT_FILE. One for all: to load them takes milliseconds."""
+    return ssl.create_default_context()

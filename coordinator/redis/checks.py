@@ -248,9 +248,9 @@ SLOW = FindingKind(
 NO_TTL = FindingKind(
     "chunks-without-ttl",
     "error",
-    "Redis never evicts them, so it fills up and then refuses chunks and other writes",
+    "Redis evicts no chunk without a TTL, so it may fill up, and then it refuses chunks and other writes",
     "write chunks with LMCache's valkey adapter and ttl_seconds (kvgate replica-command prints how); a gateway with "
-    "store.watch: true gives a TTL to those that are there",
+    "store.watch: true gives each chunk a TTL when it finds it",
     ("chunks_without_ttl",),
 )
 TWO_KEYS = FindingKind(

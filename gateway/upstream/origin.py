@@ -11,9 +11,9 @@ import os
 import ssl
 import time
 from collections import deque
-from functools import cache
 from urllib.parse import urlsplit
 
+from coordinator.engine.sockets import tls_context
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 
@@ -23,7 +23,7 @@ class Origin:
 
     def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
         parts = urlsplit(url)
-        self._tls = _tls() if parts.scheme == "https" else None
+        self._tls = tls_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
@@ -75,12 +75,6 @@ class Origin:
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """One for all replicas: to load the system's certificates takes milliseconds."""
-    return ssl.create_default_context()
 
 
 def _cause(error: OSError) -> str:

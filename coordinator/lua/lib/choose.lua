@@ -3,7 +3,7 @@
 -- `held_tokens` is the most that any candidate has matched. Each policy returns the index of its choice. Ties are
 -- broken at random; the caller seeds the generator.
 
--- No replica with more than max(min_slack, load_factor * mean) active requests is chosen while another one has fewer.
+-- A replica with max(min_slack, load_factor * mean) active requests or more is not chosen while another one has fewer.
 local function guard_limit(fleet, knobs)
   local total = 0
   for i = 1, fleet.count do

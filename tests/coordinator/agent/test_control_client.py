@@ -42,6 +42,28 @@ async def test_an_answer_has_a_status_and_a_body_and_its_connection_is_kept(
     assert all(b"authorization: bearer secret" in head.lower() for head in raw.heads)
 
 
+async def test_an_idle_connection_that_the_server_closes_meanwhile_is_no_failure(
+    raw: RawReplica, client: ControlClient
+) -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.head(reader)
+        writer.write(raw.reply)
+        await raw.head(reader)  # the next request gets no answer
+
+    raw.serve = once
+    assert await client.get(raw.url, 60) == (200, b"hi")
+    assert await client.get(raw.url, 60) == (200, b"hi")
+    assert raw.connections == 2
+
+
+async def test_no_cookie_is_sent_back(raw: RawReplica, client: ControlClient) -> None:
+    raw.reply = b"HTTP/1.1 200 OK\r\nset-cookie: sticky=r7; Path=/\r\ncontent-length: 0\r\n\r\n"
+    for _ in range(2):
+        await client.get(raw.url, 60)
+    assert len(raw.heads) == 2
+    assert not any(b"sticky" in head for head in raw.heads)
+
+
 async def test_json_is_posted_with_the_key(client: ControlClient) -> None:
     async def answer(request: web.Request) -> web.Response:
         said = {"key": request.headers["authorization"], "type": request.content_type, "json": await request.json()}

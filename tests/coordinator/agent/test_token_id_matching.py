@@ -91,6 +91,16 @@ def test_an_engine_that_names_sessions_costs_no_memory_for_tokens() -> None:
     assert residency.token_ids.find([1, 2, 3, 4], ()) == []
 
 
+def test_token_ids_that_come_after_the_first_session_event_change_nothing() -> None:
+    """A gateway asked for them while nobody knew that the engine names sessions."""
+    with_ids, without = bound(chain(4, 8, 10)), bound(chain(4, 8, 10))
+    for residency in (with_ids, without):
+        residency.apply([told([1, 2, 3], session="tip", tokens=[*range(12)])])
+    expected = without.measure("tip", 12)
+    assert with_ids.measure("tip", 12, [*range(12)]) == expected
+    assert brief(expected)
+
+
 def test_without_sessions_a_measured_prompt_is_found_by_its_tokens() -> None:
     residency = bound(chain(4, 8, 10))
     residency.apply([told([1, 2, 3], session=None, tokens=[*range(12)])])

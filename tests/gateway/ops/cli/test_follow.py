@@ -49,7 +49,7 @@ def test_the_coordinators_help_says_when_it_is_wanted(kvgate: Kvgate) -> None:
     [
         ((*AGENT, "--redis-url", "localhost:6379"), "--redis-url: must start with redis://"),
         (("agent", "--replica", "R 0", "--url", "http://h:1"), "--replica: is 'R 0'; must be 1 to 48 of"),
-        (("agent", "--replica", "r0", "--url", "h:8000"), "--url: must be the server's base"),
+        (("agent", "--replica", "r0", "--url", "h:8000"), "--url: 'h:8000' is not a server's base URL"),
         (("agent", "--replica", "r0", "--url", "http://h:1/v1"), "--url: leave /v1 out"),
         (
             (*AGENT, "--events", "http://h:1"),

@@ -43,5 +43,7 @@ def test_a_reason_that_several_have_is_given_once() -> None:
 def test_servers_that_should_have_been_there_are_named_with_how_to_look() -> None:
     fronted = [FrontedReplica("r0", "http://h:1"), FrontedReplica("r1", "http://h:2")]
     text, is_their_fault = why_not_ready({"gw0": "replica r1: refused"}, fronted)
-    assert text == "gw0: replica r1: refused; start your servers first, and check: curl http://h:2/health"
+    assert (
+        text == "gw0: replica r1: refused; check that these servers are up and answer with 200: curl http://h:2/health"
+    )
     assert is_their_fault
