@@ -54,7 +54,7 @@ class EventMetrics:
 
 
 class Metrics:
-    """All metrics of a gateway. docs/behaviour.md explains each."""
+    """The metrics of a gateway, except those in store_metrics.py and loop_lag.py. docs/behaviour.md explains each."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -3,7 +3,10 @@
 The agent of such an engine recognises a prompt by its token ids. So the gateway asks for them in requests that claimed
 keys, reads them from the answer, and takes them out again unless the client wanted them too.
 
-To drop support for these engines, delete this module, the lines that name it, and coordinator's part.
+To drop support for these engines, delete this module and coordinator/agent/token_id_matching.py, the lines that name
+either of them, and what only they use: `Endpoint.returns_token_ids`, `wants_token_ids` of a body and of a Job,
+`Prompt.image_ids`, the argument `token_ids` of coordinator/pool/engine_feedback.py, and the doctor's finding
+`vllm-names-no-sessions`.
 """
 
 from __future__ import annotations

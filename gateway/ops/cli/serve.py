@@ -39,8 +39,8 @@ def gateway(config: ConfigFile) -> None:
     """Run one gateway until SIGTERM, then finish its streams and leave.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
-    KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE and KVGATE_CACHE_SALT_SECRET override
-    theirs.
+    KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET and
+    KVGATE_REPLICA_API_KEY override the fields of the same names.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ _COST_TERMS = (
     ("load_tokens", "load"),
     ("active", "active requests"),
     ("owned_tokens", "owned"),
-    ("guarded", "above the load guard"),
+    ("guarded", "too busy (load guard)"),
 )
 _LEGEND = (
     "cost: the sum of 3 x charged (what it would compute; of what requests share, this one's share), displaced (what "

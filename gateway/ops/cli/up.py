@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -134,7 +135,10 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     # With several servers, redis-cli would need one of their addresses.
     pattern = f"{prefix(layout.redis_namespace)}:*"
     is_one = "+" not in layout.redis_url.partition("://")[0]
-    redis_cli = f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_one else ""
+    is_shown = is_one and shutil.which("redis-cli") is not None
+    redis_cli = (
+        f"  redis-cli -u {without_password(layout.redis_url)} --scan --pattern '{pattern}'\n" if is_shown else ""
+    )
     steps = f"""
 Try next
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\

@@ -45,7 +45,7 @@ def why_not_ready(problems: Mapping[str, str], fronted: Sequence[FrontedReplica]
     told = _by_reason(problems)
     away = [replica for replica in fronted if f"replica {replica.id}: " in told]
     checks = " and ".join(f"curl {replica.url}/health" for replica in away)
-    return told + (f"; start your servers first, and check: {checks}" if away else ""), bool(away)
+    return told + (f"; check that these servers are up and answer with 200: {checks}" if away else ""), bool(away)
 
 
 def _by_reason(problems: Mapping[str, str]) -> str:
