@@ -66,7 +66,7 @@ class Gateway:
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
         self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
         progress = AnswerProgress(self.fleet, self.store)
-        hangs = HangDetector(settings.health, self.store, self.upstream, progress)
+        hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
         keyring = Keyring(settings.security)

@@ -100,11 +100,11 @@ class Relay:
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
         """Passes on events as they come. Raises StreamBroken if the stream breaks off."""
         watch = self._watch(job, ticket, reply) if job.endpoint.stores_responses else None
-        if watch is None:
+        if watch is None and job.endpoint.computes_prompt:
             ticket.first_token()
         token_ids = asked_token_ids(job, ticket)
-        edit_event = token_ids.take_from_event if token_ids is not None else None
-        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit_event)
+        edit = token_ids.take_from_events if token_ids is not None else None
+        events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit)
         reason, pieces = "", self._pieces
 
         def complete(piece: bytes) -> bytes:

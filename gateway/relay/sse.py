@@ -33,11 +33,11 @@ class EventRelay:
     """Takes a replica's bytes, returns the client's bytes. One for each stream.
 
     `end_marks` are beginnings of lines. A JSON string holds no line break, so no content can look like one.
-    `edit_event`, if given, turns each event into the client's event.
+    `edit`, if given, turns events into those for the client.
     """
 
     def __init__(
-        self, strip_usage: bool, end_marks: tuple[bytes, ...], edit_event: Callable[[bytes], bytes] | None = None
+        self, strip_usage: bool, end_marks: tuple[bytes, ...], edit: Callable[[bytes], bytes] | None = None
     ) -> None:
         self.usage: dict[str, Any] | None = None
         """From the last event that had one."""
@@ -45,7 +45,7 @@ class EventRelay:
         """Whether the stream said that it is complete. Always true if there are no end marks."""
         self._end_marks = end_marks
         self._strip_usage = strip_usage
-        self._edit_event = edit_event
+        self._edit = edit
         self._tail = bytearray()
 
     @property
@@ -91,8 +91,8 @@ class EventRelay:
     def _passed(self, ready: bytes) -> bytes:
         if len(ready) > _LARGE_BYTES:
             return b"".join(self._passed_alone(event) for event in split_events(ready))
-        if self._edit_event is not None:
-            ready = b"".join(self._edit_event(event) for event in split_events(ready))
+        if self._edit is not None:
+            ready = self._edit(ready)
         if b'"usage"' in ready:
             ready = self._take_usage(ready)
         if not self.saw_end:
@@ -104,8 +104,8 @@ class EventRelay:
     def _passed_alone(self, event: bytes) -> bytes:
         if len(event) <= _LARGE_BYTES:
             return self._passed(event)
-        if self._edit_event is not None:
-            event = self._edit_event(event)
+        if self._edit is not None:
+            event = self._edit(event)
         self.usage = last_usage(event) or self.usage
         beginning = event[:WINDOW_BYTES]
         self.saw_end = self.saw_end or any(_begins_a_line(mark, beginning) for mark in self._end_marks)

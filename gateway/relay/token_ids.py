@@ -17,7 +17,7 @@ from typing import Any, Final
 import orjson
 
 from coordinator.engine.light_json import is_light
-from gateway.relay.sse import event_data
+from gateway.relay.sse import event_data, split_events
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 
@@ -35,8 +35,13 @@ class TokenIds:
         """Those of the first prompt; empty until they were found."""
         self._strip = strip
 
-    def take_from_event(self, event: bytes) -> bytes:
-        """Reads one event of a stream; returns the event for the client."""
+    def take_from_events(self, events: bytes) -> bytes:
+        """Reads events of a stream; returns the events for the client."""
+        if b"token_ids" not in events:
+            return events
+        return b"".join(map(self._take_from_event, split_events(events)))
+
+    def _take_from_event(self, event: bytes) -> bytes:
         document = event_data(event) if _is_readable(event) else None
         if document is None:
             return event

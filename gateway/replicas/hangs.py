@@ -106,7 +106,10 @@ class StallTimer:
 class HangDetector:
     """Marks replicas in the registry as hung, and as ready again."""
 
-    def __init__(self, health: HealthSettings, store: Store, upstream: Upstream, progress: AnswerProgress) -> None:
+    def __init__(
+        self, fleet: Fleet, health: HealthSettings, store: Store, upstream: Upstream, progress: AnswerProgress
+    ) -> None:
+        self._fleet = fleet
         self._hang_s = health.hang_s
         self._timeout_s = health.timeout_s
         self._store = store
@@ -175,8 +178,10 @@ class HangDetector:
         return None if work is None else (self._progress.pieces[member.id], last_shared, work)
 
     async def _engine_figures(self, member: Member) -> dict[str, float]:
-        """The engine's counters, read from the replica itself, because no agent tells them."""
+        """The engine's counters, read from the replica itself, because no agent tells them. A replica that is known
+        from the store alone does not get the API key."""
+        is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
         try:
-            return (await engine_facts(self._upstream, member, self._timeout_s)).figures
+            return (await engine_facts(self._upstream, member, self._timeout_s, with_key=is_ours)).figures
         except UpstreamError:
             return {}

@@ -263,7 +263,7 @@ class HealthChecks:
                         _log.info("forgotten", replica=member.id, silent_s=round(time.monotonic() - member.answered_s))
 
 
-async def engine_facts(upstream: Upstream, member: Member, timeout_s: float) -> EngineFacts:
+async def engine_facts(upstream: Upstream, member: Member, timeout_s: float, with_key: bool = True) -> EngineFacts:
     """Reads a replica's /metrics. Raises UpstreamError."""
-    metrics = await upstream.get(member.url, "/metrics", timeout_s)
+    metrics = await upstream.get(member.url, "/metrics", timeout_s, with_key)
     return parse_metrics(metrics.body.decode("utf-8", "replace"), member.dp_rank)

@@ -11,27 +11,34 @@ import os
 import ssl
 import time
 from collections import deque
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from coordinator.engine.sockets import tls_context
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 
+_SAFE_IN_PATH = "/%:@!$&'()*+,;="
+"""The characters that a path may have unquoted (RFC 3986), and the sign of quoted ones."""
+
 
 class Origin:
-    """The connections to one replica's address."""
+    """The connections to one replica's address. Raises UpstreamError if no address can be made of the URL."""
 
     def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
-        parts = urlsplit(url)
+        try:  # the URL may come from a record in Redis, which anybody may have written
+            parts = urlsplit(url)
+            port = parts.port
+            self.host_header = parts.netloc.rpartition("@")[2].encode("idna").decode()
+        except ValueError as error:
+            raise UpstreamError("refused", f"cannot use the address {url!r} ({error})") from error
         self._tls = tls_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname or "", parts.port or (443 if self._tls else 80)
+        self._host, self._port = parts.hostname or "", port or (443 if self._tls else 80)
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._is_retired = False
-        self.path_prefix = parts.path.rstrip("/")
-        self.host_header = parts.netloc.rpartition("@")[2]
+        self.path_prefix = quote(parts.path.rstrip("/"), safe=_SAFE_IN_PATH)
 
     async def acquire(self) -> Connection:
         """An open connection without a running request. Raises UpstreamError."""

@@ -61,7 +61,7 @@ async def test_what_waits_at_an_address_that_the_replica_has_left_stays_while_th
         stays = ReplicaSettings(id="r1", url=other_url)
         fleet = Fleet([ReplicaSettings(id="r0", url=old_url), stays], store, upstream)
         checks, progress = HealthChecks(fleet, HEALTH, store, upstream), AnswerProgress(fleet, store)
-        moves = Moves(fleet, checks, store, progress, HangDetector(HEALTH, store, upstream, progress))
+        moves = Moves(fleet, checks, store, progress, HangDetector(fleet, HEALTH, store, upstream, progress))
         try:
             tasks.spawn(checks.run(), "checks")
             await checks.first_round()

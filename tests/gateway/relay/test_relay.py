@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from gateway.relay import sse
-from tests.gateway.scripted import Relayed, chunk, head
+from gateway.routing.ticket import Ticket
+from tests.gateway.scripted import CHAT, Relayed, chunk, head
 from tests.polling import eventually
 
 FIRST = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -22,6 +23,17 @@ async def test_streams_say_that_no_proxy_may_collect_them(relayed: Relayed) -> N
     relayed.replica.says(head(*STREAM_HEADERS), chunk(EVENTS), chunk(b""))
     headers = (await relayed.stream()).headers
     assert (headers.get_list("x-accel-buffering"), headers.get_list("cache-control")) == (["no"], ["no-cache"])
+
+
+@pytest.mark.parametrize(("path", "is_computed"), [(CHAT, True), ("/tokenize", False)])
+async def test_only_on_paths_that_compute_prompts_does_a_stream_say_that_the_prompt_is_computed(
+    relayed: Relayed, monkeypatch: pytest.MonkeyPatch, path: str, is_computed: bool
+) -> None:
+    told: list[Ticket] = []
+    monkeypatch.setattr(Ticket, "computed", lambda ticket: told.append(ticket))
+    relayed.replica.says(head(*STREAM_HEADERS), chunk(EVENTS), chunk(b""))
+    assert (await relayed.stream(path)).status_code == 200
+    assert bool(told) is is_computed
 
 
 async def test_what_a_replica_says_of_caching_stays(relayed: Relayed) -> None:

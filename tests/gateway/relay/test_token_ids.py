@@ -43,7 +43,7 @@ def test_wherever_the_bytes_are_split_the_client_gets_no_token_ids(chunks: list[
     wanted = b"".join(event(without_ids(chunk)) for chunk in chunks) + DONE
     for at in range(1, len(stream)):
         token_ids = TokenIds(strip=True)
-        relay = EventRelay(True, END, token_ids.take_from_event)
+        relay = EventRelay(True, END, token_ids.take_from_events)
         assert relay.feed(stream[:at]) + relay.feed(stream[at:]) == wanted
         assert token_ids.of_prompt == [5, 6, 7]
         assert (relay.usage or {})["prompt_tokens"] == 7
@@ -54,30 +54,30 @@ def test_wherever_the_bytes_are_split_the_client_gets_no_token_ids(chunks: list[
 def test_a_client_that_wants_token_ids_gets_them_as_they_came(chunks: list[dict[str, Any]]) -> None:
     stream = b"".join(event(chunk) for chunk in chunks) + DONE
     token_ids = TokenIds(strip=False)
-    assert EventRelay(False, END, token_ids.take_from_event).feed(stream) == stream
+    assert EventRelay(False, END, token_ids.take_from_events).feed(stream) == stream
     assert token_ids.of_prompt == [5, 6, 7]
 
 
 def test_token_ids_of_long_prompts_are_taken_out_up_to_a_megabyte() -> None:
     token_ids = TokenIds(strip=True)
     long, longer = ([100_000] * count for count in (100_000, 200_000))
-    assert token_ids.take_from_event(event({"choices": [], "prompt_token_ids": long})) == event({"choices": []})
+    assert token_ids.take_from_events(event({"choices": [], "prompt_token_ids": long})) == event({"choices": []})
     assert token_ids.of_prompt == long
     too_large = event({"choices": [], "prompt_token_ids": longer})
-    assert token_ids.take_from_event(too_large) is too_large
+    assert token_ids.take_from_events(too_large) == too_large
     too_intricate = event({"choices": [{"token_ids": [{}] * 50_000}]})
-    assert token_ids.take_from_event(too_intricate) is too_intricate
+    assert token_ids.take_from_events(too_intricate) == too_intricate
 
 
 def test_the_lines_above_an_events_data_stay() -> None:
     token_ids = TokenIds(strip=True)
     above = b": token_ids\r\nevent: chunk\r\n"
-    assert token_ids.take_from_event(above + event(CHAT[0])) == above + event(without_ids(CHAT[0]))
-    assert token_ids.take_from_event(b": token_ids\n\n") == b": token_ids\n\n"
+    assert token_ids.take_from_events(above + event(CHAT[0])) == above + event(without_ids(CHAT[0]))
+    assert token_ids.take_from_events(b": token_ids\n\n") == b": token_ids\n\n"
 
 
 def test_a_last_event_without_its_blank_line_has_no_token_ids_either() -> None:
-    relay = EventRelay(False, (), TokenIds(strip=True).take_from_event)
+    relay = EventRelay(False, (), TokenIds(strip=True).take_from_events)
     assert relay.feed(event(CHAT[1]).rstrip()) == b""
     assert b"token_ids" not in relay.finish()
 

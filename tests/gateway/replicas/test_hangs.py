@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.replicas.hangs import StallTimer
+from coordinator.store import Store, StoreOptions
+from gateway.replicas.fleet import Fleet, Member
+from gateway.replicas.hangs import AnswerProgress, HangDetector, StallTimer
+from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.settings.limit_settings import HealthSettings, TimeoutSettings
+from gateway.upstream import Upstream
+from tests.gateway.upstream.conftest import RawReplica
 
 PATIENCE_S = 5.0
 FIGURES = {"prefix_queries_tokens": 10.0, "generated_tokens": 3.0, "kv_usage": 0.5}
@@ -63,3 +69,20 @@ def test_tokens_events_and_a_fuller_cache_are_work(figures: dict[str, float], se
 def test_an_engine_that_never_told_of_its_work_is_slow_for_all_that_is_known() -> None:
     assert a_timer().work_done({"waiting": 3.0}, 7) is None
     assert a_timer(**FIGURES).work_done({}, -1) is not None
+
+
+async def test_an_address_that_is_known_from_the_store_alone_does_not_get_the_api_key() -> None:
+    """Whoever can write to Redis can add a replica's record there."""
+    raw, upstream = RawReplica(), Upstream(TimeoutSettings(), "secret")
+    await raw.start()
+    try:
+        store = Store(StoreOptions("redis://127.0.0.1:1"), "gw0")
+        fleet = Fleet([ReplicaSettings(id="ours", url=raw.url)], store, upstream)
+        fleet.members["theirs"] = Member("theirs", raw.url)
+        hangs = HangDetector(fleet, HealthSettings(), store, upstream, AnswerProgress(fleet, store))
+        for name in ("ours", "theirs"):
+            await hangs._engine_figures(fleet.members[name])
+        assert [b"secret" in head for head in raw.heads] == [True, False]
+    finally:
+        await raw.close()
+        await upstream.close()

@@ -26,6 +26,32 @@ async def test_a_question_that_reaches_nobody_says_why_in_plain_words(upstream: 
     assert "ssl" not in failure.value.detail
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.0.0..7:8000",
+        "http://h:99999",
+        "http://h:port",
+        "http://[::1",
+        f"http://{64 * 'x'}.example",
+        "http://",
+    ],
+)
+async def test_a_url_that_nobody_can_connect_to_is_a_refusal_like_any_other(upstream: Upstream, url: str) -> None:
+    """Such a URL may stand in a replica's record in Redis."""
+    with pytest.raises(UpstreamError) as failure:
+        await upstream.get(url, "/health", 5)
+    assert failure.value.reason == "refused"
+    with pytest.raises(UpstreamError) as failure:
+        await upstream.send("POST", url, "/v1/chat/completions", {}, [b"{}"])
+    assert failure.value.reason == "refused"
+
+
+async def test_a_base_path_of_any_letters_is_quoted(raw: RawReplica, upstream: Upstream) -> None:
+    await upstream.get(f"{raw.url}/modèle%20a/", "/health", 60)
+    assert raw.heads[0].startswith(b"GET /mod%C3%A8le%20a/health HTTP/1.1")
+
+
 async def test_an_answer_without_an_end_is_given_up(raw: RawReplica, upstream: Upstream) -> None:
     gone = asyncio.Event()
 
