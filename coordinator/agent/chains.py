@@ -4,8 +4,8 @@ A gateway knows keys by bytes and images; an engine knows blocks by tokens. The 
 binds a request's chain to its blocks. Then three kinds of places are exact: the start; the beginning and end of every
 image (its placeholders are in the events); the end of the prompt (the engine's usage tells its length). Between two
 exact places, a key's place in tokens follows from its place in bytes, in proportion. A key counts for the blocks that
-end at or before it. If a place is not known, the key is assumed to end later in the prompt than it may: a key that is
-then called resident surely is.
+end at or before it. If a place is not known, the agent assumes one that is certainly not too early. So a key that it
+calls resident is certainly resident.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Binding:
     path: list[int] = field(default_factory=list)
     """The prompt's blocks as far as events have named them; 0 for a block that is not known."""
     sure_blocks: int = 0
-    """So many blocks of `path` have tokens of the prompt only, even if the estimate is wrong: an answer fills its
-    blocks one at a time, and the first of these also has the end of the prompt."""
+    """How many blocks of `path` certainly have only tokens of the prompt, even if the estimate is wrong. An answer
+    fills its blocks one at a time; its first block also has the prompt's end."""
     spans: list[MediaSpan] = field(default_factory=list)
     """The media along `path`."""
     last: int = 0

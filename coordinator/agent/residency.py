@@ -137,7 +137,7 @@ class Residency:
             self._residents.watch(resident.key, resident.tokens, resident.span_tokens, resident.block_hash)
 
     def reset(self, relearn: bool) -> list[Transition]:
-        """Forget everything; with `relearn`, because events are missing while the engine still holds blocks."""
+        """Forget everything. `relearn`: events are missing, and the engine still has blocks."""
         self.table.clear()
         self.token_ids.clear()
         self._residents.clear()

@@ -21,7 +21,7 @@ Weight = tuple[int, tuple[int, ...]]
 Detokenize = Callable[[Sequence[int]], Awaitable[str | None]]
 """The text of a sequence of tokens; None if the engine does not tell."""
 _MAX_FAILURES = 5
-"""After so many failures in a row, the engine has no such endpoint."""
+"""After this many failures in a row, the engine counts as having no such endpoint."""
 
 
 class TokenSizes:

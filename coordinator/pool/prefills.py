@@ -1,4 +1,4 @@
-"""When the prefill of a request is over whose answer is not streamed, so that nobody sees its first token.
+"""Finds out when a prefill is over if its answer is not streamed: then nobody sees its first token.
 
 Its backlog ends when the replica's events have made the request's tip resident, or after the time that its prefill is
 predicted to take. A gateway checks its own such requests at each heartbeat; no request waits for that. If the replica
@@ -26,17 +26,17 @@ from coordinator.scripts import NO_TIP, Reservation
 _SAFETY = 2.0
 """Factor for the request's own tokens: a long prompt takes longer per token than the mean, and steps are shared."""
 _QUEUE_SHARE = 0.5
-"""The share of the other queued tokens that is assumed to be computed first. The rest came later, or is held for longer
-than its prefill took. If all were counted, each backlog held too long would lengthen the next one, and under load none
-would end before its answer."""
+"""The share of the other queued tokens that is assumed to be computed first. The rest came later, or its prefill is
+over but it still counts. If all counted, each backlog that counts too long would lengthen the next one. Under load, no
+backlog would end before its answer."""
 _LOOKUPS = 256
 """The most per heartbeat."""
 
 
 def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
     """How fast an engine has computed prompts since it started, by its own counters (named in
-    coordinator/engine/facts.py); None if they do not tell. The engine is rather faster than this: prefills that share
-    steps each count the whole time."""
+    coordinator/engine/facts.py); None if they do not tell. The engine is usually faster: if prefills share a step,
+    its time counts for each of them."""
     tokens, seconds = counters.get("prefill_computed_tokens", 0.0), counters.get("prefill_s", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
