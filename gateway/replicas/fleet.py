@@ -22,7 +22,7 @@ from gateway.upstream import Upstream
 
 _PROBLEMS = {
     "hung": "it has work, and shows no progress",
-    "dead": "it answers this gateway, but not the one that checks it for all",
+    "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
 _LIVES = re.compile(r"life-(\d{1,15})")
 

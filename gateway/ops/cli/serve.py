@@ -36,11 +36,11 @@ ConfigFile = Annotated[Path, Option("--config", metavar="FILE", help="The gatewa
 
 
 def gateway(config: ConfigFile) -> None:
-    """Run one gateway until SIGTERM, then finish its streams and leave.
+    """Run one gateway until SIGTERM, then finish its answers and exit.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE and KVGATE_CACHE_SALT_SECRET override
-    theirs.
+    the fields of the same names.
 
     \b
     Examples:
