@@ -20,8 +20,8 @@ from bench.routing.systems import System
 from gateway.tasks import Tasks
 
 WRONG = (
-    "answers for which the engine's cache held over a block less, or more, than was foretold when they were placed: it "
-    "was evicted or computed while they waited, or no event had told of it yet and its tokens were estimated"
+    "answers whose cached tokens differ from the prediction by over a block. Reasons: blocks were evicted or computed "
+    "while the request waited; or no event had told of the prompt, and its tokens were estimated"
 )
 _LOOK_S = 0.1
 _WINDOW_LOOKS = 10
