@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
-from coordinator.agent.token_sizes import EVEN, Ruler
+from coordinator.agent.token_sizes import EVEN, TokenPlaces
 
 _MAX_BINDINGS = 8192
 _MAX_PATH_BLOCKS = 1_000_000
@@ -79,8 +79,8 @@ class Bindings:
         self._by_tip[binding.tip] = binding
         self._trim()
 
-    def lead(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
-        """Set the blocks of a binding."""
+    def set_path(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
+        """Set the blocks of a binding, and the media along them."""
         self._path_blocks += len(path) - len(binding.path)
         binding.path, binding.spans = path, spans
         self._by_tip.move_to_end(binding.tip)
@@ -119,7 +119,11 @@ def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
 
 
 def places(
-    binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int], ruler: Ruler = EVEN
+    binding: Binding,
+    spans: Sequence[MediaSpan],
+    end_tokens: int,
+    exact: Mapping[str, int],
+    token_places: TokenPlaces = EVEN,
 ) -> list[KeyEnd]:
     """The end of each key of a chain, shallow to deep. `exact` has the ends of keys that other chains have measured."""
     found: list[KeyEnd] = []
@@ -131,7 +135,7 @@ def places(
             share_bytes = binding.text_bytes[index] - text_bytes
             tokens = start_tokens
             if reach_bytes:
-                tokens = ruler.between(left_tokens, start_tokens, share_bytes, reach_bytes)
+                tokens = token_places.between(left_tokens, start_tokens, share_bytes, reach_bytes)
             tokens = max(tokens, behind)
             found.append(KeyEnd(binding.keys[index], tokens, tokens - behind, is_exact=False))
             behind = tokens

@@ -418,5 +418,5 @@ class Pool:
             self.records = still_known(self.records, self.state, state)
         self.state = state
         self._withdraw_unconfirmed(state)
-        self.prefills.end_finished(state)
+        self.prefills.end_finished_backlogs(state)
         return state
