@@ -16,11 +16,11 @@ import orjson
 from bench.faults import results
 from bench.faults.fault import LATE_AFTER_S
 from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
+from bench.faults.problems import STEADY_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
 from bench.faults.table import FAULTS, measured_with
 from bench.faults.verdicts import PREFILL_S
-from bench.faults.watch import STEADY_S
 
 _HEAD = f"""# Faults
 
