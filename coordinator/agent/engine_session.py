@@ -1,7 +1,7 @@
 """Follows one engine process: applies its events in order, and publishes what changed.
 
 One loop does this in turn: it collects events, reads the chains of the sessions that they name, applies the events, and
-publishes the changes. While Redis is away the loop goes on following the engine. When Redis is back, the agent
+publishes the changes. While Redis is away, the loop still follows the engine. When Redis is back, the agent
 publishes everything that its replica holds.
 """
 
@@ -105,7 +105,7 @@ class EngineSession:
             raise ended  # Python before 3.11.4 wraps an exception that is raised within `except*` in a group
 
     async def _leave(self) -> None:
-        """Give the lease up; the last batch number stays in the store, for the next agent to go on from."""
+        """Give the lease up; the last batch number stays in the store, from which the next agent continues."""
         if self.store is not None:
             try:
                 await self.store.attend(self._vitals(), leaving=True)

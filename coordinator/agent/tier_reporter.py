@@ -28,7 +28,7 @@ _RECENT = 8
 """The last chunk names that are tried until one chunk is found, to learn its size. LMCache stores chunks after the
 answer."""
 _UNSEEN_CHUNKS = 200
-"""If none of this many chunks is found, LMCache keeps them elsewhere."""
+"""If this many chunks were named and none was found, LMCache keeps them elsewhere."""
 _STEP = 0.02
 """Credits that differ by less count as equal."""
 

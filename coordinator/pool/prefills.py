@@ -1,4 +1,4 @@
-"""Finds out when a prefill is over if its answer is not streamed: then nobody sees its first token.
+"""Finds out when a request's prefill is over if its answer is not streamed: then nobody sees its first token.
 
 Its backlog ends when the replica's events have made the request's tip resident, or after the time that its prefill is
 predicted to take. A gateway checks its own such requests at each heartbeat; no request waits for that. If the replica
