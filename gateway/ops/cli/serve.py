@@ -40,7 +40,7 @@ def gateway(config: ConfigFile) -> None:
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE and KVGATE_CACHE_SALT_SECRET override
-    the fields of the same names.
+    theirs.
 
     \b
     Examples:
