@@ -28,7 +28,7 @@ class ReplicaRecord:
     since_ms: int
     url: str
     floor: int = 0
-    """Residency that was said before this entry of the replica's event stream does not hold."""
+    """Residency that was said before this entry of the replica's event stream is void."""
 
     @classmethod
     def parse(cls, replica: str, text: str) -> ReplicaRecord:

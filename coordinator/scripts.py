@@ -3,7 +3,7 @@
 A script file opens with a comment that declares its KEYS and ARGV (see signature.py) and says what it returns. In the
 text that Redis gets, the blank line behind this comment defines the declared names as locals. So the line numbers in
 Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
-each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination goes on when chunks have
+each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination continues when chunks have
 filled the memory; Redis 6.2 does not know that line.
 """
 

@@ -16,7 +16,9 @@ ATTACKS = {
     "form-1m": Attack("the same, 1 MB", forms.no_blank_lines(1_000_000)),
     "form-parts": Attack("a form of 64 MiB in empty parts, 1.3 million of them", forms.many_parts),
     "form-heads": Attack("a form of 64 MiB in parts whose heads have 1 000 lines", forms.long_heads),
-    "form-boundaries": Attack("a form of 64 MiB that is the boundary but for a byte", forms.near_boundaries),
+    "form-boundaries": Attack(
+        "a form of 64 MiB of text that differs from the boundary in one byte", forms.near_boundaries
+    ),
     "png-texts": Attack("10 PNG images with 60 compressed texts (zTXt) of 1 MiB each", images.png_texts),
     "jpeg-1m": Attack("a JPEG image of empty markers, 0.96 MB as base64", images.jpeg_markers(720_000)),
     "jpeg-21m": Attack("a JPEG image of 21 MB of empty markers", images.jpeg_markers(21_000_000)),

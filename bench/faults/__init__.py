@@ -6,7 +6,7 @@ table       every fault by name                           fault       a fault: a
 stage       Redis, replicas, agents, gateways             program     a process to kill, freeze or slow down
 redis       one Redis, or three with sentinels            proxy       a link to cut, hold or slow down
 load        clients, and the balancer before the gateways verdicts    the verdict on each request
-watch       finds when all is right again                 quiet       checks after the load has ended
+problems    samples problems; when is all right again     quiet       checks after the load has ended
 measure     one fault, from an empty cluster to its row   row         the result and the goals that it missed
 results     results of earlier runs                       page        docs/faults.md
 """

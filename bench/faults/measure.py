@@ -12,10 +12,10 @@ from typing import Any
 from bench.faults import quiet
 from bench.faults.fault import Fault
 from bench.faults.load import Load
+from bench.faults.problems import ProblemSampler, Wrong, placed_wrong, right_after_s
 from bench.faults.row import Row
 from bench.faults.stage import Stage, running_stage
 from bench.faults.verdicts import Seen, Strike, Verdict, verdict
-from bench.faults.watch import Watch, Wrong, placed_wrong, right_after_s
 from bench.machine import IdleShare
 from gateway.tasks import Tasks
 
@@ -45,14 +45,14 @@ async def measure(fault: Fault, row: Row, folder: Path) -> Row:
     async with running_stage(folder, row.gateways, fault.layout) as stage:
         began_s = stage.now_s()
         load, tasks = Load(stage.http, stage.balancer), Tasks()
-        watch = Watch(stage, load)
+        sampler = ProblemSampler(stage, load)
         try:
             await load.warm_up()
             tasks.spawn(stage.balancer.look(stage.http), "balancer")
-            looking = tasks.spawn(watch.look(), "watch")
+            sampling = tasks.spawn(sampler.run(), "problem sampler")
             load.start()
-            times = await _struck(fault, stage, load, watch)
-            looking.cancel()
+            times = await _struck(fault, stage, load, sampler)
+            sampling.cancel()
             load.stop()
             await load.finish(_ENDS_WITHIN_S)
             left = await quiet.left_in_sums(stage)
@@ -60,7 +60,7 @@ async def measure(fault: Fault, row: Row, folder: Path) -> Row:
         finally:
             await tasks.close()
             await load.finish(0)
-        all_wrong = [*watch.wrong, *placed_wrong(load.seen)]
+        all_wrong = [*sampler.wrong, *placed_wrong(load.seen)]
         found = _judged_requests(row, load.seen, stage.strikes, fault.late_after_s)
         found |= _judged_time(fault, times, all_wrong)
         return replace(
@@ -74,15 +74,15 @@ async def measure(fault: Fault, row: Row, folder: Path) -> Row:
         ).judged()
 
 
-async def _struck(fault: Fault, stage: Stage, load: Load, watch: Watch) -> Times:
-    if not await watch.until_right(_RIGHT_WITHIN_S):
-        raise NotWhole([*watch.wrong, *placed_wrong(load.seen)][-1].what)
-    watch.wrong.clear()
+async def _struck(fault: Fault, stage: Stage, load: Load, sampler: ProblemSampler) -> Times:
+    if not await sampler.until_right(_RIGHT_WITHIN_S):
+        raise NotWhole([*sampler.wrong, *placed_wrong(load.seen)][-1].what)
+    sampler.wrong.clear()
     struck_s = stage.now_s()
     async with asyncio.timeout(_FAULT_WITHIN_S):
         await fault.inflict(stage)
     over_s = stage.now_s()
-    await watch.until_right(_RIGHT_WITHIN_S)
+    await sampler.until_right(_RIGHT_WITHIN_S)
     return Times(struck_s, over_s, stage.now_s())
 
 

@@ -16,11 +16,11 @@ import orjson
 from bench.faults import results
 from bench.faults.fault import LATE_AFTER_S
 from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
+from bench.faults.problems import STEADY_S
 from bench.faults.processes import HANG_LATE_AFTER_S
 from bench.faults.row import Row
 from bench.faults.table import FAULTS, measured_with
 from bench.faults.verdicts import PREFILL_S
-from bench.faults.watch import STEADY_S
 
 _HEAD = f"""# Faults
 
@@ -32,33 +32,34 @@ Each fault strikes a cluster of its own, of real processes on one machine: Redis
 agent each, and gateways with their default settings. A load balancer spreads {RATE_PER_S:g} requests a second on the
 gateways. Half of the requests are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers
 take {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready
-once a second. Where a gateway refuses the connection, it tries the next one. What it has sent it never sends again.
+once a second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it has
+sent.
 
 ## What is counted
 
 **failed**: requests that got no whole answer. They got another status than 200, or a stream with an error event, or
 their connection broke.
 
-**could have been saved**: the failed requests that were not lost with what the fault struck. Lost with it are
+**could have been saved**: the failed requests that the fault did not destroy by itself. It destroys these:
 - streams that had begun on a replica or gateway that the fault struck;
 - requests whose connection broke because their gateway, or the link to it, was struck.
 
-Nothing is lost with a process that is told to stop: it may finish what it has. Every fault leaves one gateway and two
+A process that is told to stop destroys none: it may finish its requests. Every fault leaves one gateway and two
 replicas unharmed.
 
 **late**: answers that came more than {LATE_AFTER_S:g} s late. In a stream, that is the time from the request to the
 first token, or from one token to the next. In another answer, it is the time beyond what its tokens take. The number
-in brackets counts answers that could not come sooner. They are no part of the goal. They were
+in brackets counts answers that could not come sooner. They are no part of the goal. They were:
 - at a gateway that was struck, or on the link to it;
-- or at a replica that was struck while it answered them: their client had a byte, or the replica had had them for
-  {PREFILL_S:g} s.
+- or at a replica that was struck while it answered them: the client had received a byte, or the replica had received
+  the request {PREFILL_S:g} s before.
 
-A replica that hangs looks for 10 s like one that computes a long prompt. In that row, late begins at
+For 10 s nobody can tell a replica that hangs from one that computes a long prompt. In that row, an answer is late after
 {HANG_LATE_AFTER_S:g} s.
 
 **exact again**: seconds until the last moment at which anything was wrong. After it, all was right for {STEADY_S:g}
-s. They count from the fault where a gateway, agent or coordinator is killed. Else they count from the fault's end:
-what was held goes on, or Redis or the replica answers again. Wrong is
+s. If a gateway, agent or coordinator is killed, the seconds count from the fault. Otherwise they count from its end:
+the frozen process continues, or Redis or the replica answers again. These states are wrong:
 - a gateway that does not answer, or that is not exact on a replica;
 - a second in which more than one request in ten was placed without the map;
 - a load in Redis that is not the sum of its reservations, or that is a quarter off what clients have under way;

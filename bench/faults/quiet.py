@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import aiohttp
 
 from bench.faults.load import BadEnd, Load, Prediction
+from bench.faults.problems import look_at_sums
 from bench.faults.stage import Stage
-from bench.faults.watch import look_at_sums
 from coordinator.errors import StoreError
 
 _ZERO_WITHIN_S = 5.0

@@ -41,8 +41,8 @@ from bench.routing.systems import NAMES, ROUTERS, System, label, systems
 from bench.scaled_time import INVALID
 
 _LEGEND = (
-    "cached: of the prompts' tokens. busiest: its share of the requests. peak: a replica's load over the mean while "
-    f"its queue grew. wrong: {WRONG}. idle: what was left of the machine."
+    "cached: of the prompts' tokens. busiest: the busiest replica's share of the requests. peak: the highest ratio of "
+    f"a replica's load to the mean while its queue grew. wrong: {WRONG}. idle: the idle share of the machine."
 )
 
 

@@ -20,8 +20,8 @@ from bench.routing.systems import System
 from gateway.tasks import Tasks
 
 WRONG = (
-    "answers for which the engine's cache held over a block less, or more, than was foretold when they were placed: it "
-    "was evicted or computed while they waited, or no event had told of it yet and its tokens were estimated"
+    "answers whose cached tokens differ from the prediction by over a block. Reasons: blocks were evicted or computed "
+    "while the request waited; or no event had told of the prompt, and its tokens were estimated"
 )
 _LOOK_S = 0.1
 _WINDOW_LOOKS = 10
@@ -64,14 +64,14 @@ async def measure(fleet: Fleet, mix: Mix, workload: Workload, system: System, se
     async with system.start(fleet, workload.sessions, seed) as spread:
         warmed_up = await run(workload.warm_up, spread, mix.concurrency, None, fleet.model)
         before, idle = fleet.counters(), IdleShare()
-        async with _watched(fleet) as watch:
+        async with _sampled(fleet) as sampler:
             result = await run(
                 workload.sessions, spread, mix.concurrency, workload.order, fleet.model, fleet.block_tokens
             )
         idle_share = idle()
         counted = [now.since(then) for now, then in zip(fleet.counters(), before, strict=True)]
     result.failed += warmed_up.failed
-    return _row(fleet, mix, system, seed, result, counted, idle_share, watch.peak_load())
+    return _row(fleet, mix, system, seed, result, counted, idle_share, sampler.peak_load())
 
 
 def _row(
@@ -104,7 +104,7 @@ def _row(
     )
 
 
-class Watch:
+class QueueSampler:
     """Samples each replica's queue."""
 
     def __init__(self, replicas: int) -> None:
@@ -124,22 +124,22 @@ class Watch:
 
 
 @asynccontextmanager
-async def _watched(fleet: Fleet) -> AsyncIterator[Watch]:
-    watch, tasks = Watch(len(fleet.urls)), Tasks()
+async def _sampled(fleet: Fleet) -> AsyncIterator[QueueSampler]:
+    sampler, tasks = QueueSampler(len(fleet.urls)), Tasks()
     async with aiohttp.ClientSession() as http:
 
-        async def look() -> None:
+        async def sample() -> None:
             while True:
                 for at, url in enumerate(fleet.urls.values()):
                     async with http.get(f"{url}/sim/load") as response:
                         load = await response.json()
-                    watch.active[at].append(load["running"] + load["waiting"])
-                    watch.waiting[at].append(load["waiting"])
+                    sampler.active[at].append(load["running"] + load["waiting"])
+                    sampler.waiting[at].append(load["waiting"])
                 await asyncio.sleep(_LOOK_S)
 
         if fleet.engine == "simulated":
-            tasks.spawn(look(), "watch")
+            tasks.spawn(sample(), "queue sampler")
         try:
-            yield watch
+            yield sampler
         finally:
             await tasks.close()

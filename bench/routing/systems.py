@@ -19,7 +19,7 @@ OURS = DEFAULT_POLICY
 
 def _tight(peer: Peer) -> Peer:
     """The router with a setting for a low number of requests. By default it leaves its affinity when one replica has 64
-    requests more than another, which never happens with so few clients."""
+    requests more than another, which never happens with these few clients."""
     options = ("--balance-abs-threshold", "2")
     return replace(peer, name=f"{peer.name}-tight", command=lambda *of: [*peer.command(*of), *options])
 

@@ -31,7 +31,7 @@ _log = structlog.get_logger("kvgate.agent")
 
 LEASE_MS = 3000
 STREAM_CAP = 1000
-"""About so many entries of a replica's stream are kept: a minute of transitions without a coordinator."""
+"""About this many entries of a replica's stream are kept: a minute of transitions without a coordinator."""
 _BATCH = 200
 _CONNECT_S = 1.0
 _ANSWER_S = 2.0
@@ -277,7 +277,8 @@ class Registration:
         self._replica = replica
         self._agent = agent
         self._replaced = ""
-        """The incarnation that this agent registered over last. A process that is gone does not come back."""
+        """The incarnation that this agent last replaced by its own engine's. An earlier incarnation of the same engine
+        cannot come back. If this one does, it is another engine."""
 
     async def open(self, snapshot: EngineSnapshot) -> AgentStore:
         """Connect, and register the replica, or a later incarnation of it. Raises StoreError and IdTaken."""

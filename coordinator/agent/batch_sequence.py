@@ -1,10 +1,11 @@
 """Decides which batch is next, which came before, which are lost, and whether the engine restarted. Pure.
 
 An engine numbers its batches from 0 and keeps the last of them in a ring, from which it replays. Live batches come in
-order, but may be dropped on the way. So may the batches of a replay, also in its middle: the engine drops what its
-socket does not take. All batches of an engine process from its first up to `expected` are accounted for. The batch
-before `expected` is the anchor. It stays in the ring of the same process until newer batches displace it. Therefore
-every replay is asked from the anchor: its timestamp tells processes apart, and an empty answer means another process.
+order, but may be dropped on the way. Batches of a replay may be dropped too, even in its middle: the engine drops
+batches that its socket does not take. All batches of an engine process from its first up to `expected` are accounted
+for. The batch before `expected` is the anchor. It stays in the ring of the same process until newer batches displace
+it. Therefore every replay is requested from the anchor: its timestamp tells processes apart, and an empty answer means
+another process.
 
     live()  ->  deliver | drop | hold it and want a replay
     ask()  ->  replayed()…  ->  ended()  ->  done | want another replay, from further on
@@ -60,10 +61,10 @@ class BatchSequence:
     def __init__(self, start_seq: int = 0) -> None:
         self.expected = start_seq
         self.asking = True
-        """Whether a replay is wanted; a replay that is under way is then to be abandoned."""
+        """Whether a replay is wanted; if so, a replay that is under way must be abandoned."""
         self.duplicates = 0
         self.gaps = 0
-        """Replays that were asked because a live batch was not the next one."""
+        """Replays that were requested because a live batch was not the next one."""
         self.undecodable = 0
         self._last_ts: float | None = None
         self._newest_ts: float | None = None
@@ -200,6 +201,7 @@ class BatchSequence:
         return Restarted()
 
     def _restart_by_replay(self) -> Item:
-        """Drop the held batch: it came before the replay was asked, so it is the old process's or in the new ring."""
+        """Drop the held batch: it came before the replay was requested. So it belongs to the old process, or the new
+        process's ring has it."""
         self._held = None
         return self._restart()

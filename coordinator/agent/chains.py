@@ -4,8 +4,8 @@ A gateway knows keys by bytes and images; an engine knows blocks by tokens. The 
 binds a request's chain to its blocks. Then three kinds of places are exact: the start; the beginning and end of every
 image (its placeholders are in the events); the end of the prompt (the engine's usage tells its length). Between two
 exact places, a key's place in tokens follows from its place in bytes, in proportion. A key counts for the blocks that
-end at or before it. If a place is not known, the key is assumed to end later in the prompt than it may: a key that is
-then called resident surely is.
+end at or before it. If a place is not known, the agent assumes one that is certainly not too early. So a key that it
+calls resident is certainly resident.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.agent.blocks import MediaSpan
-from coordinator.agent.token_sizes import EVEN, Ruler
+from coordinator.agent.token_sizes import EVEN, TokenPlaces
 
 _MAX_BINDINGS = 8192
 _MAX_PATH_BLOCKS = 1_000_000
@@ -41,8 +41,8 @@ class Binding:
     path: list[int] = field(default_factory=list)
     """The prompt's blocks as far as events have named them; 0 for a block that is not known."""
     sure_blocks: int = 0
-    """So many blocks of `path` have tokens of the prompt only, even if the estimate is wrong: an answer fills its
-    blocks one at a time, and the first of these also has the end of the prompt."""
+    """How many blocks of `path` certainly have only tokens of the prompt, even if the estimate is wrong. An answer
+    fills its blocks one at a time; its first block also has the prompt's end."""
     spans: list[MediaSpan] = field(default_factory=list)
     """The media along `path`."""
     last: int = 0
@@ -79,8 +79,8 @@ class Bindings:
         self._by_tip[binding.tip] = binding
         self._trim()
 
-    def lead(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
-        """Set the blocks of a binding."""
+    def set_path(self, binding: Binding, path: list[int], spans: list[MediaSpan]) -> None:
+        """Set the blocks of a binding, and the media along them."""
         self._path_blocks += len(path) - len(binding.path)
         binding.path, binding.spans = path, spans
         self._by_tip.move_to_end(binding.tip)
@@ -119,7 +119,11 @@ def prompt_end(binding: Binding, known_tokens: int, block_size: int) -> int:
 
 
 def places(
-    binding: Binding, spans: Sequence[MediaSpan], end_tokens: int, exact: Mapping[str, int], ruler: Ruler = EVEN
+    binding: Binding,
+    spans: Sequence[MediaSpan],
+    end_tokens: int,
+    exact: Mapping[str, int],
+    token_places: TokenPlaces = EVEN,
 ) -> list[KeyEnd]:
     """The end of each key of a chain, shallow to deep. `exact` has the ends of keys that other chains have measured."""
     found: list[KeyEnd] = []
@@ -131,7 +135,7 @@ def places(
             share_bytes = binding.text_bytes[index] - text_bytes
             tokens = start_tokens
             if reach_bytes:
-                tokens = ruler.between(left_tokens, start_tokens, share_bytes, reach_bytes)
+                tokens = token_places.between(left_tokens, start_tokens, share_bytes, reach_bytes)
             tokens = max(tokens, behind)
             found.append(KeyEnd(binding.keys[index], tokens, tokens - behind, is_exact=False))
             behind = tokens

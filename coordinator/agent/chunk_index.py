@@ -15,7 +15,7 @@ from coordinator.agent.residency import Resident
 from coordinator.lmcache_chunks import START, ChunkState, ChunkTier, ImageSpan, with_images
 
 _SLACK_BLOCKS = 4096
-"""The index may have so many blocks more than twice those that the engine holds."""
+"""The index may have twice as many blocks as the engine holds, plus this number."""
 
 
 class Chunk(NamedTuple):

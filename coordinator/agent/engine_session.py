@@ -1,7 +1,7 @@
 """Follows one engine process: applies its events in order, and publishes what changed.
 
 One loop does this in turn: it collects events, reads the chains of the sessions that they name, applies the events, and
-publishes the changes. While Redis is away the loop goes on following the engine. When Redis is back, the agent
+publishes the changes. While Redis is away, the loop still follows the engine. When Redis is back, the agent
 publishes everything that its replica holds.
 """
 
@@ -32,20 +32,21 @@ _log = structlog.get_logger("kvgate.agent")
 BEAT_S = 0.5
 
 _GATHER_S = 0.02
-"""Events are gathered for so long before they are applied."""
+"""Events are gathered for this time before they are applied."""
 _QUEUE = 1000
 _SILENCE_S = 15.0
 
 _APPLIED_POLL_S = 0.25
 _APPLIED_POLLS = 32
-"""The map may be behind the last agent's entries for so many polls: by then the lease to apply them has moved on."""
+"""The most polls until the map has the last agent's entries. In this time another process takes the lease to apply
+them."""
 _OVERDUE_S = 5.0
 
 _READ_AGAIN_S = 0.5
-"""A chain that was not found is read again after so long: its gateway may write it late."""
+"""A chain that was not found is read again after this time: its gateway may write it late."""
 _MAX_REMEMBERED = 16_384
 _REPORTS_S = 10.0
-"""For so long after relearning, the engine may still report blocks as it was asked to."""
+"""For this time after relearning, the engine may still report blocks as it was asked to."""
 
 
 class SessionOver(Exception):
@@ -104,12 +105,12 @@ class EngineSession:
             raise ended  # Python before 3.11.4 wraps an exception that is raised within `except*` in a group
 
     async def _leave(self) -> None:
-        """Give the lease up; the last batch number stays in the store, for the next agent to go on from."""
+        """Give the lease up; the last batch number stays in the store, from which the next agent continues."""
         if self.store is not None:
             try:
                 await self.store.attend(self._vitals(), leaving=True)
             except (StoreError, Fenced):
-                _log.info("could not say goodbye", replica=self._replica)
+                _log.info("could not give the lease back", replica=self._replica)
             await self._close_store()
 
     # -- in ----------------------------------------------------------------------------------------------------
@@ -227,7 +228,8 @@ class EngineSession:
             self._must_restate = True
         # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
         if answer.asked == "reset" and not self.residency.table.is_hybrid:
-            _log.warning("told that the engine lacks what its events promised", replica=self._replica)
+            message = "a gateway found that the engine lacks blocks that its events announced"
+            _log.warning(message, replica=self._replica)
             self._drop_handover()
             self._queue(self.residency.reset(relearn=True), time.time())
         await self._bind(store, [each.tip for each in answer.measured if not self.residency.is_bound(each.tip)])
@@ -422,7 +424,7 @@ class Handover:
         if not await store.is_applied(answer.entries):
             if may_wait:
                 raise NotApplied
-            _log.warning("nobody applies what the last agent said: its replica is learned anew")
+            _log.warning("nobody applies the last agent's entries: the replica's map is learned again")
             return None
         return cls(before.seq, await store.residents(), time.monotonic() + _OVERDUE_S)
 

@@ -24,7 +24,7 @@ _SEQ_BYTES = 8
 _EVENT_FRAMES = 3
 _REPLY_FRAMES = (3, 4)
 _KEEPALIVE_S = 10
-"""TCP probes a connection that is quiet for so long: a host that vanished closes nothing."""
+"""TCP probes a connection that is quiet for this time: a host that vanished closes nothing."""
 
 
 class Feed:

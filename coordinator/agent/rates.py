@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 _MIN_COMPUTED_TOKENS = 256
 """A shorter prefill takes as long as one engine step, and tells little of the speed."""
 _HALF_AFTER_S = 60.0
-"""After so many seconds of prefills, the earlier ones count half: the rate follows the engine's load."""
+"""After this many seconds of prefills, the earlier ones count half: the rate follows the engine's load."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from coordinator.agent.blocks import BlockTable
 from coordinator.agent.chains import Binding, Bindings, KeyEnd, places, prompt_end, sure_places
 from coordinator.agent.kv_events import Cleared, Event, Removed, Stored
 from coordinator.agent.token_id_matching import TokenIdMatcher
-from coordinator.agent.token_sizes import Ruler
+from coordinator.agent.token_sizes import TokenPlaces
 
 _MAX_EXACT = 8192
 _MAX_FIRM = 500_000
@@ -137,7 +137,7 @@ class Residency:
             self._residents.watch(resident.key, resident.tokens, resident.span_tokens, resident.block_hash)
 
     def reset(self, relearn: bool) -> list[Transition]:
-        """Forget everything; with `relearn`, because events are missing while the engine still holds blocks."""
+        """Forget everything. `relearn`: events are missing, and the engine still has blocks."""
         self.table.clear()
         self.token_ids.clear()
         self._residents.clear()
@@ -201,7 +201,7 @@ class Residency:
 
     def _adopt(self, binding: Binding, path: list[int]) -> None:
         # After unknown blocks, it is not known which of the chain's images comes first.
-        self._bindings.lead(binding, path, self.table.media_spans(path) if path and path[0] else [])
+        self._bindings.set_path(binding, path, self.table.media_spans(path) if path and path[0] else [])
 
     def _resolve(self, binding: Binding) -> list[Transition]:
         """Place every key of a chain that ends within its path."""
@@ -213,8 +213,8 @@ class Residency:
             spans = [*spans[:-1], replace(spans[-1], end=max(end, spans[-1].end))]
         changes: list[Transition] = []
         binding.expected = []
-        ruler = Ruler(self.table.text_bytes(path), size)
-        for place in sure_places(binding, places(binding, spans, end, self._exact, ruler), size):
+        token_places = TokenPlaces(self.table.text_bytes(path), size)
+        for place in sure_places(binding, places(binding, spans, end, self._exact, token_places), size):
             index = place.tokens // size
             if index > len(path):
                 break

@@ -1,6 +1,6 @@
 """Tells the store how LMCache names the chunks of resident keys, and how much a load from CPU memory or Redis saves.
 
-Whether a chunk is there, Redis itself knows: `place` asks it. So these reports need no order and no repetition.
+Redis knows whether a chunk exists, and `place` asks it. So these reports need no order and no repetition.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _log = structlog.get_logger("kvgate.agent")
 
 _MAX_DUE = 16_384
 _RECENT = 8
-"""The last chunk names, in which one chunk is sought to learn its size. LMCache stores chunks after the answer."""
+"""The last chunk names that are tried until one chunk is found, to learn its size. LMCache stores chunks after the
+answer."""
 _UNSEEN_CHUNKS = 200
-"""If none of so many chunks is found, LMCache keeps them elsewhere."""
+"""If this many chunks were named and none was found, LMCache keeps them elsewhere."""
 _STEP = 0.02
 """Credits that differ by less count as equal."""
 

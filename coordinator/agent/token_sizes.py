@@ -21,7 +21,7 @@ Weight = tuple[int, tuple[int, ...]]
 Detokenize = Callable[[Sequence[int]], Awaitable[str | None]]
 """The text of a sequence of tokens; None if the engine does not tell."""
 _MAX_FAILURES = 5
-"""After so many failures in a row, the engine has no such endpoint."""
+"""After this many failures in a row, the engine counts as having no such endpoint."""
 
 
 class TokenSizes:
@@ -114,7 +114,7 @@ class TokenSizes:
         self._wanted.pop(token, None)
 
 
-class Ruler:
+class TokenPlaces:
     """Turns places in a prompt's text into places in its tokens."""
 
     def __init__(self, text_bytes: Sequence[int], block_size: int) -> None:
@@ -145,5 +145,5 @@ class Ruler:
         return block * self._block_size + int((size - self._behind[block]) * self._block_size / max(1, width))
 
 
-EVEN = Ruler((), 1)
+EVEN = TokenPlaces((), 1)
 """All tokens have the same size."""

@@ -1,9 +1,9 @@
 """Reaps dead gateways, beside the heartbeat, in pieces of bounded size.
 
-A gateway whose heartbeat names a dead gateway gives that one's load back at once (lua/reap.lua). Handling the claims of
-its requests takes longer: their reservations wait in `reaped` for the gateway that does the pool's chores. Each is
-removed when its claims are handled. So if that gateway dies in the middle, the next one continues. Handling claims
-twice changes nothing.
+If a gateway's heartbeat names a dead gateway, it gives the dead gateway's load back at once (lua/reap.lua). Handling
+the claims of the dead gateway's requests takes longer: their reservations wait in `reaped` for the gateway that does
+the pool's chores. Each is removed when its claims are handled. So if the gateway that does the chores dies in the
+middle, the next one continues. Handling claims twice changes nothing.
 """
 
 from __future__ import annotations

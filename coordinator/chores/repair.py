@@ -27,8 +27,8 @@ KEYS = (
 CHECK_FLIGHT_EVERY_MS = 60_000
 """How often everything in flight is checked; the sums are checked each time."""
 AGAIN_MS = 2_000
-"""Keys are written into `held` a little later than their owner's record, so a sum may lack some. After this time it is
-compared with its keys, and made again until it was right at one moment."""
+"""Keys are written into `held` a little later than their owner's record, so a sum may lack some keys. After this time
+the sum is compared with its keys, and computed again until both were equal once."""
 _PIECE = 512
 _STRICT_PASSES = 8
 """How often a sum is started again because it changed meanwhile; after that it is finished as it is."""

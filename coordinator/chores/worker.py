@@ -4,7 +4,7 @@
 A replica's cache is bounded, so the keys that it owns are as well. If no agent tells what it holds, keys are dropped,
 least recently used first: those of an older incarnation, those that no request has used for CLAIM_TTL_MS, and those for
 which its cache has no room (the engine's own capacity, from /metrics, or MAX_KEYS if that is unknown). If an agent
-does, only records that do not hold any more are swept.
+does, only records that are not valid any more are swept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _log = structlog.get_logger("kvgate.worker")
 
 CLAIM_TTL_MS = 3_600_000
 UNCONFIRMED_MS = 4_000
-"""If an agent knows everything that a replica holds, a claim of this age whose request is over does not hold: events
-would have confirmed it, or the gateway that made it would have withdrawn it."""
+"""Suppose an agent knows everything that a replica holds. Then a claim of this age whose request is over is wrong: an
+event would have confirmed it, or the gateway that made it would have withdrawn it."""
 UNCONFIRMED_RELEARNING_MS = 600_000
-"""The same while the agent still relearns: then an older claim may hold without an event."""
+"""The same while the agent still relearns: then an older claim may be true without an event."""
 AGENT_RETURNS_MS = 30_000
 """For this time after its agent has gone, a replica's keys are not trimmed."""
 SWEEP_EVERY_MS = 60_000
@@ -143,7 +143,7 @@ async def _sweep_batch(pool: Pool, replica: str, end: int, claims_before_ms: int
 
 
 async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
-    """Remove every key of a replica that does not hold any more; returns how many."""
+    """Remove a replica's keys whose records are not valid any more; returns how many."""
     end, total = await _held(pool, replica), 0
     while end:
         end, swept = await _sweep_batch(pool, replica, end, claims_before_ms)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 
 GONE_AFTER_S = 15
-"""A host may leave data, or a probe of a quiet connection, unconfirmed for so long."""
+"""A host may leave data, or a probe of a quiet connection, unconfirmed for this time."""
 _PROBE_AFTER_S = 5
 _PROBE_EVERY_S = 2
 _UNANSWERED_PROBES = (GONE_AFTER_S - _PROBE_AFTER_S) // _PROBE_EVERY_S

@@ -1,5 +1,5 @@
--- Counts a request that its gateway placed without the store. If the placement that came too late stands under the same
--- reservation, it is replaced. The epoch is raised, so that a `place` still buffered somewhere is refused.
+-- Counts a request that its gateway placed without the store. If the late placement has an entry under the same
+-- reservation, the entry is replaced. The epoch is raised, so that a `place` still buffered somewhere is refused.
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens

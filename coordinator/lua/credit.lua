@@ -1,5 +1,5 @@
--- The engine had cached more of a prompt than the map knew. Its keys are claimed in nobody's name, so that the claims
--- do not lapse for want of an event.
+-- The engine had cached more of a prompt than the map knew. The keys are claimed without a reservation, so a missing
+-- event does not end the claims.
 --
 -- KEYS
 --   hash    replicas, owned_tokens

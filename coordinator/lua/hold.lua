@@ -1,7 +1,8 @@
--- Records keys under the replica that owns them, by last use. It is written behind a placement, never by it. Shallow
--- keys count as used a little later than deep ones. So dropping the least recently used never leaves a deep key without
--- its prefix, as with an engine that evicts the tail of a prompt first. If the clock went back since the replica was
--- registered, its since_ms lies in the future. Then no use counts as earlier than since_ms, or than the use before it.
+-- Records keys under the replica that owns them, by last use. A gateway calls it after a placement; `place` does not
+-- write these records. Shallow keys count as used a little later than deep ones. So dropping the least recently used
+-- never leaves a deep key without its prefix, as with an engine that evicts the tail of a prompt first. If the clock
+-- went back since the replica was registered, its since_ms lies in the future. Then no use counts as earlier than
+-- since_ms, or than the use before it.
 --
 -- KEYS
 --   hash    replicas

@@ -1,10 +1,10 @@
--- Takes, renews and hands over the leases under which event streams are applied, one lease per replica. Shares are even
--- among the appliers: one with more than its share gives one lease back at each beat, one with less takes free leases.
--- An applier that stops asking is counted until its leases lapse. A lease that is given back is held by nobody ("-")
--- for as long as it would have lasted: the replica stays exact, because another applier takes the lease with its next
--- beat. While a lease has lapsed, it is not known what its replica holds, and its keys may be trimmed. So whoever takes
--- a lapsed lease asks the agent to say everything again. The same holds if a cursor cannot be read: the stream is read
--- from its start.
+-- Takes, renews and hands over the leases under which event streams are applied, one lease per replica. All appliers
+-- get equal shares. An applier with more than its share gives one lease back at each beat. An applier with less takes
+-- free leases. An applier that stops asking is counted until its leases lapse. A lease that is given back is held by
+-- nobody ("-") for as long as it would have lasted: the replica stays exact, because another applier takes the lease
+-- with its next beat. While a lease has lapsed, it is not known what its replica holds, and its keys may be trimmed. So
+-- an applier that takes a lapsed lease asks the agent to say everything again. It also does so if a cursor cannot be
+-- read: then the stream is read from its start.
 --
 -- KEYS
 --   hash    leases, agents, cursors, asks

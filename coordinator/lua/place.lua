@@ -39,7 +39,7 @@
 --         {"stale"} (this gateway must reassert), {"none"} (no replica), or with `explain` {"ok", JSON}
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
-local MAX_OPENINGS = 12 -- a breaker stays open for at most so many times probe_ms; one that says longer counts as over
+local MAX_OPENINGS = 12 -- a breaker stays open for at most probe_ms times this; one that says longer counts as over
 
 -- include time
 -- include tables
@@ -67,9 +67,9 @@ end
 local now = now_ms()
 math.randomseed(seed)
 
--- The candidates are the replicas that are ready and not broken; if there are none, those that are ready with an open
--- breaker; if there are none, those that are dead: a try is better than a refusal. A replica that was tried is never
--- one.
+-- Candidates are the ready replicas whose breaker is not open. If there are none: the ready ones whose breaker is open.
+-- If there are none: the dead and hung ones, because a try is better than a refusal. A tried replica is never a
+-- candidate.
 local records, breakers = redis.call('HGETALL', replicas_key), pairs_of(breakers_key)
 local lives, capacities, record_of = {}, {}, {}
 local latest_open_ms = now + MAX_OPENINGS * probe_ms
@@ -204,7 +204,8 @@ if explain then
 end
 
 -- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists, so the cap on
--- owners is checked only up to `top`. A copy of a key with max_owners owners is not recorded: only its credit is lost.
+-- owners is checked only up to `top`. If a key has max_owners owners, a further owner is not recorded. Only its credit
+-- is lost.
 local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
@@ -212,7 +213,7 @@ local claimed_from, claimed_tokens = 0, 0
 local function is_claimable(key)
   local mine = field_of(key, replica)
   if mine and string.match(mine, '^%S+') == incarnation then
-    if holds(mine, lives[replica]) then
+    if is_valid(mine, lives[replica]) then
       return false
     end
     -- This record is replaced.

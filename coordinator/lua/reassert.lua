@@ -1,15 +1,15 @@
--- A gateway states all its live reservations under a new epoch. Whatever else stands under its name is dropped, and a
--- `place` of an older epoch that is still buffered somewhere will be refused.
+-- A gateway states all its live reservations under a new epoch. All its other reservations are dropped, and a `place`
+-- of an older epoch that is still buffered somewhere will be refused.
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens
 -- ARGV
 --   text    gateway, epoch
 --   number  lease_ms, kept_count
---   text    kept[kept_count]: the reservations of places on their way; they are kept as they stand
+--   text    kept[kept_count]: the reservations of places on their way; they are kept unchanged
 --   text    live(reservation, replica, incarnation, backlog_tokens, tip)...: not counted unless the incarnation is
 --             the current one
--- Returns the number of reservations standing afterwards, or -1 if a newer epoch is known.
+-- Returns the number of reservations afterwards, or -1 if a newer epoch is known.
 
 -- include time
 -- include load
@@ -28,7 +28,7 @@ for i = LIVE_OFFSET + 1, #ARGV, LIVE_SIZE do
   stated[ARGV[i]] = entry_of(replicas_key, unpack(ARGV, i + 1, i + LIVE_SIZE - 1))
 end
 
--- An entry that stands as stated is left as it is: with thousands in flight nearly all do.
+-- An entry that equals the statement is left unchanged: with thousands in flight, nearly all do.
 local standing = redis.call('HGETALL', flight_key)
 for i = 1, #standing, 2 do
   local id, entry = standing[i], standing[i + 1]

@@ -1,6 +1,6 @@
 -- Sums a replica's owned_tokens again, a piece at a time, from its keys, which are the truth. If anything else changes
--- the sum between two pieces, the next piece notices, and the sum must be begun again: the change may lie on either
--- side.
+-- the sum between two pieces, the next piece notices, and the sum starts again, because the change may concern keys
+-- that are counted already or not yet.
 --
 -- KEYS
 --   hash    replicas, owned_tokens
@@ -9,7 +9,7 @@
 --   text    replica
 --   text    sum_so_far: the sum that the last piece left; "": this is the first piece; "-": whatever the sum is now;
 --             "?": do not sum, compare
--- Returns the sum so far, or -1 if it must be begun again. With "?": {tokens of these keys, the sum as it stands}.
+-- Returns the sum so far, or -1 if it must start again. With "?": {tokens of these keys, the current sum}.
 
 -- include load
 -- include owned

@@ -1,7 +1,7 @@
 -- Makes a replica known, or corrects what is known of it. A new incarnation starts with no load and owns nothing: its
 -- sums are reset, and ownership records of older incarnations are ignored from here on. A record is "<incarnation>
 -- <state> <capacity_tokens> <since_ms> <floor> <url>". Residency that was said before entry `floor` of the replica's
--- event stream does not hold any more (see apply).
+-- event stream is void (see apply).
 --
 -- KEYS
 --   hash    replicas, active, backlog_tokens, owned_tokens, breakers

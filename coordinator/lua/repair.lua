@@ -1,8 +1,8 @@
--- Looks over the pool for what cannot be read; run by the gateway that does the chores. Derived values are made again
--- from their truth (load from what is in flight, a count of entries from the stream), a replica is written again as it
--- was last known, and a truth that nobody knows is dropped. A key of another type is deleted. Sums over what was
--- dropped are made again: load here, in one step; for owned_tokens the script returns the replicas (see recount). An
--- agent whose records were dropped is asked to say everything again.
+-- Finds records of the pool that cannot be read, and repairs them. The gateway that does the chores runs it. Values
+-- that follow from other records are computed again (load from `flight`, the count of entries from the stream). A
+-- replica's record is written again as it was last read. An unreadable record that nobody knows is dropped. A key of
+-- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
+-- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
 -- The script makes the names of reaped, progress, flight:<gateway>, bound:<slot>, held:<replica>, events:<replica> and
 -- measured:<replica> from its KEYS.
 --
@@ -93,7 +93,7 @@ local function tidy(key, kind, is_readable, instead)
   return changed
 end
 
--- The replicas: what stands on them is checked behind them.
+-- The replicas come first: other records are checked against them.
 local is_replica = record_of('^%S+ %l+ (%d+) (%d+) (%d+) %S')
 local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
 if tidy(replicas_key, 'replicas', is_replica, function(replica) return last_known[replica] end) then

@@ -1,5 +1,5 @@
 -- After Redis' clock went back, the last use of some keys lies in the future. They count as used now; otherwise they
--- would be the last to be dropped, and their claims would hold, until the clock is there again.
+-- would be the last to be dropped, and their claims would stay valid, until the clock is there again.
 --
 -- KEYS
 --   hash    replicas

@@ -1,4 +1,4 @@
--- Removes those of a replica's keys that do not hold any more: records of past incarnations, records that cannot be
+-- Removes a replica's keys whose records are not valid any more: records of past incarnations, records that cannot be
 -- read, residency below the floor, and claims that nothing has confirmed although their requests are over.
 --
 -- KEYS

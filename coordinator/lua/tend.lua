@@ -1,6 +1,6 @@
 -- Looks after LMCache's chunks. A chunk without a TTL gets one. A chunk that was read lately and is in the second half
--- of its life gets a new life. No TTL is ever shortened. An unread chunk expires: setting its TTL counts as a use in
--- Redis, but in the second half of its life that lies further back than "lately" reaches.
+-- of its life gets a new life. No TTL is ever shortened. A chunk that nobody reads expires. Redis counts the setting of
+-- a TTL as a use too. In the second half of the chunk's life, that use is too old to be "lately".
 --
 -- KEYS
 --   string  chunks...

@@ -56,8 +56,8 @@ def credit(pool: Pool, request: PlaceRequest, placement: Placement, cached_token
 
 
 async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
-    """Whether the map still has the replica's residency of `key` from that entry, although a live agent follows the
-    replica and everything that it has said is applied. Raises StoreError."""
+    """Whether the map still calls `key` resident by that entry, while a live agent follows the replica and all of its
+    entries are applied. Raises StoreError."""
     if pool.state is None or not pool.state.is_exact(replica):
         return False
     k = pool.keys
@@ -73,5 +73,5 @@ async def is_unchanged(pool: Pool, replica: str, key: str, entry: str) -> bool:
 
 
 def ask_reset(pool: Pool, replica: str) -> None:
-    """The engine lacks blocks that its events promised, and no event has said so: its agent must begin anew."""
+    """The engine lacks blocks that its events announced, and no event has said so: its agent must begin anew."""
     pool.read("HSET", pool.keys.asks, replica, "reset")

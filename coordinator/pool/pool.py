@@ -6,10 +6,10 @@ claims back. Only `place` is awaited. Everything else is written behind: sent in
 waiting.
 
 The gateway's live reservations are kept here as well. It states them again whenever the store may have lost them, or
-never had them. So a call that a broken connection swallowed is repaired by the next reassertion; the reassertion raises
-the epoch, which refuses a `place` that runs only after it. Claims have no such statement: a claim that no `held` set
-lists would never be trimmed, and a claim whose request never ran would be believed for long. So claims and holds that a
-broken connection swallowed are remembered, and repaired on the next connection.
+never had them. This repairs calls that were lost with a connection. The reassertion raises the epoch, so the store
+refuses a `place` that runs later. Claims are not stated again. A claim that no `held` set lists would never be trimmed.
+A claim whose request never ran would be believed for long. So claims and holds that were lost with a connection are
+remembered, and repaired on the next connection.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Pool:
         self._wire: Wire | None = None
         self._allow_oom = True
         self._placing: set[str] = set()
-        """Places whose caller still waits."""
+        """Reservations of `place` calls whose caller still waits."""
         self._unanswered: dict[str, PlaceRequest] = {}
-        """Places that were sent on this connection and may have claimed keys, whether their caller still waits or
-        not."""
+        """Calls of `place`, by reservation, that were sent on this connection and may have claimed keys, whether their
+        caller still waits or not."""
         self._settled: list[tuple[str, str]] = []
         self._to_hold: dict[str, dict[str, None]] = {}
         self._unconfirmed: deque[_Unconfirmed] = deque()
@@ -418,5 +418,5 @@ class Pool:
             self.records = still_known(self.records, self.state, state)
         self.state = state
         self._withdraw_unconfirmed(state)
-        self.prefills.end_finished(state)
+        self.prefills.end_finished_backlogs(state)
         return state

@@ -1,4 +1,4 @@
-"""When the prefill of a request is over whose answer is not streamed, so that nobody sees its first token.
+"""Finds out when a request's prefill is over if its answer is not streamed: then nobody sees its first token.
 
 Its backlog ends when the replica's events have made the request's tip resident, or after the time that its prefill is
 predicted to take. A gateway checks its own such requests at each heartbeat; no request waits for that. If the replica
@@ -26,17 +26,17 @@ from coordinator.scripts import NO_TIP, Reservation
 _SAFETY = 2.0
 """Factor for the request's own tokens: a long prompt takes longer per token than the mean, and steps are shared."""
 _QUEUE_SHARE = 0.5
-"""The share of the other queued tokens that is assumed to be computed first. The rest came later, or is held for longer
-than its prefill took. If all were counted, each backlog held too long would lengthen the next one, and under load none
-would end before its answer."""
+"""The share of the other queued tokens that is assumed to be computed first. The rest came later, or its prefill is
+over but it still counts. If all counted, each backlog that counts too long would lengthen the next one. Under load, no
+backlog would end before its answer."""
 _LOOKUPS = 256
 """The most per heartbeat."""
 
 
 def prefill_tokens_per_s(counters: Mapping[str, float]) -> float | None:
     """How fast an engine has computed prompts since it started, by its own counters (named in
-    coordinator/engine/facts.py); None if they do not tell. The engine is rather faster than this: prefills that share
-    steps each count the whole time."""
+    coordinator/engine/facts.py); None if they do not tell. The engine is usually faster: if prefills share a step,
+    its time counts for each of them."""
     tokens, seconds = counters.get("prefill_computed_tokens", 0.0), counters.get("prefill_s", 0.0)
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
@@ -67,20 +67,20 @@ def in_turn(waiting: Iterable[Reservation], at_most: int) -> list[Reservation]:
 
 
 class Prefills:
-    """Ends the backlog of reservations in `live` that are not streamed. `end(reservation id)` and `read(*command)` are
-    the pool's."""
+    """Ends the backlog of reservations in `live` that are not streamed. `end_backlog(reservation id)` and
+    `read(*command)` are the pool's."""
 
     def __init__(
         self,
         keys: PoolKeys,
         live: Mapping[str, Reservation],
         read: Callable[..., asyncio.Future[Any]],
-        end: Callable[[str], None],
+        end_backlog: Callable[[str], None],
     ) -> None:
         self._keys = keys
         self._live = live
         self._read = read
-        self._end = end
+        self._end_backlog = end_backlog
         self._tokens_per_s: dict[str, float] = {}
 
     def observe(self, replica: str, counters: Mapping[str, float]) -> None:
@@ -89,9 +89,9 @@ class Prefills:
         if tokens_per_s is not None:
             self._tokens_per_s[replica] = tokens_per_s
 
-    def end_finished(self, state: PoolState) -> None:
-        """At a heartbeat: end the prefills that are over by prediction, predict the new ones, and look up the tips of
-        the others."""
+    def end_finished_backlogs(self, state: PoolState) -> None:
+        """At a heartbeat: end the backlogs whose prefill is over by prediction, predict the new ones, and look up the
+        tips of the others."""
         now_s = time.monotonic()
         if len(self._tokens_per_s) > len(state.replicas):
             self._tokens_per_s = {name: rate for name, rate in self._tokens_per_s.items() if name in state.replicas}
@@ -100,7 +100,7 @@ class Prefills:
             if one.is_streamed or not one.backlog_tokens:
                 continue
             if one.prefilled_by_s is not None and one.prefilled_by_s <= now_s:
-                self._end(one.id)
+                self._end_backlog(one.id)
                 continue
             if one.prefilled_by_s is not None:
                 waiting.append(one)  # not at the first heartbeat: then it is likely still being computed
@@ -135,7 +135,7 @@ class Prefills:
 
     def _end_if_computed(self, one: Reservation, life: ReplicaRecord, record: asyncio.Future[bytes | None]) -> None:
         if has_result(record) and is_computed(record.result(), life) and self._live.get(one.id) is one:
-            self._end(one.id)
+            self._end_backlog(one.id)
 
 
 def _tells_tip(state: PoolState, one: Reservation) -> bool:

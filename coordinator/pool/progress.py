@@ -11,7 +11,7 @@ from coordinator.pool.pool import Pool
 
 
 def write_progress(pool: Pool, pieces: Mapping[str, int]) -> None:
-    """These replicas have sent this gateway so many pieces of answers until now."""
+    """Write how many pieces of answers each replica has sent this gateway until now."""
     fields = [text for replica, count in pieces.items() for text in (replica, f"{pool.gateway} {count}")]
     pool.read("HSET", pool.keys.progress, *fields)
 

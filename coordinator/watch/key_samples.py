@@ -51,7 +51,7 @@ class Samples:
         self._last.append(sample)
 
     def estimate(self, keys: int) -> Estimate:
-        """An estimate for a Redis with so many keys."""
+        """An estimate for a Redis with this number of keys."""
         keys_each = keys / max(1, len(self._last))
         counts, sizes, evictable = dict.fromkeys(KEY_KINDS, 0.0), dict.fromkeys(KEY_KINDS, 0.0), 0.0
         for kind, size, has_ttl in self._last:

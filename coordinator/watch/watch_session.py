@@ -105,7 +105,8 @@ class KeyEventListener(Wire):
 
 
 class _Reading(NamedTuple):
-    """What is known at one reading of INFO. The first two count from the beginning, the others since the last one."""
+    """What one reading of INFO tells. The first two fields count from the beginning; the others count since the last
+    reading."""
 
     refused_writes: int
     ttls_given: int

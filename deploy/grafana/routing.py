@@ -74,9 +74,10 @@ _WHY = Row(
         Panel(
             "Placements by reason",
             "Per second. hit: to a replica that holds most of the prompt; partial_hit, rebalanced: to another, with "
-            "some or nothing of it, since that was cheaper; stored: nobody holds any, and it can be loaded from Redis; "
-            "cold: there is none of it anywhere; pinned: only one may serve it; last_resort: no replica was healthy; "
-            "fallback: without the store. Good: hits, and cold for what is new.",
+            "some or nothing of it, by the policy (prefix_kv_aware: because that cost less); stored: no replica holds "
+            "any of it, and it can be loaded from Redis; cold: it is cached nowhere; pinned: only one replica may "
+            "serve it; last_resort: no replica was healthy; fallback: without the store. Good: hits, and cold for "
+            "new prompts.",
             (Query(rate("kvgate_decisions_total", "why"), "{{why}}"),),
             unit="reqps",
             stacked=True,

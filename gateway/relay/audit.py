@@ -28,7 +28,7 @@ _TOLD_S = 4.0
 """Events report an eviction within this time, or never: an agent or applier that pauses for longer loses its lease."""
 _DOUBTS = 3
 _DOUBT_S = 60.0
-"""After so many different missing keys within this time, the replica's agent starts anew."""
+"""After this many different missing keys within this time, the replica's agent starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int | None
     omits_zero: bool = False
-    """Whether an engine that reports cached tokens omits the field in such an answer if there were none."""
+    """Whether this kind of answer omits the field if no token was cached, on an engine that reports cached tokens."""
 
 
 def read_usage(usage: Any) -> Usage | None:
@@ -67,8 +67,8 @@ def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:
 
 
 def cause_of(ticket: Ticket, cached_tokens: int, block_tokens: int, is_current_life: bool) -> str:
-    """Why a prediction was wrong; empty if it was right. It is right within a block of what the map could know: at
-    least the matched key, at most the chain's next key."""
+    """Why a prediction was wrong; empty if it was right. It is right if the cached tokens end between the matched key
+    and the chain's next key, give or take a block."""
     placement = ticket.placement
     if placement is None:
         return ""

@@ -16,7 +16,7 @@ class HeldBytes:
         self._kept_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes of the current answer may be held. If so, they are counted. Bytes of this answer that
+        """Whether this many bytes of the current answer may be held. If so, they are counted. Bytes of this answer that
         were counted before are part of them."""
         more = self._uncounted_bytes(size_bytes)
         if more and not self._admission.try_hold(more):
@@ -25,7 +25,7 @@ class HeldBytes:
         return True
 
     def hold(self, size_bytes: int) -> None:
-        """Counts so many bytes of the current answer, whether there is room or not: they are held already."""
+        """Counts this many bytes of the current answer, whether there is room or not: they are held already."""
         if more := self._uncounted_bytes(size_bytes):
             self._admission.hold(more)
             self._counted_bytes += more

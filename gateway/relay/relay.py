@@ -37,7 +37,8 @@ _UNCOUNTED_BYTES = 2**16
 
 
 class StreamBroken(Exception):
-    """An answer broke off. `by_replica`: its connection failed; otherwise the answer ended too early by itself."""
+    """An answer broke off. `by_replica`: its connection failed; otherwise it ended too early, or an event was too large
+    to hold."""
 
     def __init__(self, reason: str, *, by_replica: bool) -> None:
         super().__init__(reason)
@@ -186,8 +187,8 @@ def _teaches(job: Job, ticket: Ticket) -> bool:
 
 
 async def _drained(reply: Reply, held: HeldBytes) -> None:
-    """Waits until the client has taken most of what was sent. The rest counts as held, so that it leaves less room for
-    other requests. It is never given up."""
+    """Waits until the client has taken most of what was sent. Meanwhile the unsent bytes count as held and leave less
+    room for other requests. The answer is never given up for lack of room."""
     held.hold(reply.unsent_bytes)
     await reply.drained()
     held.let_go()

@@ -6,7 +6,7 @@ the requests, as in Envoy's and Finagle's retry budgets. A few are always allowe
 
 from __future__ import annotations
 
-from gateway.routing.recent import Recent
+from gateway.routing.sliding_count import SlidingCount
 from gateway.settings.limit_settings import RetrySettings
 
 WINDOW_S = 10.0
@@ -18,8 +18,8 @@ class RetryBudget:
     def __init__(self, settings: RetrySettings) -> None:
         self._min_retries = settings.budget_min_retries
         self._share = settings.budget_percent / 100
-        self._requests = Recent(WINDOW_S)
-        self._retries = Recent(WINDOW_S)
+        self._requests = SlidingCount(WINDOW_S)
+        self._retries = SlidingCount(WINDOW_S)
 
     def note_request(self, now_s: float) -> None:
         """Counts a client's request."""

@@ -26,7 +26,7 @@ _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s{0,9}:\s{0,9}(\d{1,15})')
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _LONGEST_SEAM = 3
-"""The blank line that ends an event may begin so many bytes before a new piece."""
+"""The blank line that ends an event may begin this many bytes before a new piece."""
 
 
 class EventRelay:

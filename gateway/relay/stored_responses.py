@@ -9,7 +9,7 @@ from coordinator.errors import StoreError
 from coordinator.pool import response_owners as stored
 from coordinator.store import Store
 from gateway.errors import ApiError
-from gateway.replicas.fleet import Fleet, Served
+from gateway.replicas.fleet import Fleet, ServedModel
 from gateway.request.paths import stored_response_id
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
@@ -32,7 +32,7 @@ class StoredResponses:
         if wanted:
             job.pinned, job.served = await self._find(job, wanted, param)
 
-    async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, Served]:
+    async def _find(self, job: Job, response_id: str, param: str) -> tuple[str, ServedModel]:
         """The replica that made it, and the model that it serves. `param` names the field in errors."""
         try:
             for served in {one.pool: one for one in self._fleet.served.values()}.values():
@@ -55,7 +55,7 @@ class StoredResponses:
             ) from None
         raise ApiError(404, "response_not_found", "No response with this id is known here.", param)
 
-    def _served_by(self, replica: str, served: Served) -> Served:
+    def _served_by(self, replica: str, served: ServedModel) -> ServedModel:
         """A model name of the same pool that this replica serves. An adapter may be loaded on other replicas only."""
         names = self._fleet.served.values()
         return next((one for one in names if one.pool == served.pool and replica in one.replicas), served)

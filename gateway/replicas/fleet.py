@@ -1,7 +1,7 @@
 """The replicas that a gateway knows, and the models that they serve.
 
-A `Member` is one replica. A `Served` is one model name with the replicas that serve it. The `Fleet` holds all of both.
-The health checks (`health_checks`) keep them up to date.
+A `Member` is one replica. A `ServedModel` is one model name with the replicas that serve it. The `Fleet` holds all of
+both. The health checks (`health_checks`) keep them up to date.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.upstream import Upstream
 
 _PROBLEMS = {
     "hung": "it has work, and shows no progress",
-    "dead": "it answers this gateway, but not the one that checks it for all",
+    "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
 _LIVES = re.compile(r"life-(\d{1,15})")
 
@@ -65,7 +65,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model name that clients use: its pool, its replicas, and what enters the root of its prompts."""
 
     pool: str
@@ -98,7 +98,7 @@ class Fleet:
         self._targets: tuple[str, ...] = ()
         self._store = store
         self._upstream = upstream
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedModel] = {}
         self.set_targets(replicas)
 
     def set_targets(self, replicas: Sequence[ReplicaSettings]) -> None:
@@ -128,15 +128,15 @@ class Fleet:
         """Replica → "alive", or what is wrong with it."""
         return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}
 
-    def resolve(self, model: str) -> Served | None:
+    def resolve(self, model: str) -> ServedModel | None:
         """The model that a client's request names; None if no replica serves it."""
         return self._served.get(model)
 
     @property
-    def served(self) -> dict[str, Served]:
+    def served(self) -> dict[str, ServedModel]:
         return self._served
 
-    def only_base_model(self) -> Served | None:
+    def only_base_model(self) -> ServedModel | None:
         """The base model for requests that name none; None unless there is exactly one."""
         pools = {served.pool: served for served in self._served.values() if served.adapter is None}
         return next(iter(pools.values())) if len(pools) == 1 else None
@@ -196,9 +196,9 @@ class Fleet:
         self._served = served_by(self.targets)
 
 
-def served_by(members: Iterable[Member]) -> dict[str, Served]:
+def served_by(members: Iterable[Member]) -> dict[str, ServedModel]:
     """Model name → the model, with those of these replicas that serve it."""
-    names: dict[str, Served] = {}
+    names: dict[str, ServedModel] = {}
     for member in sorted(members, key=lambda each: each.id):
         base = base_card(member.cards)
         for card in member.cards:
@@ -206,12 +206,12 @@ def served_by(members: Iterable[Member]) -> dict[str, Served]:
             adapter = card.id if card.parent is not None else None
             known = names.get(card.id)
             if known is None or known.pool != member.pool:
-                known = Served(member.pool, base.root, adapter, {})
+                known = ServedModel(member.pool, base.root, adapter, {})
             replicas = {**known.replicas, member.id: member.url}
             unshared = (
                 {**known.unshared, member.id: member.facts.started} if member.identity.is_taken else known.unshared
             )
-            names[card.id] = Served(member.pool, base.root, adapter, replicas, unshared)
+            names[card.id] = ServedModel(member.pool, base.root, adapter, replicas, unshared)
     return names
 
 

@@ -31,9 +31,10 @@ _SEARCH_S = 0.25
 """Between two rounds while a replica has never been reached."""
 _SEARCH_ROUNDS = 240
 _DISCOVER_ROUNDS = 5
-"""Every so many rounds, models and metrics are read too, and gateways that are not the worker check as well."""
+"""Once in this many rounds, models and metrics are read too, and gateways that are not the worker check as well."""
 _PATIENCE_S = 6.0
-"""Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less long."""
+"""Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less than this
+time."""
 
 
 class HealthChecks:

@@ -56,8 +56,8 @@ class Identity:
     verdict: Verdict = "ours"
     _facts: IdentityFacts | None = None
     _replaced_incarnation: str = ""
-    """The incarnation over which this gateway last registered its engine. Had that been an earlier incarnation of the
-    same engine, it could not come back."""
+    """The incarnation that this gateway last replaced by its own engine's. An earlier incarnation of the same engine
+    cannot come back. If this one does, it is another engine."""
     _other_engine_since_s: float | None = None
     _no_other_worker_since_s: float | None = None
 

@@ -12,7 +12,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import CacheScope, Prompt, PromptLimits, Steps, TokenEstimator, TooManySteps
-from gateway.replicas.fleet import Fleet, Served
+from gateway.replicas.fleet import Fleet, ServedModel
 from gateway.request.admission import AdmissionSlot
 from gateway.request.keyring import Caller, Keyring
 from gateway.request.paths import (
@@ -24,8 +24,8 @@ from gateway.request.paths import (
     upstream_target,
 )
 from gateway.request.reading import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body
+from gateway.request.reading.body_readers import BodyReaders
 from gateway.request.reading.structure import StructureLimits, is_sparse
-from gateway.request.reading.workers import Workers
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.policies import POLICIES
 
@@ -60,7 +60,7 @@ class Job:
     policy: str
     headers: dict[str, str]
     """The headers for the replica."""
-    served: Served = field(init=False)
+    served: ServedModel = field(init=False)
     model: str | None = None
     """The name that the client used."""
     body: Body = b""
@@ -109,7 +109,7 @@ class Reader:
             StructureLimits(limits.max_fields, limits.max_elements, limits.max_nesting),
             limits.max_form_parts,
         )
-        self._workers = Workers(self._rules)
+        self._body_readers = BodyReaders(self._rules)
         self._max_buffered_bytes = limits.max_buffered_bytes
         self._metrics = metrics
         self._estimators: dict[str, TokenEstimator] = {}
@@ -121,7 +121,7 @@ class Reader:
         return estimator
 
     async def close(self) -> None:
-        await self._workers.close()
+        await self._body_readers.close()
 
     def refuse_denied(self, path: str) -> None:
         """Raises a 404 if the path must not reach a replica."""
@@ -176,10 +176,10 @@ class Reader:
         # Capped, so that a gateway with a small `max_buffered_bytes` can read each body that it admits.
         reading_bytes = min(_COPIES * len(body) + parsed_bytes, self._max_buffered_bytes // 2)
         try:
-            async with asyncio.timeout(_TURN_S) as waiting, self._workers.turns.take(slot.holder):
+            async with asyncio.timeout(_TURN_S) as waiting, self._body_readers.turns.take(slot.holder):
                 waiting.reschedule(None)
                 with slot.holding(reading_bytes):
-                    return await self._workers.read(head, body, resolve_scope)
+                    return await self._body_readers.read(head, body, resolve_scope)
         except TimeoutError:
             message = f"body: too many large bodies are read before it; it waited for {_TURN_S:g} s. Retry shortly."
             raise ApiError(429, "gateway_overloaded", message, "body", {"retry-after": "1"}) from None
@@ -213,7 +213,7 @@ class Reader:
         return wanted
 
 
-def resolve_model(fleet: Fleet, name: str | None, path: str) -> Served:
+def resolve_model(fleet: Fleet, name: str | None, path: str) -> ServedModel:
     """The pool that serves a request's model. Raises a 400 if the model is missing, a 404 if it is unknown."""
     if name is None:
         only = fleet.only_base_model()

@@ -1,1 +1,1 @@
-"""Where a request goes: through the store while it serves, by a rule all gateways share while it does not."""
+"""Chooses a request's replica. The store chooses while it serves; otherwise all gateways use the same rule."""

@@ -8,10 +8,10 @@ attempts.
 from __future__ import annotations
 
 from coordinator.scripts import BreakerKnobs
-from gateway.routing.recent import Recent
+from gateway.routing.sliding_count import SlidingCount
 
 
-class Outcomes:
+class ReplicaOutcomes:
     """The outcomes on one replica."""
 
     __slots__ = ("_bad", "_good", "_knobs", "_suspect_until_s")
@@ -19,7 +19,7 @@ class Outcomes:
     def __init__(self, knobs: BreakerKnobs) -> None:
         window_s = knobs.window_ms / 1000
         self._knobs = knobs
-        self._good, self._bad = Recent(window_s), Recent(window_s)
+        self._good, self._bad = SlidingCount(window_s), SlidingCount(window_s)
         self._suspect_until_s = 0.0
 
     def succeeded(self, now_s: float) -> None:
@@ -38,7 +38,7 @@ class Outcomes:
         bad, good = self._bad.total(now_s), max(0, self._good.total(now_s))
         if bad >= knobs.failures and bad >= knobs.error_rate * (bad + good):
             self._suspect_until_s = now_s + knobs.open_ms / 1000
-        return max(0, self._good.untold(now_s))
+        return max(0, self._good.take_new(now_s))
 
     def is_suspect(self, now_s: float) -> bool:
         """Whether to avoid the replica while the store is away."""

@@ -16,7 +16,7 @@ from coordinator.store import Store
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import ready_or_all
 from gateway.request.reader import Job
-from gateway.routing.outcomes import Outcomes
+from gateway.routing.outcomes import ReplicaOutcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
@@ -38,7 +38,7 @@ class Router:
         self._knobs: dict[str, PolicyKnobs] = {}
         self._ids = itertools.count(1)
         self._breaker = breaker_knobs(settings.health)
-        self._outcomes: dict[str, Outcomes] = {}
+        self._outcomes: dict[str, ReplicaOutcomes] = {}
 
     async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
@@ -167,8 +167,8 @@ class Router:
 
     def failed(self, ticket: Ticket) -> None:
         """The replica itself failed: reports that to its shared breaker."""
-        untold = self._outcomes_of(ticket.replica).failed(time.monotonic())
-        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", self._breaker, untold)
+        unreported = self._outcomes_of(ticket.replica).failed(time.monotonic())
+        ticket.pool.report(ticket.replica, ticket.incarnation, "failure", self._breaker, unreported)
 
     def broke_off(self, ticket: Ticket) -> None:
         """The replica failed in the middle of an answer, which was counted as a success when it began."""
@@ -182,12 +182,12 @@ class Router:
         if fleet is not None and fleet.open_until_ms.get(ticket.replica):
             ticket.pool.report(ticket.replica, ticket.incarnation, "success", self._breaker)
 
-    def _outcomes_of(self, replica: str) -> Outcomes:
+    def _outcomes_of(self, replica: str) -> ReplicaOutcomes:
         outcomes = self._outcomes.get(replica)
         if outcomes is None:
             now = time.monotonic()
             self._outcomes = {name: each for name, each in self._outcomes.items() if not each.are_over(now)}
-            outcomes = self._outcomes[replica] = Outcomes(self._breaker)
+            outcomes = self._outcomes[replica] = ReplicaOutcomes(self._breaker)
         return outcomes
 
 

@@ -1,14 +1,15 @@
 """A ticket: one attempt of one request, with the reservation that it holds.
 
-A ticket is told what happens to its attempt, and tells the shared state. Every ending leads to `done`:
+A ticket is told what happens to its attempt, and updates the shared state. Every ending leads to `done`:
 
     computed      the engine has computed the prompt, so the claims that the placement wrote are true
     first_token   the first token is here: the prompt is computed, and its backlog is over
     failed        the attempt ended without that: its claims are taken back
     done          the load is given back
 
-Each may be told more than once. This is the only place from which load or claims are given back (as in httpcore's
-connection pool, where every ending of a response reaches one `close`).
+Each method may be called more than once. In a gateway, every ending of an attempt goes through here (as in httpcore's
+connection pool, where every ending of a response reaches one `close`). Exceptions: `place` gives back the load of the
+attempt before; Pool undoes late replies; reap.lua gives back a dead gateway's load.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Ticket:
 
     @property
     def boundary_tokens(self) -> int:
-        """About how many tokens end at the chain's next key after the matched one. The engine cannot have more cached
-        than that, unknown to the map. Where the engine told how many tokens it matched, the text behind them is taken
-        to have as many tokens per estimated token."""
+        """About how many tokens end at the chain's next key after the matched one. The engine cannot have more than
+        that cached without the map's knowledge. If the engine has told the tokens of the matched part, the rest is
+        assumed to have as many tokens per estimated token."""
         tokens, placed = self.request.tokens, self.placement
         if placed is None:
             return tokens[0] if tokens else 0

@@ -28,7 +28,7 @@ class Lane:
         self._free_at_s = 0.0
 
     async def take(self, seconds: float) -> None:
-        """Return when a transfer of so many (simulated) seconds that is requested now has ended."""
+        """Wait until a transfer that is requested now has ended. It takes this many (simulated) seconds."""
         if self._speed <= 0:
             return
         now_s = asyncio.get_running_loop().time()

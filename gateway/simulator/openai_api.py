@@ -158,7 +158,7 @@ def _last_words(body: dict[str, Any]) -> str:
 
 
 def _told(body: dict[str, Any]) -> Told:
-    """`max_tokens` 0 with `echo` returns the prompt only. One token is generated all the same, and counted."""
+    """`max_tokens` 0 with `echo` returns the prompt only. One token is still generated, and counted."""
     echo = bool(body.get("echo"))
     return Told(echo, answer=not echo or body.get("max_tokens") != 0, logprobs=completion_logprobs(body))
 

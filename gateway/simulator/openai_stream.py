@@ -37,7 +37,7 @@ _NO_TOKEN = {"logprobs": None, "finish_reason": None}
 class _Chunks:
     """The common part of the two APIs' streams: a fixed envelope around each choice, a usage chunk, [DONE].
 
-    As in vLLM, fields that are null without `return_token_ids` are sent all the same.
+    As in vLLM, fields that are null without `return_token_ids` are sent too.
     """
 
     def __init__(self, call: Call, model: str, kind: str, answers: Sequence[GeneratedAnswer]) -> None:

@@ -147,7 +147,7 @@ class SimReplica:
             self.responses.popitem(last=False)
 
     def clear_caches(self, cpu_tier: bool = False) -> bool:
-        """Returns False if an engine has blocks in use. The other engines are cleared all the same."""
+        """Returns False if an engine has blocks in use. The other engines are cleared nevertheless."""
         cleared = [engine.clear_cache() for engine in self.engines]
         if cpu_tier:
             for engine in self.engines:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.load import pinned_spread
 from bench.routing.fleets import Counters, cache_share, simulated
-from bench.routing.measure import Row, Watch, measure
+from bench.routing.measure import QueueSampler, Row, measure
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.routing.systems import NAMES, System, systems
 from bench.workloads import Session, one_turn, question, text, user, words
@@ -84,12 +84,12 @@ def test_shares_are_of_all_engines_together() -> None:
 
 
 def test_the_peak_load_is_that_of_a_replica_whose_queue_grows() -> None:
-    watch = Watch(2)
-    watch.active = [[6] * 20, [2] * 20]
-    watch.waiting = [[1] * 20, [0] * 20]
-    assert watch.peak_load() is None
-    watch.waiting[1][9] = 3  # this replica has less to do than the other
-    assert watch.peak_load() is None
-    watch.waiting[0][9] = 3
-    assert watch.peak_load() == 1.5
-    assert Watch(2).peak_load() is None
+    sampler = QueueSampler(2)
+    sampler.active = [[6] * 20, [2] * 20]
+    sampler.waiting = [[1] * 20, [0] * 20]
+    assert sampler.peak_load() is None
+    sampler.waiting[1][9] = 3  # this replica has less to do than the other
+    assert sampler.peak_load() is None
+    sampler.waiting[0][9] = 3
+    assert sampler.peak_load() == 1.5
+    assert QueueSampler(2).peak_load() is None

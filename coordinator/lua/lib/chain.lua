@@ -3,11 +3,11 @@
 --   "<incarnation> claim <medium> <span_tokens> <hits> <last_use_ms> <reservation> [<tokens>]", a prediction; <tokens>
 --     is the length of the prompt up to the key, once an answer has told it, or
 --   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
---     events said in that entry of the replica's stream; it holds while <entry> is not below the replica's floor.
+--     events said in that entry of the replica's stream; it is valid while <entry> is not below the replica's floor.
 -- Which keys exist is found exactly, by bisection with EXISTS over ranges. How deep each replica owns the chain is
--- found by bisection, too: a replica that holds a prefix holds everything before it, so the set of owners only grows
--- towards the root. Where this is not so (a key with the maximum of owners), a replica's match comes out too small,
--- never too large.
+-- found by bisection, too: a replica that holds a prefix holds everything before it. So an earlier key has all owners
+-- of a later one. If this is not true (at a key with the maximum of owners), a replica's match is too small, never too
+-- large.
 
 -- include owned
 
@@ -29,9 +29,9 @@ local function deepest_existing(lo, hi)
   return lo
 end
 
--- Whether a record holds: it is of this incarnation, and not below the floor. `life` is { incarnation, floor }, or
+-- Whether a record is valid: it is of this incarnation, and not below the floor. `life` is { incarnation, floor }, or
 -- false if the replica's own record cannot be read.
-local function holds(record, life)
+local function is_valid(record, life)
   if not life or string.match(record, '^%S+') ~= life[1] then
     return false
   end
@@ -42,15 +42,16 @@ local function holds(record, life)
   return entry == nil or tonumber(entry) >= life[2]
 end
 
--- The owners of key `index` whose records hold, and those whose records are of a past incarnation (both: replica ->
--- record). A record below the floor is in neither: it stays until the worker sweeps it, because owned_tokens count it.
+-- The owners of key `index` whose records are valid, and those whose records are of a past incarnation (both: replica
+-- -> record). A record below the floor is in neither: it stays until the worker sweeps it, because owned_tokens count
+-- it.
 local function owners_of(index, lives)
   local fields = redis.pcall('HGETALL', KEYS[OWN_OFFSET + index]) -- empty if it is no hash
   local owners, stale = {}, {}
   for i = 1, #fields, 2 do
     local replica, record = fields[i], fields[i + 1]
     local life = lives[replica]
-    if holds(record, life) then
+    if is_valid(record, life) then
       owners[replica] = record
     elseif life == nil or (life and string.match(record, '^%S+') ~= life[1]) then
       stale[replica] = record

@@ -39,8 +39,8 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
--- How many tokens each cache is believed to hold. A nearly full cache counts as full: its sum goes up and down with
--- every prompt, and without this one replica could be spared for ever because of the difference.
+-- How many tokens each cache is believed to hold. A nearly full cache counts as full, because its sum goes up and down
+-- with every prompt. Without this rule, a small difference could keep requests away from one replica for ever.
 local function occupied_tokens(fleet)
   local occupied = {}
   for i = 1, fleet.count do
@@ -60,7 +60,7 @@ end
 -- displaced: the tokens of a copy, or of a prompt that no replica holds, for which the cache has no room. They push out
 -- tokens that a later request will compute again. An owner is not charged for tokens that every replica would have to
 -- compute. So while all are idle, the owner with the most credit (on the GPU, a deepest one) is always the cheapest.
--- All replicas that load from LMCache's store miss equally little of what it has: then the load decides.
+-- All replicas that can load LMCache's chunks miss the same small part of them. Then the load decides.
 -- load: request_cost_tokens for each request in flight, and a tenth of the tokens that no cache has. A large context
 -- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
 local ASSUMED_CAPACITY_TOKENS = 100000

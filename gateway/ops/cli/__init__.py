@@ -39,7 +39,7 @@ _COMMANDS = (
     config.version,
 )
 for command in _COMMANDS:
-    # Told in full: of a docstring's first line, what does not fit would be left out.
+    # Given explicitly, because Typer cuts a docstring's first line to its width.
     app.command(short_help=(command.__doc__ or "").partition("\n")[0])(command)
 
 

@@ -24,7 +24,8 @@ RedisUrl = Annotated[
     typer.Option(
         envvar="KVGATE_REDIS_URL",
         metavar="URL",
-        help="The Redis that gateways share. A user that may call INFO, CONFIG and RANDOMKEY learns most.",
+        help="The Redis that gateways share. Use a user that may call INFO, CONFIG and RANDOMKEY; for others the "
+        "doctor skips checks.",
         show_default="the state directory's cluster",
     ),
 ]
@@ -38,7 +39,8 @@ RedisNamespace = Annotated[
     ),
 ]
 Gateways = Annotated[
-    list[str] | None, typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not know them.")
+    list[str] | None,
+    typer.Option(metavar="URL", help="A gateway's own address; repeatable. Redis does not list these addresses."),
 ]
 Config = Annotated[
     Path | None,

@@ -34,7 +34,7 @@ RedisNamespace = Annotated[
     typer.Option(
         envvar="KVGATE_REDIS_NAMESPACE",
         metavar="NAME",
-        help="The gateways' redis.namespace, where several clusters share the Redis.",
+        help="The gateways' redis.namespace, if several clusters share the Redis.",
     ),
 ]
 ReplicaId = Annotated[
@@ -43,13 +43,16 @@ ReplicaId = Annotated[
         "--replica", help="The replica's id, as the gateways know it; its pod's name if they find it in Kubernetes."
     ),
 ]
-ReplicaUrl = Annotated[str, typer.Option("--url", help="Its base URL.")]
+ReplicaUrl = Annotated[str, typer.Option("--url", help="The replica's base URL.")]
 Events = Annotated[
-    str, typer.Option(help="Where it publishes KV events, tcp:// or ipc://; the engine is asked if this is left out.")
+    str,
+    typer.Option(
+        help="The address of the replica's KV events, tcp:// or ipc://. Without it, the agent asks the engine."
+    ),
 ]
-Replay = Annotated[str, typer.Option(help="Where it replays its KV events.")]
-Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside it.")]
-DpRank = Annotated[int | None, typer.Option(min=0, help="Its rank in a data-parallel server.")]
+Replay = Annotated[str, typer.Option(help="The address at which the replica replays its KV events.")]
+Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the LMCache server beside the replica.")]
+DpRank = Annotated[int | None, typer.Option(min=0, help="The replica's rank in a data-parallel server.")]
 LogFormat = Annotated[Literal["json", "console"], typer.Option(help="The format of log lines.")]
 ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk that LMCache wrote without a TTL.")]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]

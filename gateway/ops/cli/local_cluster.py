@@ -55,7 +55,7 @@ Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A gateway's YAML to build on: all but its id, addresses, Redis URL and replicas is used.",
+        help="A gateway's YAML. Everything in it is used except id, addresses, Redis URL and replicas.",
     ),
 ]
 Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")]

@@ -36,7 +36,7 @@ ConfigFile = Annotated[Path, Option("--config", metavar="FILE", help="The gatewa
 
 
 def gateway(config: ConfigFile) -> None:
-    """Run one gateway until SIGTERM, then finish its streams and leave.
+    """Run one gateway until SIGTERM, then finish its answers and exit.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
     KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET and

@@ -29,8 +29,8 @@ _COST_TERMS = (
     ("guarded", "too busy (load guard)"),
 )
 _LEGEND = (
-    "cost: the sum of 3 x charged (what it would compute; of what requests share, this one's share), displaced (what "
-    "would not fit any more), backlog and load"
+    "cost: the sum of 3 x charged (tokens to compute; only a part of a prefix that requests share), displaced (tokens "
+    "for which the cache has no room), backlog and load"
 )
 _COLOURS = {"ready": "green", "not ready": "yellow", "dead": "red", "warning": "yellow", "error": "red"}
 

@@ -4,11 +4,11 @@
     form              reads a multipart form
     structure         counts the values of a JSON body before it is parsed
     media             checks the media in bodies whose prompt is not read in full
-    workers           starts the processes that read large bodies, and talks to them
+    body_readers      starts the processes that read large bodies, and talks to them
     worker_process    runs in such a process
 
-Only `workers` and `worker_process` do I/O. A worker process imports this package without `workers`, so that it starts
-in a third of the time and takes half the memory.
+Only `body_readers` and `worker_process` do I/O. A worker process imports this package without `body_readers`, so that
+it starts in a third of the time and takes half the memory.
 """
 
 from gateway.request.reading.document import Body, BodyHead, BodyRules, ParsedBody, ResolveScope, read_body

@@ -1,4 +1,4 @@
-"""Runs in a worker process: `python -m gateway.request.reading.worker_process`, started by `workers`.
+"""Runs in a worker process: `python -m gateway.request.reading.worker_process`, started by `body_readers`.
 
 Tasks come on standard input, one after the other, and answers go to standard output. A message has a header (its kind,
 the length of its content, the length of its body), a content in MessagePack, and a body:

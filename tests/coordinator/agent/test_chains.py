@@ -202,7 +202,7 @@ def test_an_estimate_holds_until_the_events_tell_of_more(known: int, end: int) -
 def test_a_chain_that_is_bound_again_goes_on_from_what_was_known() -> None:
     bindings, first, second = Bindings(), chain((9, 0), tokens=50), chain((9, 0), tokens=40, measured=False)
     bindings.put(first)
-    bindings.lead(first, [1, 2], [MediaSpan("a", 1, 2)])
+    bindings.set_path(first, [1, 2], [MediaSpan("a", 1, 2)])
     first.last = 7
     bindings.put(second)
     assert bindings.get("tip") is second
@@ -216,7 +216,7 @@ def test_the_binding_that_was_not_used_for_longest_is_given_up(monkeypatch: pyte
     bindings, made = Bindings(), [chain((9, 0), tip=tip) for tip in "abc"]
     bindings.put(made[0])
     bindings.put(made[1])
-    bindings.lead(made[0], [1], [])
+    bindings.set_path(made[0], [1], [])
     bindings.put(made[2])
     assert ["a" in bindings, "b" in bindings, "c" in bindings] == [True, False, True]
 
@@ -226,9 +226,9 @@ def test_long_paths_are_given_up_before_there_are_many_bindings(monkeypatch: pyt
     bindings, made = Bindings(), [chain((9, 0), tip=tip) for tip in "abc"]
     for binding in made:
         bindings.put(binding)
-        bindings.lead(binding, [1] * 5, [])
+        bindings.set_path(binding, [1] * 5, [])
     assert ["a" in bindings, "b" in bindings, "c" in bindings] == [False, True, True]
-    bindings.lead(made[2], [1] * 50, [])
+    bindings.set_path(made[2], [1] * 50, [])
     assert ["b" in bindings, "c" in bindings] == [False, True]
 
 

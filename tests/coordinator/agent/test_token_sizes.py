@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.agent.token_sizes import EVEN, Ruler, TokenSizes
+from coordinator.agent.token_sizes import EVEN, TokenPlaces, TokenSizes
 
 VOCABULARY = {1: "the", 2: " cat", 3: "\n", 4: "東", 5: "the", 6: "\ufffd", 7: "", 8: " the", 9: "def"}
 
@@ -81,11 +81,11 @@ async def test_an_engine_that_is_late_once_is_asked_again() -> None:
 
 
 def test_a_key_lies_where_its_bytes_do_and_not_its_tokens() -> None:
-    ruler = Ruler([100, 10, 10, 100], 10)
-    assert ruler.between(0, 40, 100, 220) == 10
-    assert ruler.between(0, 40, 110, 220) == 20
-    assert ruler.between(0, 40, 120, 220) == 30
-    assert ruler.between(10, 30, 5, 20) == 15
+    token_places = TokenPlaces([100, 10, 10, 100], 10)
+    assert token_places.between(0, 40, 100, 220) == 10
+    assert token_places.between(0, 40, 110, 220) == 20
+    assert token_places.between(0, 40, 120, 220) == 30
+    assert token_places.between(10, 30, 5, 20) == 15
 
 
 def test_without_sizes_all_tokens_are_equal() -> None:
@@ -102,6 +102,6 @@ def test_a_place_lies_between_its_anchors_and_moves_with_its_share(
     text_bytes: list[int], a: int, b: int, parts: list[int]
 ) -> None:
     left, right = min(a, b), max(a, b)
-    ruler = Ruler(text_bytes, 16)
-    near, far = (ruler.between(left, right, part, 1000) for part in parts)
+    token_places = TokenPlaces(text_bytes, 16)
+    near, far = (token_places.between(left, right, part, 1000) for part in parts)
     assert left <= near <= far <= right

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.relay.retry_budget import WINDOW_S, RetryBudget
-from gateway.routing.recent import Recent
+from gateway.routing.sliding_count import SlidingCount
 from gateway.settings.limit_settings import RetrySettings
 
 START_S = 5000.0
@@ -46,7 +46,7 @@ def test_within_no_ten_seconds_more_than_the_least_number_are_granted() -> None:
 
 
 def test_a_count_covers_its_window_and_little_more() -> None:
-    count = Recent(10.0)
+    count = SlidingCount(10.0)
     count.add(START_S)
     count.add(START_S + 4.0, by=3)
     assert count.total(START_S + 9.99) == 4

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from coordinator.scripts import BreakerKnobs
-from gateway.routing.outcomes import Outcomes
+from gateway.routing.outcomes import ReplicaOutcomes
 
 KNOBS = BreakerKnobs(failures=3, error_rate=0.5, window_ms=10_000, open_ms=5000)
 
 
 def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
-    outcomes = Outcomes(KNOBS)
+    outcomes = ReplicaOutcomes(KNOBS)
     for second in range(5):
         outcomes.succeeded(1000.0 + second)
     assert outcomes.failed(1005.0) == 5
@@ -20,7 +20,7 @@ def test_what_ended_well_is_told_once_beside_the_next_failure() -> None:
 
 def test_what_ended_well_long_ago_is_not_told() -> None:
     """Otherwise an hour of successes would outweigh every failure of the next ten seconds."""
-    outcomes = Outcomes(KNOBS)
+    outcomes = ReplicaOutcomes(KNOBS)
     for second in range(3600):
         outcomes.succeeded(1000.0 + second)
     assert outcomes.failed(4599.0) in (10, 11)
@@ -28,7 +28,7 @@ def test_what_ended_well_long_ago_is_not_told() -> None:
 
 
 def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
-    outcomes = Outcomes(KNOBS)
+    outcomes = ReplicaOutcomes(KNOBS)
     for _ in range(4):
         outcomes.succeeded(1000.0)
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_a_replica_is_suspected_by_the_rule_of_the_shared_breakers() -> None:
 
 
 def test_a_suspicion_ends_with_an_answer() -> None:
-    outcomes = Outcomes(KNOBS)
+    outcomes = ReplicaOutcomes(KNOBS)
     for _ in range(3):
         outcomes.failed(1000.0)
     outcomes.succeeded(1000.1)
@@ -50,7 +50,7 @@ def test_a_suspicion_ends_with_an_answer() -> None:
 
 
 def test_of_a_replica_that_is_gone_nothing_recent_is_left() -> None:
-    outcomes = Outcomes(KNOBS)
+    outcomes = ReplicaOutcomes(KNOBS)
     outcomes.succeeded(1000.0)
     outcomes.failed(1000.0)
     assert not outcomes.are_over(1009.9)

@@ -7,7 +7,7 @@ from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
-from gateway.replicas.fleet import Served
+from gateway.replicas.fleet import ServedModel
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
 from gateway.routing.router import Router
@@ -42,7 +42,7 @@ def job(affinity: bytes) -> Job:
         tokens=[100],
         prompt_tokens=100,
     )
-    placed.served = Served("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS})
+    placed.served = ServedModel("m", "m", None, {replica: f"http://{replica}" for replica in REPLICAS})
     return placed
 
 

@@ -14,7 +14,7 @@ _BEHIND_MS = 1000
 _SNAPSHOTS_NEEDED = 5
 _NO_EVENT = -1
 _COMPUTED_TOKENS = 1024
-"""An engine that has computed so many tokens has filled blocks and published events about them."""
+"""An engine that has computed this many tokens has filled blocks and published events about them."""
 
 MISSING = FindingKind(
     "agent-missing",

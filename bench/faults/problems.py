@@ -1,5 +1,6 @@
-"""Watches until all is right again. Every gateway must decide exactly on every replica, requests must be placed so, the
-store's load must match the clients' requests, and no lease or breaker may end later than a new one would."""
+"""Samples problems, and finds when all is right again. Every gateway must decide exactly on every replica. Requests
+must be placed exactly. The store's load must match the clients' requests. No lease or breaker may end later than a new
+one would."""
 
 from __future__ import annotations
 
@@ -67,39 +68,39 @@ def right_after_s(wrong: Iterable[Wrong], since_s: float, until_s: float) -> flo
 
 
 @dataclass
-class Watch:
-    """Watches while `look` runs."""
+class ProblemSampler:
+    """Collects the problems of the cluster while `run` runs."""
 
     stage: Stage
     load: Load
     wrong: list[Wrong] = field(default_factory=list)
     _is_off: bool = False
-    """Whether the load differed from the clients' at the last look."""
+    """Whether the load differed from the clients' in the last sample."""
 
-    async def look(self) -> None:
-        """Watches until it is cancelled."""
+    async def run(self) -> None:
+        """Collects problems until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for gateway in range(len(self.stage.gateways)):
-                group.create_task(self._look_at(gateway))
-            group.create_task(self._look_at_load())
+                group.create_task(self._sample_gateway(gateway))
+            group.create_task(self._sample_load())
 
     def _note(self, what: str) -> None:
         if what:
             self.wrong.append(Wrong(self.stage.now_s(), what))
 
-    async def _look_at(self, gateway: int) -> None:
+    async def _sample_gateway(self, gateway: int) -> None:
         while True:
             self._note(await self.stage.not_exact(gateway))
             await asyncio.sleep(len(self.stage.gateways) / _LOOKS_PER_S)
 
-    async def _look_at_load(self) -> None:
+    async def _sample_load(self) -> None:
         while True:
             self._note(await self._load_problem())
             await asyncio.sleep(_LEDGER_S)
 
     async def _load_problem(self) -> str:
         """The store counts a request from slightly after it is sent until slightly after its answer. So a difference
-        counts only if two looks in a row see it."""
+        counts only if two samples in a row have it."""
         try:
             sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
         except (StoreError, ValueError) as error:

@@ -51,7 +51,7 @@ class _Worker:
     writer: asyncio.StreamWriter
 
 
-class Workers:
+class BodyReaders:
     """Reads at most `WORKERS` bodies at a time in worker processes. Clients take turns."""
 
     def __init__(self, rules: BodyRules) -> None:

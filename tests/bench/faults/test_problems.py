@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bench.faults.problems import STEADY_S, Wrong, placed_wrong, right_after_s
 from bench.faults.verdicts import End, Seen
-from bench.faults.watch import STEADY_S, Wrong, placed_wrong, right_after_s
 
 
 def placed(state: str, *sent_s: float) -> list[Seen]:

@@ -16,8 +16,8 @@ from gateway.errors import ApiError
 from gateway.prompt import CacheScope, PromptLimits, Steps
 from gateway.prompt.steps import UNBOUNDED
 from gateway.request.reading import BodyHead, BodyRules, ParsedBody, read_body
-from gateway.request.reading import workers as processes
-from gateway.request.reading.workers import Workers
+from gateway.request.reading import body_readers as processes
+from gateway.request.reading.body_readers import BodyReaders
 from tests.gateway.prompt.test_prompt_images import PNG, data_url
 from tests.polling import eventually
 
@@ -36,15 +36,15 @@ def chat(*content: Any, **fields: Any) -> bytes:
 
 
 @pytest.fixture
-async def workers() -> AsyncIterator[Workers]:
-    workers = Workers(RULES)
-    yield workers
-    await workers.close()
+async def readers() -> AsyncIterator[BodyReaders]:
+    readers = BodyReaders(RULES)
+    yield readers
+    await readers.close()
 
 
-async def read(workers: Workers, body: bytes, head: BodyHead = CHAT) -> ParsedBody:
-    async with workers.turns.take("somebody"):
-        return await workers.read(head, body, resolve_scope)
+async def read(readers: BodyReaders, body: bytes, head: BodyHead = CHAT) -> ParsedBody:
+    async with readers.turns.take("somebody"):
+        return await readers.read(head, body, resolve_scope)
 
 
 def children() -> set[int]:
@@ -74,8 +74,8 @@ FORM = (
         (BodyHead("", "application/json"), orjson.dumps({"model": "m", "input": [1, 2, 3]})),
     ],
 )
-async def test_a_body_is_read_as_it_is_here(workers: Workers, head: BodyHead, body: bytes) -> None:
-    assert await read(workers, body, head) == read_body(head, body, RULES, resolve_scope, Steps(UNBOUNDED))
+async def test_a_body_is_read_as_it_is_here(readers: BodyReaders, head: BodyHead, body: bytes) -> None:
+    assert await read(readers, body, head) == read_body(head, body, RULES, resolve_scope, Steps(UNBOUNDED))
 
 
 @pytest.mark.parametrize(
@@ -88,68 +88,68 @@ async def test_a_body_is_read_as_it_is_here(workers: Workers, head: BodyHead, bo
     ],
 )
 async def test_a_bad_body_is_refused_as_it_is_here_and_the_process_goes_on(
-    workers: Workers, body: bytes, code: str, param: str
+    readers: BodyReaders, body: bytes, code: str, param: str
 ) -> None:
     with pytest.raises(ApiError) as here:
         read_body(CHAT, body, RULES, resolve_scope, Steps(UNBOUNDED))
     with pytest.raises(ApiError) as there:
-        await read(workers, body)
+        await read(readers, body)
     assert (there.value.code, there.value.param) == (code, param)
     assert there.value == here.value
     before = children()
-    assert (await read(workers, chat())).model == "m"
+    assert (await read(readers, chat())).model == "m"
     assert children() == before
 
 
-async def test_a_process_that_dies_costs_the_request_that_it_read_and_no_other(workers: Workers) -> None:
-    await read(workers, chat())
+async def test_a_process_that_dies_costs_the_request_that_it_read_and_no_other(readers: BodyReaders) -> None:
+    await read(readers, chat())
     (pid,) = children()
     os.kill(pid, signal.SIGSTOP)
-    reading = asyncio.ensure_future(read(workers, chat()))
+    reading = asyncio.ensure_future(read(readers, chat()))
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ApiError) as failed:
         await reading
     assert (failed.value.status, failed.value.code) == (500, "internal_error")
-    assert (await read(workers, chat())).model == "m"
+    assert (await read(readers, chat())).model == "m"
 
 
-async def test_a_process_that_hangs_is_replaced(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    await read(workers, chat())
+async def test_a_process_that_hangs_is_replaced(readers: BodyReaders, monkeypatch: pytest.MonkeyPatch) -> None:
+    await read(readers, chat())
     (pid,) = children()
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("gateway.request.reading.workers.LIMIT_S", 0.1)
+    monkeypatch.setattr("gateway.request.reading.body_readers.LIMIT_S", 0.1)
     with pytest.raises(ApiError):
-        await read(workers, chat())
+        await read(readers, chat())
     monkeypatch.undo()
-    assert (await read(workers, chat())).model == "m"
+    assert (await read(readers, chat())).model == "m"
     await eventually(lambda: pid not in children())
 
 
-async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(workers: Workers) -> None:
-    await asyncio.gather(read(workers, chat()), read(workers, chat()))
+async def test_a_client_that_hangs_up_while_its_body_is_read_frees_its_turn(readers: BodyReaders) -> None:
+    await asyncio.gather(read(readers, chat()), read(readers, chat()))
     stopped = children()
     assert len(stopped) == 2
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)  # neither finishes its work
-    gone = [asyncio.ensure_future(read(workers, chat())) for _ in range(2)]
-    other = asyncio.ensure_future(read(workers, chat()))
+    gone = [asyncio.ensure_future(read(readers, chat())) for _ in range(2)]
+    other = asyncio.ensure_future(read(readers, chat()))
     await asyncio.sleep(0)
     for reading in gone:
         reading.cancel()
     assert (await other).model == "m"
 
 
-async def test_a_process_that_nobody_needs_any_more_ends(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_nobody_needs_any_more_ends(readers: BodyReaders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "IDLE_S", 0.05)
     before = children()
-    await asyncio.gather(*(read(workers, chat()) for _ in range(3)))
+    await asyncio.gather(*(read(readers, chat()) for _ in range(3)))
     await eventually(lambda: children() == before)
-    assert (await read(workers, chat())).model == "m", "another one is started"
+    assert (await read(readers, chat())).model == "m", "another one is started"
 
 
-async def test_processes_end_with_their_gateway(workers: Workers) -> None:
-    await read(workers, chat())
+async def test_processes_end_with_their_gateway(readers: BodyReaders) -> None:
+    await read(readers, chat())
     assert children()
-    await workers.close()
+    await readers.close()
     assert not children()
