@@ -93,7 +93,7 @@ class TierReporter:
             )
             with suppress(
                 StoreRefused
-            ):  # Redis is full or forbids it: without a chunk name, a prompt is placed as cold
+            ):  # Redis is full, or forbids it: without a name, prompts are placed as cold ones
                 await asyncio.gather(*named)
 
     async def report(self, store: AgentStore) -> None:
