@@ -26,7 +26,7 @@ NO_TIP = "-"
 """The tip of a request that has no chain."""
 _LUA = files(__package__) / "lua"
 NAMES = tuple(sorted(file.name.removesuffix(".lua") for file in _LUA.iterdir() if file.name.endswith(".lua")))
-"""Every script: a file of lua/ each."""
+"""The names of all scripts. Each script is a file of lua/."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,5 @@ def notice_gone_host(sock: socket.socket) -> None:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Trusts the system's authorities, or those in SSL_CERT_FILE. One for all: to load them takes milliseconds."""
+    """Trusts the system's authorities, or those in SSL_CERT_FILE. All callers share it: loading takes milliseconds."""
     return ssl.create_default_context()

@@ -124,6 +124,10 @@ class Fleet:
         """Whether the replica gets requests from this gateway."""
         return replica in self._targets
 
+    def is_ours(self, member: Member) -> bool:
+        """Whether this member is a target at its present address. No other address gets the replicas' API key."""
+        return self.is_target(member.id) and self.members.get(member.id) is member
+
     def describe(self) -> dict[str, str]:
         """Replica → "alive", or what is wrong with it."""
         return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}

@@ -178,9 +178,8 @@ class HangDetector:
         return None if work is None else (self._progress.pieces[member.id], last_shared, work)
 
     async def _engine_figures(self, member: Member) -> dict[str, float]:
-        """The engine's counters, read from the replica itself, because no agent tells them. A replica that is known
-        from the store alone does not get the API key."""
-        is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
+        """The engine's counters, read from the replica itself, because no agent tells them."""
+        is_ours = self._fleet.is_ours(member)
         try:
             return (await engine_facts(self._upstream, member, self._timeout_s, with_key=is_ours)).figures
         except UpstreamError:

@@ -136,7 +136,7 @@ class HealthChecks:
     async def _check_once(self, member: Member) -> None:
         was_alive, member.checked_s = member.alive, time.monotonic()
         try:
-            is_ours = self._fleet.is_target(member.id) and self._fleet.members.get(member.id) is member
+            is_ours = self._fleet.is_ours(member)
             health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
             if health.status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {health.status}")
@@ -171,7 +171,7 @@ class HealthChecks:
         if base is None:
             raise UpstreamError("protocol", "/v1/models lists no model")
         try:
-            facts = await engine_facts(self._upstream, member, timeout_s)
+            facts = await engine_facts(self._upstream, member, timeout_s, with_key=True)
         except UpstreamError:
             facts, member.lacks_metrics = member.facts, True
         else:
@@ -264,7 +264,7 @@ class HealthChecks:
                         _log.info("forgotten", replica=member.id, silent_s=round(time.monotonic() - member.answered_s))
 
 
-async def engine_facts(upstream: Upstream, member: Member, timeout_s: float, with_key: bool = True) -> EngineFacts:
+async def engine_facts(upstream: Upstream, member: Member, timeout_s: float, with_key: bool) -> EngineFacts:
     """Reads a replica's /metrics. Raises UpstreamError."""
     metrics = await upstream.get(member.url, "/metrics", timeout_s, with_key)
     return parse_metrics(metrics.body.decode("utf-8", "replace"), member.dp_rank)

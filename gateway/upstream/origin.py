@@ -18,11 +18,11 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 
 _SAFE_IN_PATH = "/%:@!$&'()*+,;="
-"""The characters that a path may have unquoted (RFC 3986), and the sign of quoted ones."""
+"""The characters that a path may have unquoted (RFC 3986), and the percent sign of quoted ones."""
 
 
 class Origin:
-    """The connections to one replica's address. Raises UpstreamError if no address can be made of the URL."""
+    """The connections to one replica's address. Raises UpstreamError if the URL is not a usable address."""
 
     def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
         try:  # the URL may come from a record in Redis, which anybody may have written

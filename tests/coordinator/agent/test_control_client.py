@@ -45,12 +45,7 @@ async def test_an_answer_has_a_status_and_a_body_and_its_connection_is_kept(
 async def test_an_idle_connection_that_the_server_closes_meanwhile_is_no_failure(
     raw: RawReplica, client: ControlClient
 ) -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await raw.head(reader)
-        writer.write(raw.reply)
-        await raw.head(reader)  # the next request gets no answer
-
-    raw.serve = once
+    raw.serve = raw.answer_once
     assert await client.get(raw.url, 60) == (200, b"hi")
     assert await client.get(raw.url, 60) == (200, b"hi")
     assert raw.connections == 2

@@ -45,6 +45,12 @@ class RawReplica:
         self.heads.append(head)
         return head
 
+    async def answer_once(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request on each connection. The next one gets no answer, and the connection closes."""
+        await self.head(reader)
+        writer.write(self.reply)
+        await self.head(reader)
+
     async def _answer_each(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await self.head(reader)

@@ -88,12 +88,7 @@ async def test_json_that_would_take_long_to_parse_is_not_parsed(raw: RawReplica,
 async def test_an_idle_connection_that_the_replica_closes_meanwhile_is_no_failure(
     raw: RawReplica, upstream: Upstream
 ) -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await raw.head(reader)
-        writer.write(raw.reply)
-        await raw.head(reader)  # the next request gets no answer
-
-    raw.serve = once
+    raw.serve = raw.answer_once
     assert (await upstream.get(raw.url, "/health", 60)).status == 200
     assert (await upstream.get(raw.url, "/health", 60)).status == 200
     assert raw.connections == 2
