@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -31,10 +31,11 @@ from rich.table import Table
 
 from bench import record, tables
 from bench.embedded import embedded_redis, info, open_pool, redis_version
-from bench.options import count
+from bench.options import count, counts
 from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
 from coordinator.scripts import PlaceRequest, PolicyKnobs, load
+from coordinator.subset import Subset
 
 GATEWAY = "bench.0"
 TOKENS_PER_KEY = 100
@@ -87,6 +88,8 @@ class Bench:
         self._wire = wire
         self._pool = pool
         self._script = load("place", allow_oom)
+        self._subset = Subset.of(pool.records)
+        pool.subsets.use(self._subset, PolicyKnobs().probe_ms)
         self._placed = 0
         self.why: Counter[str] = Counter()
         """Placements by reason."""
@@ -96,6 +99,7 @@ class Bench:
         self._placed += 1
         tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
         request = PlaceRequest(f"{GATEWAY}-{self._placed}", keys, tokens, tokens[-1], PolicyKnobs(), seed=self._placed)
+        request.serving = self._subset
         operands = request.operands(self._script, self._pool.keys, GATEWAY, 1, explain=False)
         started = time.perf_counter()
         reply = await self._wire.run(self._script, operands)
@@ -143,12 +147,12 @@ class Case:
         return Row(**asdict(_times(self.samples)), replicas=self.replicas, keys=self.keys, case=self.name)
 
 
-async def run(url: str, calls: int, rounds: int, console: Console) -> list[Row]:
+async def run(url: str, fleets: Sequence[int], calls: int, rounds: int, console: Console) -> list[Row]:
     """Measures all cases, with one pool for each number of replicas. The cases take turns, so that changes of the
     machine's speed affect all of them alike."""
     async with AsyncExitStack() as stack:
         cases = []
-        for replicas in (8, 64):
+        for replicas in fleets:
             wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
             stack.push_async_callback(wire.close)
             bench = Bench(wire, pool, allow_oom)
@@ -183,6 +187,7 @@ def table(rows: list[Row]) -> Table:
 def main() -> None:
     record.begin()
     parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
+    parser.add_argument("--replicas", type=counts, default="8,64,240,1000", help="default: %(default)s")
     parser.add_argument("--calls", type=count, default=50, help="placements of each case in a round (default: 50)")
     parser.add_argument("--rounds", type=count, default=15, help="rounds in which the cases take turns (default: 15)")
     parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
@@ -191,7 +196,7 @@ def main() -> None:
     console = Console()
     with nullcontext(options.redis_url) if options.redis_url else embedded_redis() as url:
         version = asyncio.run(redis_version(url))
-        rows = asyncio.run(run(url, options.calls, options.rounds, console))
+        rows = asyncio.run(run(url, options.replicas, options.calls, options.rounds, console))
     console.print(table(rows))
     record.write(options.out, [asdict(row) for row in rows], {"redis": version})
 

@@ -1,9 +1,10 @@
 """The shared state: everything that the gateways agree on, in one Redis. README.md beside this file is the data model.
 
 keys              how every key is spelled
+subset            the replicas that serve one model name, and their digest
 registry          the records of replicas and agents, and the state of a pool that a heartbeat returns
 scripts           the Lua scripts as typed values
-lua/              the text of the scripts
+lua/              the text of the scripts; policies/ has one file for each policy
 signature         the header of a script: which KEYS and ARGV it takes
 store             the connections of a process; hands out a Pool for each base model
 store_connection  one connection to the store: up or down, and what follows from it

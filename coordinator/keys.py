@@ -129,6 +129,21 @@ class PoolKeys:
     def tiers(self) -> str:
         return f"{self._base}:tiers"
 
+    @cached_property
+    def subsets(self) -> str:
+        return f"{self._base}:subsets"
+
+    @cached_property
+    def subsets_of(self) -> str:
+        return f"{self._base}:subsets_of"
+
+    @cached_property
+    def subset_active(self) -> str:
+        return f"{self._base}:subset_active"
+
+    def subset(self, digest: str) -> str:
+        return f"{self._base}:subset:{digest}"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

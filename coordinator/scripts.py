@@ -3,15 +3,16 @@
 A script file opens with a comment that declares its KEYS and ARGV (see signature.py) and says what it returns. In the
 text that Redis gets, the blank line behind this comment defines the declared names as locals. So the line numbers in
 Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
-each once. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination continues when chunks have
-filled the memory; Redis 6.2 does not know that line.
+each once, and `-- include FOLDER/NAME` pulls in lua/FOLDER/NAME.lua. A setting in angle brackets stands for its value:
+`-- include policies/<policy>`. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination
+continues when chunks have filled the memory; Redis 6.2 does not know that line.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
 from coordinator.signature import Flattener, Signature, flattener, lua_locals, read_signature
+from coordinator.subset import Subset
 
 SHEBANG = "#!lua flags=allow-oom\n"
 NO_TIP = "-"
@@ -54,43 +56,56 @@ def signature(name: str) -> Signature:
 
 
 @cache
-def source(name: str) -> str:
-    """The text of a script with its locals and includes, without a shebang."""
+def local_line(name: str, knobs: PolicyKnobs | None = None) -> str:
+    """The line of Lua that gives names to a script's settings, keys and arguments."""
+    return lua_locals(signature(name), _settings(knobs))
+
+
+def _settings(knobs: PolicyKnobs | None) -> dict[str, Any]:
+    """The settings of `place`."""
+    settings = asdict(knobs or PolicyKnobs())
+    return {"policy": settings.pop("name"), **settings}
+
+
+@cache
+def source(name: str, knobs: PolicyKnobs | None = None) -> str:
+    """The text of a script with its locals and includes, without a shebang. `knobs` are the settings of `place`."""
+    settings = _settings(knobs)
     header, _, body = _file(name).partition("\n\n")
-    text = f"{header}\n{lua_locals(signature(name))}\n{body}"
+    text = f"{header}\n{local_line(name, knobs)}\n{body}"
 
     seen: set[str] = set()
 
     def with_includes(text: str) -> str:
-        return re.sub(r"^-- include (\w+)$", included, text, flags=re.MULTILINE)
+        return re.sub(r"^-- include (\S+)$", included, text, flags=re.MULTILINE)
 
     def included(match: re.Match[str]) -> str:
-        if match[1] in seen:
+        file = re.sub(r"<(\w+)>", lambda setting: str(settings[setting[1]]), match[1])
+        if file in seen:
             return ""
-        seen.add(match[1])
-        return with_includes((_LUA / "lib" / f"{match[1]}.lua").read_text())
+        seen.add(file)
+        return with_includes((_LUA / f"{file if '/' in file else f'lib/{file}'}.lua").read_text())
 
     return with_includes(text)
 
 
 @cache
-def load(name: str, allow_oom: bool) -> Script:
-    """The script as it is sent to the server."""
-    text = (SHEBANG if allow_oom else "") + source(name)
+def load(name: str, allow_oom: bool, knobs: PolicyKnobs | None = None) -> Script:
+    """The script as it is sent to the server. `knobs` are the settings of `place`."""
+    text = (SHEBANG if allow_oom else "") + source(name, knobs)
     sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(name, text, sha, flattener(signature(name)))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKnobs:
-    """How to choose: the policy's name and the numbers of the cost expression (see lua/lib/choose.lua)."""
+    """How to choose: the policy's name and the numbers of the cost expression (see lua/lib/costs.lua)."""
 
     name: str = "prefix_kv_aware"
     min_slack_requests: int = 8
     load_factor: float = 1.5
     request_cost_tokens: int = 128
     copy_weight: float = 16.0
-    max_owners: int = 8
     max_active_requests: int = 0
     probe_ms: int = 5000
     bind_ttl_ms: int = 60_000
@@ -123,10 +138,10 @@ class PlaceRequest:
     """The reservation of the attempt that just failed; it is given back in the same step."""
     pinned: str = ""
     """The only replica allowed; empty for any."""
-    serving: Sequence[str] = ()
-    """The replicas that serve the model; empty for all of the pool."""
+    serving: Subset | None = None
+    """The replicas that serve the model; None for all that the gateway knows."""
     order: Sequence[str] = field(default=())
-    """The rendezvous order, for consistent_hash."""
+    """The first replicas of the rendezvous order, for consistent_hash."""
     may_report: bool = False
     """Whether the engine can be asked, with this request, to report the blocks that it reuses."""
     shape: bytes = b"{}"
@@ -143,40 +158,29 @@ class PlaceRequest:
         return (
             record.state == "ready"
             and record.replica not in self.tried
-            and (not self.serving or record.replica in self.serving)
+            and (self.serving is None or record.replica in self.serving)
             and self.pinned in ("", record.replica)
         )
 
     def operands(self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool) -> tuple[Any, ...]:
         """Of `place`."""
-        knobs = self.knobs
+        assert self.serving is not None
         return script.operands(
             keys,
             gateway=gateway,
             epoch=epoch,
             reservation=self.reservation,
             explain=explain,
-            policy=knobs.name,
             seed=self.seed,
+            digest=self.serving.digest,
             tried=" ".join(self.tried),
             release=self.release,
             pinned=self.pinned,
             order=" ".join(self.order),
             prompt_tokens=self.prompt_tokens,
-            min_slack_requests=knobs.min_slack_requests,
-            load_factor=knobs.load_factor,
-            request_cost_tokens=knobs.request_cost_tokens,
-            copy_weight=knobs.copy_weight,
-            max_owners=knobs.max_owners,
-            max_active_requests=knobs.max_active_requests,
-            probe_ms=knobs.probe_ms,
-            bind_ttl_ms=knobs.bind_ttl_ms,
-            serving=" ".join(self.serving),
             tip=self.tip,
-            cpu_credit=knobs.cpu_credit,
             shape=self.shape,
             may_report=self.may_report,
-            store_credit=knobs.store_credit,
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -239,7 +243,7 @@ class Reservation:
 
 
 def parse_placement(reply: Any) -> Placement | str:
-    """A Placement, or the status `stale` or `none`."""
+    """A Placement, or the status `stale`, `undeclared` or `none`."""
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     return Placement(

@@ -10,6 +10,9 @@
     --   flag    leaving
     --   text    keys...: in the order of own
 
+A third section, SETTINGS, names values that are the same in all calls of a gateway. They are not sent with a call: they
+are part of the script's text, so its digest stands for them.
+
 Each line has a kind, names, and after a colon an explanation; lines that are indented deeper continue it. The kind of a
 key is its type in Redis; the kind of an argument is `text`, `number` or `flag`. Three forms stand for several values:
 
@@ -31,10 +34,12 @@ spell the KEYS: `held:<replica>` is `keys.held(replica)`, and `own:<key>...` is 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from types import MappingProxyType
 from typing import Any
 
 from coordinator.keys import PoolKeys
@@ -43,8 +48,13 @@ HEADER = re.compile(r"(?:--.*\n)+")
 Flattener = Callable[..., tuple[Any, ...]]
 _LINE = re.compile(r"--   (\w+) +(\S.*)")
 _NAME = re.compile(r"(\w+)(?::<(\w+)>)?(?:\((\w+(?:, \w+)*)\))?(?:(\.\.\.)|\[(\w+)\])?(?:, |$)")
+_PLAIN = re.compile(r"\w+")
 _LUA_VALUES = {"number": "tonumber({})", "flag": "{} == '1'"}
-_KINDS = {"KEYS": ("hash", "zset", "string", "list", "stream"), "ARGV": ("text", "number", "flag")}
+_KINDS = {
+    "SETTINGS": ("text", "number"),
+    "KEYS": ("hash", "zset", "string", "list", "stream"),
+    "ARGV": ("text", "number", "flag"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +91,22 @@ class Signature:
     script: str
     keys: tuple[Parameter, ...]
     args: tuple[Parameter, ...]
+    settings: tuple[Parameter, ...] = ()
 
 
 def read_signature(script: str, text: str) -> Signature:
     """Raises ValueError if the header declares it wrongly."""
     header = HEADER.match(text)
-    found: dict[str, list[Parameter]] = {"KEYS": [], "ARGV": []}
+    found: dict[str, list[Parameter]] = {section: [] for section in _KINDS}
     section: str | None = None
     for line in header[0].splitlines() if header else ():
-        if line in ("-- KEYS", "-- ARGV"):
+        if line[3:] in _KINDS:
             section = line[3:]
         elif declared := _LINE.fullmatch(line):
             if section is None:
-                raise ValueError(f"{script}.lua: {line} is neither under KEYS nor under ARGV")
+                raise ValueError(f"{script}.lua: {line} is under no section")
             found[section] += _parameters(script, section, declared[1], declared[2].partition(": ")[0])
-    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]))
+    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]), tuple(found["SETTINGS"]))
     _check(signature)
     return signature
 
@@ -127,9 +138,15 @@ def _parameters(script: str, section: str, kind: str, names: str) -> list[Parame
     return found
 
 
-def lua_locals(signature: Signature) -> str:
-    """One line of Lua that gives each declared value its name."""
+def lua_locals(signature: Signature, settings: Mapping[str, str | float] = MappingProxyType({})) -> str:
+    """One line of Lua that gives each declared value its name.
+
+    Raises KeyError if a setting is missing, ValueError if its value is not of its kind.
+    """
     names, values, offsets = list[str](), list[str](), list[str]()
+    for one in signature.settings:
+        names.append(one.name)
+        values.append(_constant(one, settings[one.name]))
     for array, parameters in (("KEYS", signature.keys), ("ARGV", signature.args)):
         offset = str(sum(not one.is_many for one in parameters))
         for at, one in enumerate(parameters, 1):
@@ -145,6 +162,15 @@ def lua_locals(signature: Signature) -> str:
     if names:
         offsets.insert(0, f"local {', '.join(names)} = {', '.join(values)}")
     return " ".join(offsets)
+
+
+def _constant(setting: Parameter, value: str | float) -> str:
+    """A setting's value as Lua."""
+    if setting.kind == "text" and isinstance(value, str) and _PLAIN.fullmatch(value):
+        return f"'{value}'"
+    if setting.kind == "number" and not isinstance(value, str) and math.isfinite(value):
+        return repr(value)
+    raise ValueError(f"{setting.name}: {value!r} is no {setting.kind}")
 
 
 def flattener(signature: Signature) -> Flattener:

@@ -31,9 +31,9 @@ _source = scripts.source
 
 
 @cache
-def stepped(name: str) -> str:
+def stepped(name: str, knobs: scripts.PolicyKnobs | None = None) -> str:
     """A script's text with this clock."""
-    return _source(name).replace(_TIME, _STEPPED)
+    return _source(name, knobs).replace(_TIME, _STEPPED)
 
 
 if __name__ == "__main__":

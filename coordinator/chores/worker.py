@@ -59,6 +59,7 @@ class Worker:
         try:
             state = await self._beat()
             self._reaper.go_on(state)
+            await self._pool.subsets.keep()
             if self._pool.is_worker:
                 await self._repair.repair()
                 async with asyncio.timeout(_TRIM_S):

@@ -14,7 +14,7 @@
 -- Returns 0 if the replica is kept, else now_ms.
 
 -- include time
--- include safe
+-- include subsets
 
 local of_replicas = {
   replicas_key, agents_key, breakers_key, active_key, backlog_tokens_key, owned_tokens_key, engines_key, asks_key,
@@ -42,4 +42,5 @@ redis.call('HDEL', leases_key, 'events:' .. replica)
 for _, key in ipairs(of_replicas) do
   redis.call('HDEL', key, replica)
 end
+stand(base_of(replicas_key), replica, now, math.huge)
 return now

@@ -8,10 +8,14 @@
 --   text    after: its state from now on
 -- Returns 1, or 0 if the replica has another incarnation or another state by now.
 
+-- include time
+-- include subsets
+
 local record = redis.call('HGET', replicas_key, replica) or ''
 local current, state, rest = string.match(record, '^(%S+) (%S+) (.+)$')
 if current ~= incarnation or state ~= before then
   return 0
 end
 redis.call('HSET', replicas_key, replica, table.concat({ incarnation, after, rest }, ' '))
+stand(base_of(replicas_key), replica, now_ms(), math.huge)
 return 1

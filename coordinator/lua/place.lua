@@ -3,31 +3,34 @@
 -- candidate's cost is returned with its terms. A number that cannot be read counts as 0 for this decision, a replica
 -- whose record cannot be read is no candidate, and an owner's record that cannot be read is dropped.
 --
+-- SETTINGS
+--   text    policy: a file of policies/
+--   number  min_slack_requests, load_factor, request_cost_tokens, copy_weight
+--   number  max_active_requests: 0: no cap
+--   number  probe_ms: how long a half-open breaker waits for its probe
+--   number  bind_ttl_ms: chains are kept for one to two of these
+--   number  cpu_credit: what a token in CPU memory is worth (0..1) until it is measured
+--   number  store_credit: what a token in LMCache's Redis tier is worth (0..1) until it is measured
 -- KEYS
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, leases, tiers
+--   hash    agents, reports, leases, tiers, subsets
+--   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
 --   text    gateway, epoch, reservation
 --   flag    explain
---   text    policy
 --   number  seed
+--   text    digest: of the replicas that serve the model
 --   text    tried: replicas that failed already, space separated
 --   text    release: the reservation of the failed attempt, to give back; "": none
 --   text    pinned: the only replica allowed; "": any
---   text    order: the rendezvous order, space separated; for consistent_hash only
---   number  prompt_tokens, min_slack_requests, load_factor, request_cost_tokens, copy_weight, max_owners
---   number  max_active_requests: 0: no cap
---   number  probe_ms: how long a half-open breaker waits for its probe
---   number  bind_ttl_ms: chains are kept for one to two of these
---   text    serving: the replicas that serve the model, space separated; "": all of the pool
+--   text    order: the first replicas of the rendezvous order, space separated; for consistent_hash only
+--   number  prompt_tokens
 --   text    tip: "-" without a chain
---   number  cpu_credit: what a token in CPU memory is worth (0..1) until it is measured
 --   text    shape: of the chain, for the agents: JSON
 --   flag    may_report: the engine can be asked to report reused blocks
---   number  store_credit: what a token in LMCache's Redis tier is worth (0..1) until it is measured
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -36,18 +39,20 @@
 --          report (1: ask the engine to report reused blocks),
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load},
---         {"stale"} (this gateway must reassert), {"none"} (no replica), or with `explain` {"ok", JSON}
+--         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
+--         {"none"} (no replica), or with `explain` {"ok", JSON}
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
-local MAX_OPENINGS = 12 -- a breaker stays open for at most probe_ms times this; one that says longer counts as over
+
 
 -- include time
--- include tables
 -- include load
 -- include owned
+-- include costs
+-- include candidates
 -- include chain
 -- include tiers
--- include choose
+-- include policies/<policy>
 -- include bound
 
 if not explain then
@@ -55,43 +60,21 @@ if not explain then
   if not lease or string.match(lease, '^%d+') ~= epoch then
     return { 'stale' }
   end
-  if release ~= '' then
-    local entry = field_of(flight_key, release)
-    if entry then
-      redis.call('HDEL', flight_key, release)
-      give_back(entry, replicas_key, active_key, backlog_tokens_key)
-    end
+end
+local subset = subset_of(digest)
+if not subset then
+  return { 'undeclared' }
+end
+if release ~= '' and not explain then
+  local entry = field_of(flight_key, release)
+  if entry then
+    redis.call('HDEL', flight_key, release)
+    give_back(entry, replicas_key, active_key, backlog_tokens_key)
   end
 end
 
 local now = now_ms()
 math.randomseed(seed)
-
--- Candidates are the ready replicas whose breaker is not open. If there are none: the ready ones whose breaker is open.
--- If there are none: the dead and hung ones, because a try is better than a refusal. A tried replica is never a
--- candidate.
-local records, breakers = redis.call('HGETALL', replicas_key), pairs_of(breakers_key)
-local lives, capacities, record_of = {}, {}, {}
-local latest_open_ms = now + MAX_OPENINGS * probe_ms
-local good, broken, dead = {}, {}, {}
-local is_tried, serves = set_of(tried), set_of(serving)
-for i = 1, #records, 2 do
-  local replica = records[i]
-  local incarnation, state, capacity, floor = string.match(records[i + 1], '^(%S+) (%S+) (%d+) %d+ (%d+) %S')
-  lives[replica], capacities[replica] = incarnation ~= nil and { incarnation, tonumber(floor) }, tonumber(capacity)
-  record_of[replica] = records[i + 1]
-  local is_served = incarnation and (serving == '' or serves[replica])
-  if is_served and (pinned == '' or pinned == replica) and not is_tried[replica] then
-    local open_until = breakers[replica] and tonumber(string.match(breakers[replica], '^%d+ (%d+)')) or 0
-    local tier = state ~= 'ready' and dead or (open_until > now and open_until <= latest_open_ms and broken or good)
-    tier[#tier + 1] = replica
-  end
-end
-local desperate = #good == 0
-local names = desperate and (#broken > 0 and broken or dead) or good
-if #names == 0 then
-  return { 'none' }
-end
 
 local count = #KEYS - OWN_OFFSET
 local function tokens_at(index)
@@ -102,31 +85,30 @@ local start = 1
 while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
   start = start + 1
 end
-local depth, held, top = walk(count, lives, not explain, start)
 
-local active, backlog, owned = pairs_of(active_key), pairs_of(backlog_tokens_key), pairs_of(owned_tokens_key)
-local fleet = {
-  count = #names, name = names, active = {}, backlog = {}, owned = {}, capacity = {}, matched = {}, credit = {},
-  cpu_credit = {}, store_credit = {}, held_tokens = 0,
-}
-if policy == 'round_robin' then
-  table.sort(names)
+local deepest = deepest_existing(1, count)
+local longest_open_ms = MAX_OPENINGS * probe_ms
+local names, desperate = candidates_of(subset, now, longest_open_ms, nominate, prompt_tokens - tokens_at(deepest))
+if #names == 0 then
+  return { 'none' }
 end
-local best_depth = 0
-for i = 1, #names do
-  local replica = names[i]
-  fleet.active[i] = sum_of(active[replica])
-  fleet.backlog[i] = sum_of(backlog[replica])
-  fleet.owned[i] = sum_of(owned[replica])
-  fleet.capacity[i] = capacities[replica]
-  fleet.matched[i] = tokens_at(depth[replica] or 0)
-  if (depth[replica] or 0) > best_depth then
-    best_depth = depth[replica]
+local orders = WEIGHS_CACHES and subset.orders or nil
+local depth, held, top = walk(deepest, names, orders, not explain, start)
+if orders then
+  orders.add_owners(names, depth, now, longest_open_ms, classify)
+end
+
+local fleet = load_of(subset, names)
+local matched_tokens_of, best_depth = {}, 0
+for i = 1, fleet.count do
+  local deep = depth[names[i]] or 0
+  matched_tokens_of[i] = tokens_at(deep)
+  if deep > best_depth then
+    best_depth = deep
   end
 end
-fleet.held_tokens = tokens_at(best_depth)
-local stored_keys, stored_tokens =
-  weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_credit, store_credit)
+fleet.matched, fleet.held_tokens = matched_tokens_of, tokens_at(best_depth)
+local stored_keys, stored_tokens = weigh_tiers(fleet, held, count)
 
 -- The hits of the prefix, as its most used owner counts them.
 local hits = 0
@@ -136,35 +118,14 @@ for replica, record in pairs(held) do
   end
 end
 
-local knobs = {
-  min_slack = min_slack_requests, load_factor = load_factor, request_cost_tokens = request_cost_tokens,
-  copy_weight = copy_weight, max_active = max_active_requests,
-}
-local limit = guard_limit(fleet, knobs)
-local occupied = occupied_tokens(fleet)
-local cost, charged, displaced, load
-local chosen
-if policy == 'prefix_kv_aware' or explain then
-  cost, charged, displaced, load = prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
+if WEIGHS_CACHES or explain then
+  prefix_costs(fleet, hits)
 end
-if policy == 'prefix_kv_aware' then
-  chosen = least(fleet, limit, cost, occupied)
-elseif policy == 'round_robin' then
-  local turn = redis.pcall(explain and 'GET' or 'INCR', turn_key) or 0
-  turn = (type(turn) ~= 'table' and tonumber(turn) or seed) + (explain and 1 or 0) -- a table is an error
-  chosen = (turn - 1) % fleet.count + 1
-elseif policy == 'random' then
-  chosen = math.random(fleet.count)
-elseif policy == 'least_loaded' then
-  chosen = least(fleet, math.huge, fleet.active, fleet.backlog)
-elseif policy == 'power_of_two' then
-  chosen = power_of_two(fleet)
-else
-  chosen = first_in_order(fleet, order, limit)
-end
+local limit = guard_limit(fleet)
+local chosen = choose(fleet, limit)
 
 local replica = names[chosen]
-local incarnation = lives[replica][1]
+local incarnation = string.sub(life_of_name[replica], 1, -2)
 local matched = depth[replica] or 0
 local matched_tokens, kind, entry = fleet.matched[chosen], '', ''
 if matched > 0 then
@@ -191,8 +152,8 @@ if explain then
     listed[i] = {
       replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
       owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
-      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = charged[i],
-      displaced_tokens = displaced[i], load_tokens = load[i], cost = cost[i],
+      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = fleet.terms.charged[i],
+      displaced_tokens = fleet.terms.displaced[i], load_tokens = fleet.terms.load[i], cost = fleet.cost[i],
       cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
       guarded = fleet.active[i] >= limit,
     }
@@ -203,9 +164,7 @@ if explain then
   }) }
 end
 
--- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists, so the cap on
--- owners is checked only up to `top`. If a key has max_owners owners, a further owner is not recorded. Only its credit
--- is lost.
+-- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists.
 local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
@@ -213,15 +172,13 @@ local claimed_from, claimed_tokens = 0, 0
 local function is_claimable(key)
   local mine = field_of(key, replica)
   if mine and string.match(mine, '^%S+') == incarnation then
-    if is_valid(mine, lives[replica]) then
+    if is_valid(mine, replica) then
       return false
     end
     -- This record is replaced.
     claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, owned_tokens_key, replica)
-    return true
   end
-  local owners = mine and 0 or redis.pcall('HLEN', key)
-  return type(owners) == 'table' or owners < max_owners
+  return true
 end
 local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. reservation
 local behind = fleet.matched[chosen]
@@ -296,9 +253,10 @@ local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
 count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
-local failures, open_until = string.match(breakers[replica] or '', '^(%d+) (%d+)')
+local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
 if open_until and open_until ~= '0' then
   redis.call('HSET', breakers_key, replica, failures .. ' ' .. string.format('%d', now + probe_ms) .. ' 1')
+  stand(base_of(replicas_key), replica, now, longest_open_ms)
 end
 
 return {

@@ -15,7 +15,7 @@
 -- Returns "same", "changed" or "new".
 
 -- include time
--- include safe
+-- include subsets
 
 check_hashes(replicas_key, active_key, backlog_tokens_key, owned_tokens_key, breakers_key)
 local record = redis.call('HGET', replicas_key, replica)
@@ -47,4 +47,5 @@ if record == wanted then
   return 'same'
 end
 redis.call('HSET', replicas_key, replica, wanted)
+stand(base_of(replicas_key), replica, now_ms(), math.huge)
 return status

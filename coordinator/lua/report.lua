@@ -23,7 +23,7 @@
 local SLICES = 5
 
 -- include time
--- include safe
+-- include subsets
 
 check_hashes(replicas_key, breakers_key)
 local record = redis.call('HGET', replicas_key, replica)
@@ -35,8 +35,15 @@ local failures, open_until, probing, window =
   string.match(redis.call('HGET', breakers_key, replica) or '', '^(%d+) (%d+) (%d)(.*)')
 failures, open_until = tonumber(failures or 0), tonumber(open_until or 0)
 
-local function write(count, until_ms, rest)
+local function take_place()
+  stand(base_of(replicas_key), replica, now, MAX_OPENINGS * open_ms)
+end
+
+local function record_as(count, until_ms, rest)
   redis.call('HSET', breakers_key, replica, string.format('%d %d 0', count, until_ms) .. rest)
+  if until_ms > 0 then
+    take_place()
+  end
   return until_ms
 end
 
@@ -46,9 +53,10 @@ if open_until > 0 then
   end
   if outcome == 'success' then
     redis.call('HDEL', breakers_key, replica)
+    take_place()
     return 0
   end
-  return write(failures + 1, now + open_ms * math.min(2 ^ math.max(0, failures + 1 - min_failures), 12), '')
+  return record_as(failures + 1, now + open_ms * math.min(2 ^ math.max(0, failures + 1 - min_failures), 12), '')
 end
 if outcome == 'success' then
   return 0
@@ -68,7 +76,7 @@ for since, failed, ended_well in string.gmatch(window or '', ' (%d+):(%d+):(%d+)
   end
 end
 if bad >= min_failures and bad >= error_rate * (bad + good) then
-  return write(min_failures, now + open_ms, '')
+  return record_as(min_failures, now + open_ms, '')
 end
 local last = slices[#slices]
 if last and now - last[1] < window_ms / SLICES then
@@ -80,4 +88,4 @@ local rest = ''
 for _, slice in ipairs(slices) do
   rest = rest .. string.format(' %d:%d:%d', slice[1], slice[2], slice[3])
 end
-return write(bad, 0, rest)
+return record_as(bad, 0, rest)

@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.prefills import Prefills
+from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
 from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, readable, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
+from coordinator.subset import Subset
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
 
@@ -73,6 +75,7 @@ class Pool:
         self.live: dict[str, Reservation] = {}
         """This gateway's requests in flight, by reservation id."""
         self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
+        self.subsets = Subsets(gateway, self.run, self._restate)
         self.unreadable: Counter[str] = Counter()
         """Records that could not be read, by key: see repair.py."""
         self._budget_s = budget_s
@@ -115,6 +118,7 @@ class Pool:
 
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
+        self.subsets.forget()
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
@@ -163,6 +167,9 @@ class Pool:
         for last_try in (False, True):
             if self._wire is None:
                 raise _not_connected()
+            if not self._declare(request):
+                self.done(request.release)
+                return None
             epoch = self._epoch
             self._placing.add(request.reservation)
             try:
@@ -178,13 +185,24 @@ class Pool:
                     return None  # else the store has lost replicas that this gateway knows: state them again
             elif last_try:
                 break
+            if placement == "undeclared":
+                assert request.serving is not None
+                self.subsets.declare(request.serving)
+                continue
             if epoch == self._epoch:
                 self.reassert()
         raise StoreDown("the store does not know this gateway's epoch")
 
+    def _declare(self, request: PlaceRequest) -> bool:
+        """Make sure that the store knows the request's subset; False if it is empty."""
+        if request.serving is None:
+            request.serving = Subset.of(self.records)
+        self.subsets.use(request.serving, request.knobs.probe_ms)
+        return bool(request.serving)
+
     async def _ask(self, wire: Wire, request: PlaceRequest) -> Placement | str:
         """The reply to one place. A reply that comes after its caller has given up is undone."""
-        script = self._script("place")
+        script = load("place", self._allow_oom, request.knobs)
         operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=False)
         reply = wire.run(script, operands, self._budget_s, partial(self._undo, request))
         self._unanswered[request.reservation] = request
@@ -219,11 +237,17 @@ class Pool:
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
-        if self._wire is None:
-            raise _not_connected()
-        script = self._script("place")
-        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=True)
-        reply = await self._wire.run(script, operands, self._budget_s * 5)
+        for _ in range(2):
+            if self._wire is None:
+                raise _not_connected()
+            if not self._declare(request):
+                return None
+            script = load("place", self._allow_oom, request.knobs)
+            operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=True)
+            reply = await self._wire.run(script, operands, self._budget_s * 5)
+            if reply[0] != b"undeclared":
+                break
+            self.subsets.forget()
         return bytes(reply[1]) if reply[0] == b"ok" else None
 
     def adopt(self, reservation: Reservation) -> None:

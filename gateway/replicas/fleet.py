@@ -11,11 +11,13 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from coordinator.engine.facts import EngineFacts, ModelCard, base_card
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store
+from coordinator.subset import Subset
 from gateway.replicas.identity import Identity
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.upstream import Upstream
@@ -64,7 +66,7 @@ class Member:
         return f"life-{int(lives[1]) + (self.alive and known.state == 'dead')}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: cached_property keeps its value in __dict__
 class ServedModel:
     """A model name that clients use: its pool, its replicas, and what enters the root of its prompts."""
 
@@ -77,12 +79,10 @@ class ServedModel:
     unshared: dict[str, str] = field(default_factory=dict)
     """Replicas whose id belongs to another engine in the registry (see `identity`) → their incarnation here."""
 
-    @property
-    def shared(self) -> tuple[str, ...]:
+    @cached_property
+    def shared(self) -> Subset:
         """The replicas among which the store may choose."""
-        if not self.unshared:
-            return tuple(self.replicas)
-        return tuple(name for name in self.replicas if name not in self.unshared)
+        return Subset.of(name for name in self.replicas if name not in self.unshared)
 
 
 class Fleet:
@@ -208,18 +208,10 @@ def served_by(members: Iterable[Member]) -> dict[str, ServedModel]:
         for card in member.cards:
             assert base is not None
             adapter = card.id if card.parent is not None else None
-            known = names.get(card.id)
-            if known is None or known.pool != member.pool:
-                known = ServedModel(member.pool, base.root, adapter, {})
-            replicas = {**known.replicas, member.id: member.url}
-            unshared = (
-                {**known.unshared, member.id: member.facts.started} if member.identity.is_taken else known.unshared
-            )
-            names[card.id] = ServedModel(member.pool, base.root, adapter, replicas, unshared)
+            served = names.get(card.id)
+            if served is None or served.pool != member.pool:
+                served = names[card.id] = ServedModel(member.pool, base.root, adapter, {})
+            served.replicas[member.id] = member.url
+            if member.identity.is_taken:
+                served.unshared[member.id] = member.facts.started
     return names
-
-
-def ready_or_all(records: Iterable[ReplicaRecord]) -> list[ReplicaRecord]:
-    """The records of ready replicas; all records if none is ready."""
-    known = list(records)
-    return [record for record in known if record.state == "ready"] or known

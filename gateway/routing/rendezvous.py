@@ -2,18 +2,32 @@
 
 Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996). Each replica scores the request, and
 the highest score comes first. A replica that leaves moves only the requests that it had.
+
+To score a thousand replicas takes a millisecond. So in a large fleet only CONTENDERS of them score a request: those
+that follow it on a ring, as in consistent hashing (Karger et al., 1997). The ring is made once for each fleet. If a
+replica leaves, another contender takes its place, and wins one in CONTENDERS of the requests that the others had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from blake3 import blake3
 
+from coordinator.subset import Subset
 
-def rendezvous_order(replicas: Iterable[str], affinity: bytes) -> list[str]:
-    """The replicas' ids, best first, for a request's affinity digest."""
-    return sorted(replicas, key=lambda replica: blake3(affinity + replica.encode()).digest(8), reverse=True)
+CONTENDERS = 32
+_POINTS = 4
+"""Of each replica on the ring: with fewer, some replicas are contenders for many more requests than others."""
+
+
+def rendezvous_order(replicas: Subset, affinity: bytes, is_usable: Callable[[str], bool]) -> list[str]:
+    """The ids of usable replicas, best first, for a request's affinity digest: at most CONTENDERS of them; of all
+    replicas if none is usable."""
+    contenders = _contenders(replicas, affinity, is_usable) or _contenders(replicas, affinity, lambda _: True)
+    return sorted(contenders, key=lambda replica: blake3(affinity + replica.encode()).digest(8), reverse=True)
 
 
 def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[str]) -> str | None:
@@ -21,3 +35,27 @@ def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[s
     tried, avoided = set(tried), set(avoided)
     left = [replica for replica in order if replica not in tried]
     return next((replica for replica in left if replica not in avoided), left[0] if left else None)
+
+
+def _contenders(replicas: Subset, affinity: bytes, is_usable: Callable[[str], bool]) -> list[str]:
+    if len(replicas.replicas) <= CONTENDERS:
+        return [replica for replica in replicas.replicas if is_usable(replica)]
+    points, names = _ring(replicas)
+    at = bisect_left(points, blake3(affinity).digest(8))
+    found: dict[str, None] = {}
+    for step in range(len(names)):
+        replica = names[(at + step) % len(names)]
+        if replica not in found and is_usable(replica):
+            found[replica] = None
+            if len(found) == CONTENDERS:
+                break
+    return list(found)
+
+
+@lru_cache(maxsize=64)
+def _ring(replicas: Subset) -> tuple[list[bytes], list[str]]:
+    """The points of all replicas in order, and the replica of each."""
+    points = sorted(
+        (blake3(b"%d " % n + one.encode()).digest(8), one) for one in replicas.replicas for n in range(_POINTS)
+    )
+    return [point for point, _ in points], [replica for _, replica in points]

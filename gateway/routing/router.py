@@ -13,8 +13,8 @@ from coordinator.errors import StoreError
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
+from coordinator.subset import Subset
 from gateway.metrics.gateway_metrics import Metrics
-from gateway.replicas.fleet import ready_or_all
 from gateway.request.reader import Job
 from gateway.routing.outcomes import ReplicaOutcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
@@ -98,7 +98,7 @@ class Router:
         """The question to the store."""
         order: Sequence[str] = ()
         if job.policy == "consistent_hash":
-            order = rendezvous_order(pool.records, _affinity(job))
+            order = self.fallback_order(job, pool)
         return PlaceRequest(
             reservation=f"{self._store.gateway}-{next(self._ids):x}",
             keys=job.prompt.keys if job.prompt else (),
@@ -133,11 +133,13 @@ class Router:
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
         """The order in which all gateways try replicas without a store: the ready ones, or all if none is ready."""
-        shared = job.served.shared
-        serving = [record for record in pool.records.values() if record.replica in shared]
+        shared, records = job.served.shared, pool.records
         if job.pinned:
-            return [record.replica for record in serving if record.replica == job.pinned]
-        return rendezvous_order((record.replica for record in ready_or_all(serving)), _affinity(job))
+            return [job.pinned] if job.pinned in shared and job.pinned in records else []
+        order = rendezvous_order(
+            shared, _affinity(job), lambda name: name in records and records[name].state == "ready"
+        )
+        return [replica for replica in order if replica in records]
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
@@ -151,7 +153,7 @@ class Router:
         """The replicas whose ids mean other engines in the store, in the order in which gateways try them."""
         if job.pinned:
             return [job.pinned] if job.pinned in job.served.unshared else []
-        return rendezvous_order(job.served.unshared, _affinity(job))
+        return rendezvous_order(Subset.of(job.served.unshared), _affinity(job), lambda _: True)
 
     def _avoided(self, pool: Pool) -> list[str]:
         """The replicas that failed recently for this gateway, or that have all the requests they may have."""
@@ -210,7 +212,6 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
         load_factor=chosen.load_factor,
         request_cost_tokens=chosen.request_cost_tokens,
         copy_weight=chosen.copy_weight,
-        max_owners=chosen.max_owners,
         max_active_requests=chosen.max_active_requests or 0,
         cpu_credit=chosen.cpu_credit,
         store_credit=chosen.store_credit,

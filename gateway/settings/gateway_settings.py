@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
+import structlog
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
@@ -26,6 +27,8 @@ from gateway.settings.config_file import build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
+
+_log = structlog.get_logger("kvgate.settings")
 
 # The field that each variable of the environment overrides.
 OVERRIDES = {
@@ -91,10 +94,18 @@ class PolicySettings(Section):
     load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     request_cost_tokens: Annotated[int, Field(ge=0)] = 128
     copy_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 16.0
-    max_owners: Count = 8
     max_active_requests: Count | None = None
     cpu_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
     store_credit: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.6
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_max_owners(cls, values: object) -> object:
+        """Older versions had this setting. A gateway must not fail to start because of it during an upgrade."""
+        if not isinstance(values, dict) or "max_owners" not in values:
+            return values
+        _log.warning("setting without effect", setting="policy.max_owners", reason="all owners of a key are stored now")
+        return {name: value for name, value in values.items() if name != "max_owners"}
 
     @field_validator("name", mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.registry import PoolState, ReplicaRecord
+from coordinator.registry import PoolState, ReplicaRecord, each
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
 
@@ -97,6 +97,8 @@ def request(reservation: str, keys: list[str], **changes: Any) -> PlaceRequest:
 
 
 async def place(pool: Pool, reservation: str, keys: list[str], **changes: Any) -> Placement:
+    if not pool.records:  # another gateway has registered the replicas
+        pool.records = each(await pool.read("HGETALL", pool.keys.replicas), ReplicaRecord.parse)
     placement = await pool.place(request(reservation, keys, **changes))
     assert placement is not None
     return placement

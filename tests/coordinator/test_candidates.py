@@ -7,6 +7,7 @@ import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
+from coordinator.subset import Subset
 from tests.coordinator.stage import (
     KEYS,
     chain,
@@ -155,6 +156,6 @@ async def test_only_replicas_that_serve_the_model_are_chosen(pool: Pool, client:
     keys = chain("adapter")
     await own(client, keys[0], "r1")
     for seed in range(12):
-        placed = await place(pool, f"id{seed}", keys, serving=("r0", "r3", "r99"), seed=seed)
+        placed = await place(pool, f"id{seed}", keys, serving=Subset.of(["r0", "r3", "r99"]), seed=seed)
         assert placed.replica in {"r0", "r3"}
-    assert await pool.place(request("z", keys, serving=("r99",))) is None
+    assert await pool.place(request("z", keys, serving=Subset.of(["r99"]))) is None

@@ -14,7 +14,7 @@ from coordinator.agent.residency import Transition
 from coordinator.chores.worker import sweep
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement, PolicyKnobs
+from coordinator.scripts import Placement
 from tests.coordinator.stage import KEYS, chain, drained, now_ms, numbers, place, register, replica, request
 from tests.coordinator.stream import RESET, Stream, attend, counted_tokens, gains, lead, linked, losses
 from tests.redis_server import RedisServer
@@ -37,7 +37,7 @@ transitions = st.one_of(
 replicas = st.sampled_from(REPLICAS)
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("place"), replicas, st.sampled_from(CHAINS), st.integers(0, 8), st.sampled_from([1, 8])),
+        st.tuples(st.just("place"), replicas, st.sampled_from(CHAINS), st.integers(0, 8)),
         st.tuples(st.just("withdraw"), st.integers(0, 5)),
         st.tuples(st.just("credit"), st.integers(0, 5), st.integers(0, 300)),
         st.tuples(st.just("measure"), st.integers(0, 5), st.integers(1, 300)),
@@ -83,8 +83,8 @@ class Books:
         await getattr(self, what.split(" ")[0])(*detail)
         await drained(self._pool)
 
-    async def place(self, name: str, keys: list[str], seed: int, max_owners: int) -> None:
-        asked = request(f"{len(self._placed)}", keys, pinned=name, seed=seed, knobs=PolicyKnobs(max_owners=max_owners))
+    async def place(self, name: str, keys: list[str], seed: int) -> None:
+        asked = request(f"{len(self._placed)}", keys, pinned=name, seed=seed)
         self._placed.append((asked, await place(self._pool, asked.reservation, keys, pinned=name, knobs=asked.knobs)))
 
     async def withdraw(self, index: int) -> None:

@@ -47,6 +47,7 @@ async def test_explain_writes_nothing_and_names_what_place_then_takes(
 ) -> None:
     dice = random.Random(policy)
     names = await register(pool, 5)
+    await explain(pool, request("first", []))  # declares the subset of the replicas
     for case in range(10):
         keys = await scramble(pool, client, dice, names)
         asked = request(

@@ -41,9 +41,7 @@ class Walk:
             tried=tuple(dice.sample(REPLICAS, dice.randint(0, 2))),
             release=dice.choice(["", *pool.live]),
             pinned=dice.choice(["", "", "", dice.choice(REPLICAS)]),
-            knobs=PolicyKnobs(
-                dice.choice(["prefix_kv_aware", "random", "least_loaded"]), max_owners=dice.choice([2, 8])
-            ),
+            knobs=PolicyKnobs(dice.choice(["prefix_kv_aware", "random", "least_loaded"])),
         )
         placement = await pool.place(asked)
         if placement is not None:

@@ -248,6 +248,8 @@ async def test_a_prefix_that_only_one_conversation_used_stays_with_its_owner_for
 
 async def test_a_placement_is_one_call(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
+    await place(pool, "first", chain(2))  # declares its subset of the replicas
+    await drained(pool)
     sent = []
     wire = pool._wire
     assert wire is not None

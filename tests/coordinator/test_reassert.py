@@ -8,6 +8,8 @@ import redis.asyncio as redis
 
 from coordinator.errors import StoreDown
 from coordinator.pool.pool import Pool, Reservation
+from coordinator.scripts import load
+from coordinator.subset import Subset
 from tests.coordinator.stage import (
     KEYS,
     calls_of,
@@ -93,10 +95,10 @@ async def test_a_placement_on_its_way_survives_a_reassertion_that_does_not_know_
 
 async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
-    asked = request("old", chain(1))
+    asked = request("old", chain(1), serving=Subset.of(["r0"]))
     wire = pool._wire
     assert wire is not None
-    script = pool._script("place")
+    script = load("place", True)
     old = asked.operands(script, KEYS, "gw0", pool._epoch, explain=False)
     pool.reassert()
     reply = await wire.run(script, old)
@@ -142,9 +144,9 @@ async def test_a_place_for_which_the_store_has_lost_the_replicas_states_them_aga
     epoch = pool._epoch
     assert await pool.place(request("a", chain(1), pinned="r2")) is None
     assert await pool.place(request("b", chain(1), tried=("r0", "r1"))) is None
-    assert await pool.place(request("c", chain(1), serving=("r2",))) is None
+    assert await pool.place(request("c", chain(1), serving=Subset.of(["r2"]))) is None
     assert pool._epoch == epoch
-    assert (await place(pool, "d", chain(1), serving=("r1", "r2"), tried=("r0",))).replica == "r1"
+    assert (await place(pool, "d", chain(1), serving=Subset.of(["r1", "r2"]), tried=("r0",))).replica == "r1"
 
 
 async def test_a_gateway_whose_name_another_life_holds_under_a_newer_epoch_changes_nothing(

@@ -18,7 +18,7 @@ from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
-from tests.coordinator.stage import beaten, chain, drained, place, replica, running
+from tests.coordinator.stage import beaten, chain, drained, place, register, replica, running
 from tests.coordinator.test_acl import live_a_little, tell_and_apply
 from tests.coordinator.watch.stage import watching
 from tests.polling import eventually
@@ -59,6 +59,9 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await eventually(lambda: store.is_up("m"))
     await live_a_little(pool)
     await eventually(lambda: store.is_up("m"))
+    await register(pool, 20)
+    await place(pool, "among many", [])
+    await eventually(lambda: "reorder" in ran)
     await tell_and_apply(store, cluster.url)
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
@@ -70,7 +73,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     cluster.run(cluster.owner(WATCHER), "SET", watched, "KV")
     async with watching(cluster.url) as watcher:
         await eventually(lambda: watcher.report is not None and watcher.report.ttls_given == 1)
-    assert set(NAMES) - ran == {"reassert", "adopt"}, "which are sent with their text"
+    assert set(NAMES) - ran == {"reassert", "adopt", "declare"}, "which are sent with their text"
     errors: set[str] = set()
     for node in cluster.nodes:
         with client_of(node) as client:

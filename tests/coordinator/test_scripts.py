@@ -14,8 +14,7 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.keys import WATCHER
-from coordinator.scripts import NAMES, load, signature, source
-from coordinator.signature import lua_locals
+from coordinator.scripts import NAMES, load, local_line, signature, source
 from tests.coordinator.stage import KEYS, chain, drained, joined, numbers, place, register
 from tests.coordinator.wrappers import ARGUMENTS, CHUNK, wrapper_calls
 from tests.redis_server import RedisServer
@@ -27,16 +26,16 @@ README = FOLDER / "README.md"
 
 def body(name: str) -> str:
     """A script's own code and its includes, without comments and without the locals that its header defines."""
-    return re.sub(r"--.*", "", source(name).replace(lua_locals(signature(name)), ""))
+    return re.sub(r"--.*", "", source(name).replace(local_line(name), ""))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_body_reads_every_value_by_the_name_that_its_header_declares(name: str) -> None:
     code = body(name)
     assert not re.search(r"(KEYS|ARGV)\[\d+\]|\((KEYS|ARGV), *\d", code)
-    names = re.findall(r"[\w]+", " ".join(re.findall(r"local (.*?) =", lua_locals(signature(name)))))
+    names = re.findall(r"[\w]+", " ".join(re.findall(r"local (.*?) =", local_line(name))))
     unused = [one for one in names if not re.search(rf"\b{one}\b", code)]
-    assert unused in ([], ["own_count"]), "which FLIGHT_OFFSET is made of"
+    assert set(unused) <= {"own_count", "turn_key"}, "FLIGHT_OFFSET is made of the one; round_robin reads the other"
     redefined = [one for one in names if re.search(rf"^local (function )?([\w, ]+, )?{one}\b", code, re.MULTILINE)]
     assert redefined == []
 
@@ -46,7 +45,7 @@ def test_lines_keep_their_numbers_up_to_the_first_include(name: str) -> None:
     lines = (LUA / f"{name}.lua").read_text().splitlines()
     assert lines[lines.index("") - 1].startswith("--"), "the header, and behind it the line in which the locals come"
     first = next((at for at, line in enumerate(lines) if line.startswith("-- include")), len(lines))
-    expected = [lua_locals(signature(name)) if at == lines.index("") else line for at, line in enumerate(lines[:first])]
+    expected = [local_line(name) if at == lines.index("") else line for at, line in enumerate(lines[:first])]
     assert source(name).splitlines()[:first] == expected
 
 

@@ -79,5 +79,5 @@ def test_a_header_that_cannot_be_kept_is_refused_when_the_script_is_loaded(line:
 
 
 def test_a_line_outside_of_keys_and_argv_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"it\.lua: --   hash    replicas is neither under KEYS nor under ARGV"):
+    with pytest.raises(ValueError, match=r"it\.lua: --   hash    replicas is under no section"):
         read_signature("it", made().removeprefix("-- KEYS\n"))

@@ -18,6 +18,7 @@ from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import PoolState, ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
+from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession, WatchSettings
 from coordinator.watch.watcher import Watcher
 from tests.coordinator.stage import chain
@@ -25,6 +26,7 @@ from tests.coordinator.stage import chain
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
 _EXPIRED = PoolState(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
+_SUBSET = Subset.of(["s1"])
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
@@ -84,9 +86,9 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
 
 async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0)
-    knobs = PolicyKnobs("policy", 21, 22.5, 23, 24.5, 25, 26, 27, 28, 0.5, 0.25)
+    knobs = PolicyKnobs("random", 21, 22.5, 23, 24.5, 26, 27, 28, 0.5, 0.25)
     asked = PlaceRequest(
-        "res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", ("s1",), ("o1", "o2"), True, _SHAPE
+        "res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
@@ -95,6 +97,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), sweep(pool, "r0"))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     await _begun(forget(pool, record), rewind(pool, record, 0))
+    pool.subsets._next[_SUBSET.digest] = 0
+    await _begun(pool.subsets.keep(), pool.subsets._reorder(_SUBSET.digest, 1))
     repair = Repair(pool)
     await _begun(repair.repair(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
@@ -123,9 +127,11 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, "policy", 13, "t1 t2", "rel", "pin", "o1 o2", 11),
-        *(21, 22.5, 23, 24.5, 25, 26, 27, 28, "s1", _KEYS[-1], 0.5, _SHAPE, 1, 0.25, 7, 9),
+        *("gw0", 3, "res", 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
     ],
+    "declare": [_SUBSET.digest, 1, 60_000, 27, "s1"],
+    "keep_subsets": ["gw0", 3000, 60_000, _SUBSET.digest],
+    "reorder": [_SUBSET.digest, 0, 63, 27, 1],
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],

@@ -4,14 +4,15 @@
 --     is the length of the prompt up to the key, once an answer has told it, or
 --   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
 --     events said in that entry of the replica's stream; it is valid while <entry> is not below the replica's floor.
--- Which keys exist is found exactly, by bisection with EXISTS over ranges. How deep each replica owns the chain is
--- found by bisection, too: a replica that holds a prefix holds everything before it. So an earlier key has all owners
--- of a later one. If this is not true (at a key with the maximum of owners), a replica's match is too small, never too
--- large.
+-- Which keys exist is found exactly, by bisection with EXISTS over ranges. How deep a replica owns the chain is found by
+-- bisection, too: a replica that holds a prefix holds everything before it. So an earlier key has all owners of a later
+-- one. If this is not true, a replica's match is too small, never too large.
+-- A key may have any number of owners. If it has more than FEW_OWNERS, the walk reads the records of the replicas that it
+-- is asked about, and those that the subset's orders add (see orders).
 
 -- include owned
 
-local MAX_STEPS = 4
+local MAX_STEPS, FEW_OWNERS = 4, 4
 
 -- The deepest index in lo..hi whose key exists, or 0.
 local function deepest_existing(lo, hi)
@@ -29,89 +30,99 @@ local function deepest_existing(lo, hi)
   return lo
 end
 
--- Whether a record is valid: it is of this incarnation, and not below the floor. `life` is { incarnation, floor }, or
--- false if the replica's own record cannot be read.
-local function is_valid(record, life)
-  if not life or string.match(record, '^%S+') ~= life[1] then
+-- Whether a replica's record is valid: it is of this incarnation, and not below the floor.
+local function is_valid(record, replica)
+  local life = life_of_name[replica]
+  if not life or string.sub(record, 1, #life) ~= life then
     return false
   end
-  if life[2] == 0 then
+  local floor = floor_of[replica]
+  if floor == 0 then
     return true
   end
   local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
-  return entry == nil or tonumber(entry) >= life[2]
+  return entry == nil or tonumber(entry) >= floor
 end
 
--- The owners of key `index` whose records are valid, and those whose records are of a past incarnation (both: replica
--- -> record). A record below the floor is in neither: it stays until the worker sweeps it, because owned_tokens count
+-- Reads owners of key `index`: all if they are few, else some, those among `names` included. With `clean`, records of
+-- past incarnations are dropped. A record below the floor stays until the worker sweeps it, because owned_tokens count
 -- it.
-local function owners_of(index, lives)
-  local fields = redis.pcall('HGETALL', KEYS[OWN_OFFSET + index]) -- empty if it is no hash
-  local owners, stale = {}, {}
+-- Returns the owners whose records are valid (replica -> record), and how many owners there are.
+local function owners_of(index, names, depth, orders, clean)
+  local key, owners = KEYS[OWN_OFFSET + index], {}
+  local count = redis.pcall('HLEN', key)
+  if type(count) ~= 'number' or count == 0 then -- it is no hash, or there is none
+    return owners, 0
+  end
+  local fields = {}
+  if count <= FEW_OWNERS then
+    fields = redis.call('HGETALL', key)
+  else
+    local asked = names
+    while #asked > 0 do
+      local records = redis.call('HMGET', key, unpack(asked))
+      for i = 1, #asked do
+        if records[i] then
+          fields[#fields + 1], fields[#fields + 2] = asked[i], records[i]
+        end
+      end
+      asked = asked == names and orders and orders.more_owners(key, count, fields, depth) or {}
+    end
+  end
+  learn(fields, 2)
   for i = 1, #fields, 2 do
     local replica, record = fields[i], fields[i + 1]
-    local life = lives[replica]
-    if is_valid(record, life) then
+    local life = life_of_name[replica]
+    if is_valid(record, replica) then
       owners[replica] = record
-    elseif life == nil or (life and string.match(record, '^%S+') ~= life[1]) then
-      stale[replica] = record
+    elseif clean and (life and string.sub(record, 1, #life) ~= life or not record_of[replica]) then
+      redis.call('HDEL', key, replica)
+      if not string.find(record, OWNERSHIP) then -- owned_tokens may have counted it
+        mark(owned_tokens_key, replica, 1)
+      end
     end
   end
-  return owners, stale
-end
-
--- Drops records of key `index`. A record that cannot be read may be counted in owned_tokens, so they are summed again.
-local function drop(index, records)
-  for replica, record in pairs(records) do
-    redis.call('HDEL', KEYS[OWN_OFFSET + index], replica)
-    if not string.find(record, OWNERSHIP) then
-      mark(owned_tokens_key, replica, 1)
-    end
-  end
+  return owners, count
 end
 
 -- For each replica in `below` whose depth is not known yet, finds the deepest index between `lo` and `hi` that it owns:
--- sets depth[replica] to the index and record[replica] to the record there.
-local function gallop(lo, below, hi, lives, depth, record)
-  local open = false
+-- sets depth[replica] to the index and record[replica] to the record there. Owners that are first seen on the way are
+-- included.
+local function gallop(lo, below, hi, orders, depth, record)
+  local names = {}
   for replica in pairs(below) do
     if depth[replica] == nil then
-      open = true
-      break
+      names[#names + 1] = replica
     end
   end
-  if not open then
+  if #names == 0 then
     return
   end
   if hi - lo <= 1 then
-    for replica, text in pairs(below) do
-      if depth[replica] == nil then
-        depth[replica], record[replica] = lo, text
-      end
+    for i = 1, #names do
+      depth[names[i]], record[names[i]] = lo, below[names[i]]
     end
     return
   end
   local middle = math.floor((lo + hi) / 2)
-  local owners = owners_of(middle, lives)
-  gallop(middle, owners, hi, lives, depth, record)
-  gallop(lo, below, middle, lives, depth, record)
+  gallop(middle, owners_of(middle, names, depth, orders), hi, orders, depth, record)
+  gallop(lo, below, middle, orders, depth, record)
 end
 
--- Walks the chain of `count` keys from the tip up. Matches that end above index `start` are worth nothing, so they are
--- not looked for. With `clean`, records of past incarnations are dropped.
+-- Walks the chain up from the deepest index whose key exists, for the replicas in `names` and other owners. Matches that
+-- end above index `start` are worth nothing, so they are not looked for. With `clean`, records of past incarnations at
+-- the deepest keys are dropped.
 -- Returns depth (replica -> index), record (replica -> its record there), and the deepest index at which a key exists
 -- after that (keys with nothing but records below a floor exist, too).
-local function walk(count, lives, clean, start)
+local function walk(deepest, names, orders, clean, start)
   local depth, record = {}, {}
-  local owners = {}
-  local top, left = deepest_existing(1, count), 0
+  local top, left, owners, count, valid = deepest, 0, nil, 0, 0
   while top > 0 do
-    local stale
-    owners, stale = owners_of(top, lives)
-    if clean then
-      drop(top, stale)
+    owners, count = owners_of(top, names, depth, orders, clean)
+    for replica, text in pairs(owners) do
+      depth[replica], record[replica], valid = top, text, valid + 1
     end
-    if next(owners) then
+    if valid > 0 then
       break
     end
     if left == 0 then
@@ -119,22 +130,27 @@ local function walk(count, lives, clean, start)
     end
     top = deepest_existing(1, top - 1)
   end
-  if top > 0 then
-    for replica, text in pairs(owners) do
-      depth[replica], record[replica] = top, text
+  local owns_alone = valid == count and count == redis.pcall('HLEN', KEYS[OWN_OFFSET + start])
+  if top > start and not owns_alone then
+    local others = {}
+    for i = 1, #names do
+      if depth[names[i]] == nil then
+        others[#others + 1] = names[i]
+      end
     end
     -- A key that ends within the first block is never resident: the search starts at the first key that has owners.
-    local first, below = start, nil
+    local first, below, end_of_search = start - 1, nil, count > FEW_OWNERS and top + 1 or top
     repeat
-      below = first < top and owners_of(first, lives) or {}
       first = first + 1
-    until next(below) or first >= top or first > start + MAX_STEPS
-    gallop(first - 1, below, top, lives, depth, record)
+      below, count = owners_of(first, others, depth, orders)
+    until count > 0 or first >= top - 1 or first >= start + MAX_STEPS
+    gallop(first, below, end_of_search, orders, depth, record)
   end
   for replica, text in pairs(record) do
     if not string.find(text, OWNERSHIP) then -- its shallower records are not looked for this time
       if clean then
-        drop(depth[replica], { [replica] = text })
+        redis.call('HDEL', KEYS[OWN_OFFSET + depth[replica]], replica)
+        mark(owned_tokens_key, replica, 1)
       end
       depth[replica], record[replica] = nil, nil
     end

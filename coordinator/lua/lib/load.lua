@@ -3,7 +3,7 @@
 --   "<replica> <incarnation> <since_ms> <backlog_tokens> <tip>"
 -- where since_ms is that of the replica's record: an incarnation that is registered again starts from zero again.
 
--- include safe
+-- include subsets
 
 -- The current incarnation of a replica and its since_ms; nil if there is none. The third value is true if the replica
 -- has a record that cannot be read.
@@ -23,12 +23,23 @@ local function entry_of(replicas_key, replica, incarnation, backlog, tip)
   end
 end
 
+-- Adds to the sums of a replica, and orders it anew.
+local function add_load(active_key, backlog_key, replica, requests, backlog)
+  local active_now = requests ~= 0 and add(active_key, replica, requests)
+  local backlog_now = backlog ~= 0 and add(backlog_key, replica, backlog)
+  local base = string.sub(active_key, 1, -7) -- without "active"
+  local digests = field_of(base .. 'subsets_of', replica)
+  if digests then
+    active_now = sum_of(active_now or field_of(active_key, replica))
+    reorder_load(base, digests, replica, active_now, sum_of(backlog_now or field_of(backlog_key, replica)), requests)
+  end
+end
+
 -- Puts a new entry into flight and adds it to the sums.
 local function count_in(id, entry, flight_key, active_key, backlog_key)
   local replica, backlog = string.match(entry, '^(%S+) %S+ %S+ (%S+)')
   write_counted(active_key, '', flight_key, id, entry)
-  add(active_key, replica, 1)
-  add(backlog_key, replica, tonumber(backlog))
+  add_load(active_key, backlog_key, replica, 1, tonumber(backlog))
 end
 
 -- Subtracts `requests` and the entry's backlog from the sums. The sums do not include reservations of an earlier
@@ -43,11 +54,8 @@ local function uncount(entry, requests, replicas_key, active_key, backlog_key)
   if is_unreadable then
     mark(active_key, '', 0)
   elseif incarnation == current and since_ms == current_since then
-    if requests ~= 0 then
-      add(active_key, replica, -requests)
-    end
-    if backlog ~= '0' then
-      add(backlog_key, replica, -tonumber(backlog))
+    if requests ~= 0 or backlog ~= '0' then
+      add_load(active_key, backlog_key, replica, -requests, -tonumber(backlog))
     end
   end
   return replica, incarnation, since_ms, tip

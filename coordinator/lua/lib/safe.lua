@@ -11,7 +11,10 @@ end
 
 -- A sum, for one decision: 0 if it is missing or cannot be read.
 local function sum_of(text)
-  local sum = tonumber(text or 0)
+  if not text then
+    return 0
+  end
+  local sum = tonumber(text)
   return sum and sum >= 0 and sum < 1e15 and sum or 0 -- nan fails both comparisons
 end
 
@@ -53,13 +56,13 @@ local function tell(key, field)
   mark(base .. 'unreadable', name .. ' ' .. field, 1)
 end
 
--- Adds to a sum. A sum that cannot be read stays as it is until it is made again.
+-- Adds to a sum, and returns it; nil if it cannot be read. Such a sum stays as it is until it is made again.
 local function add(sums_key, replica, by)
   if by == by and math.abs(by) < 1e15 then
-    redis.pcall('HINCRBY', sums_key, replica, string.format('%d', by))
-  else
-    mark(sums_key, replica, 0)
+    local sum = redis.pcall('HINCRBY', sums_key, replica, string.format('%d', by))
+    return type(sum) == 'number' and sum or nil
   end
+  mark(sums_key, replica, 0)
 end
 
 -- Raises an error if a key is of another type than a hash. A script that checks its keys before its first write is

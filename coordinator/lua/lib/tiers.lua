@@ -6,7 +6,7 @@
 --                the last of them.
 -- Nobody reports whether a chunk is still there: chunks expire, are evicted and are deleted, so the script asks Redis.
 
-local MIN_STORED_TOKENS, NO_TIERS = 64, '- -'
+local MIN_STORED_TOKENS = 64
 
 -- A number from 0 to 1; nil if the text is none.
 local function share_of(text)
@@ -14,18 +14,10 @@ local function share_of(text)
   return share and share >= 0 and share <= 1 and share or nil
 end
 
-local function tier_credits(record, cpu_default, store_default)
-  if not record then -- nearly always so without LMCache: then no pattern is matched for each candidate
-    return cpu_default, 0
-  end
-  local cpu, store = string.match(record, '^(%S+) (%S+)')
-  return share_of(cpu) or cpu_default, share_of(store) or (store == '?' and store_default or 0)
-end
-
 -- The deepest key of the chain up to which all known chunks are there, and the tokens in these chunks; 0, 0 if there is
 -- none.
 local function stored_prefix(count)
-  local base, names = string.match(replicas_key, '^(.*:)[^:]+$'), {}
+  local base, names = base_of(replicas_key), {}
   for i = 1, count do
     names[i] = base .. 'chunk:' .. string.sub(KEYS[OWN_OFFSET + i], -32)
   end
@@ -54,33 +46,38 @@ end
 -- Says what each candidate's cache is worth to the prompt: what it has matched, on the medium that holds it, plus what
 -- it can load beyond that. Sets fleet.credit, cpu_credit and store_credit. Returns how many keys and tokens LMCache has
 -- in Redis.
-local function weigh_tiers(fleet, held, tiers_key, prompt_tokens, count, cpu_default, store_default)
-  local tiers, measured, is_stored, stored_keys, stored_tokens = pairs_of(tiers_key), nil, false, 0, 0
-  for replica, record in pairs(tiers) do -- replicas of a pool are alike: what one has measured is assumed of the others
-    if record == NO_TIERS then
-      tiers[replica] = nil
-    else
-      local store = string.match(record, '^%S+ (%S+)$')
+local function weigh_tiers(fleet, held, count)
+  local names, matched, credit, cpu_credits, store_credits = fleet.name, fleet.matched, {}, {}, {}
+  local tiers = redis.pcall('HLEN', tiers_key) ~= 0 and redis.pcall('HMGET', tiers_key, unpack(names)) or {}
+  local measured, is_stored, stored_keys, stored_tokens = store_credit, false, 0, 0
+  local is_measured = false
+  for i = 1, fleet.count do -- replicas of a pool are alike: what one has measured is assumed of the others
+    cpu_credits[i], store_credits[i] = cpu_credit, 0
+    if tiers[i] then
+      local cpu, store = string.match(tiers[i], '^(%S+) (%S+)$')
       is_stored = is_stored or (store and store ~= '-')
-      store = share_of(store)
-      measured = store and math.max(store, measured or 0) or measured
+      cpu_credits[i], store_credits[i] = share_of(cpu) or cpu_credit, share_of(store) or (store == '?' and '?' or 0)
+      if share_of(store) then
+        measured, is_measured = math.max(share_of(store), is_measured and measured or 0), true
+      end
     end
   end
-  if is_stored and count > 0 and prompt_tokens - math.min(unpack(fleet.matched)) >= MIN_STORED_TOKENS then
+  if is_stored and count > 0 and prompt_tokens - math.min(unpack(matched)) >= MIN_STORED_TOKENS then
     stored_keys, stored_tokens = stored_prefix(count)
   end
   for i = 1, fleet.count do
-    local record, matched = held[fleet.name[i]], fleet.matched[i]
-    local cpu, store = tier_credits(tiers[fleet.name[i]], cpu_default, measured or store_default)
-    local credit = matched
+    local record = held[names[i]]
+    credit[i] = matched[i]
+    if store_credits[i] == '?' then
+      store_credits[i] = measured
+    end
     if record and string.match(record, '^%S+ %S+ (%S+)') == 'cpu' then
-      credit = matched * cpu
+      credit[i] = matched[i] * cpu_credits[i]
     end
-    if stored_tokens > matched then
-      credit = credit + (stored_tokens - matched) * store
+    if stored_tokens > matched[i] then
+      credit[i] = credit[i] + (stored_tokens - matched[i]) * store_credits[i]
     end
-    fleet.credit[i] = credit
-    fleet.cpu_credit[i], fleet.store_credit[i] = cpu, store
   end
+  fleet.credit, fleet.cpu_credit, fleet.store_credit = credit, cpu_credits, store_credits
   return stored_keys, stored_tokens
 end

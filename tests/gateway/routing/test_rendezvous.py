@@ -4,30 +4,57 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gateway.routing.rendezvous import first_usable, rendezvous_order
+from coordinator.subset import Subset
+from gateway.routing.rendezvous import CONTENDERS, first_usable, rendezvous_order
 
 REPLICAS = ["r0", "r1", "r2", "r3"]
+MANY = [f"r{n}" for n in range(1000)]
 
 
 def affinities(count: int) -> list[bytes]:
     return [n.to_bytes(16, "big") for n in range(count)]
 
 
+def order_of(replicas: list[str], affinity: bytes, *, without: str = "") -> list[str]:
+    return rendezvous_order(Subset.of(replicas), affinity, lambda replica: replica != without)
+
+
 def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
     for affinity in affinities(50):
-        assert rendezvous_order(REPLICAS, affinity) == rendezvous_order(reversed(REPLICAS), affinity)
+        assert order_of(REPLICAS, affinity) == order_of(REPLICAS[::-1], affinity)
+        assert order_of(MANY, affinity) == order_of(MANY[::-1], affinity)
 
 
-def test_a_replica_that_leaves_moves_only_what_it_had() -> None:
+def test_a_replica_that_leaves_or_dies_moves_only_what_it_had() -> None:
     for affinity in affinities(200):
-        order = rendezvous_order(REPLICAS, affinity)
-        without = rendezvous_order([r for r in REPLICAS if r != "r2"], affinity)
-        assert without == [replica for replica in order if replica != "r2"]
+        without = [replica for replica in order_of(REPLICAS, affinity) if replica != "r2"]
+        assert order_of([r for r in REPLICAS if r != "r2"], affinity) == without
+        assert order_of(REPLICAS, affinity, without="r2") == without
+
+
+def test_in_a_large_fleet_a_replica_that_leaves_or_dies_moves_hardly_anything_else() -> None:
+    fewer = [replica for replica in MANY if replica != "r2"]
+    firsts = [
+        (order_of(MANY, one), order_of(fewer, one), order_of(MANY, one, without="r2")) for one in affinities(4000)
+    ]
+    moved = [before[0] for before, after, _ in firsts if before[0] != after[0]]
+    assert "r2" in moved
+    assert len([name for name in moved if name != "r2"]) < 4000 / CONTENDERS / 10
+    assert all(dead[0] == after[0] for _, after, dead in firsts)
 
 
 def test_prompts_spread_evenly() -> None:
-    first = Counter(rendezvous_order(REPLICAS, affinity)[0] for affinity in affinities(4000))
+    first = Counter(order_of(REPLICAS, affinity)[0] for affinity in affinities(4000))
     assert all(850 < count < 1150 for count in first.values())
+    first = Counter(order_of(MANY[:100], affinity)[0] for affinity in affinities(10_000))
+    assert len(first) == 100
+    assert all(50 < count < 170 for count in first.values())
+
+
+def test_at_most_so_many_replicas_are_put_in_order_and_all_when_none_is_usable() -> None:
+    assert len(set(order_of(MANY, b"x"))) == len(order_of(MANY, b"x")) == CONTENDERS
+    assert rendezvous_order(Subset.of(MANY), b"x", lambda _: False) == order_of(MANY, b"x")
+    assert rendezvous_order(Subset.of(MANY), b"x", lambda replica: replica == "r7") == ["r7"]
 
 
 def test_what_was_tried_is_never_chosen_and_what_is_avoided_comes_last() -> None:

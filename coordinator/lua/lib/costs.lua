@@ -1,17 +1,14 @@
--- The policies. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity, matched
--- (tokens) and credit (what the matched tokens are worth on their medium, plus what can be loaded beyond them).
--- `held_tokens` is the most that any candidate has matched. Each policy returns the index of its choice. Ties are
--- broken at random; the caller seeds the generator.
+-- What candidates cost. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity,
+-- occupied, matched (tokens) and credit (what the matched tokens are worth on their medium, plus what can be loaded
+-- beyond them); and three numbers: count, held_tokens (the most that any candidate has matched) and mean_active (of the
+-- good replicas of the subset).
 
--- A replica with max(min_slack, load_factor * mean) active requests or more is not chosen while another one has fewer.
-local function guard_limit(fleet, knobs)
-  local total = 0
-  for i = 1, fleet.count do
-    total = total + fleet.active[i]
-  end
-  local limit = math.max(knobs.min_slack, knobs.load_factor * total / fleet.count)
-  if knobs.max_active > 0 then
-    limit = math.min(limit, knobs.max_active)
+-- A replica with max(min_slack_requests, load_factor * mean) active requests or more is not chosen while another one has
+-- fewer.
+local function guard_limit(fleet)
+  local limit = math.max(min_slack_requests, load_factor * fleet.mean_active)
+  if max_active_requests > 0 then
+    limit = math.min(limit, max_active_requests)
   end
   for i = 1, fleet.count do
     if fleet.active[i] < limit then
@@ -39,17 +36,6 @@ local function least(fleet, limit, cost, tie)
   return best
 end
 
--- How many tokens each cache is believed to hold. A nearly full cache counts as full, because its sum goes up and down
--- with every prompt. Without this rule, a small difference could keep requests away from one replica for ever.
-local function occupied_tokens(fleet)
-  local occupied = {}
-  for i = 1, fleet.count do
-    local owned, capacity = fleet.owned[i], fleet.capacity[i]
-    occupied[i] = capacity > 0 and owned > 0.96 * capacity and capacity or owned
-  end
-  return occupied
-end
-
 -- The cost of each candidate, in tokens (why: docs/adr/0002-placing.md):
 --   backlog + 3 * charged + displaced + load
 -- charged: the tokens that the replica has to compute. If other requests share the prefix, its missing tokens are
@@ -65,15 +51,15 @@ end
 -- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
 local ASSUMED_CAPACITY_TOKENS = 100000
 
-local function prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
-  local cost, charged, displaced, load = {}, {}, {}, {}
+local function prefix_costs(fleet, hits)
+  local cost, terms = {}, explain and { charged = {}, displaced = {}, load = {} } or nil
   local best_tokens = fleet.held_tokens
   for i = 1, fleet.count do
     if fleet.credit[i] > best_tokens then
       best_tokens = fleet.credit[i]
     end
   end
-  local request_cost = knobs.request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
+  local request_cost = request_cost_tokens + 0.1 * (prompt_tokens - best_tokens)
   for i = 1, fleet.count do
     local lacks, capacity = best_tokens - fleet.credit[i], fleet.capacity[i]
     if lacks < 0 then
@@ -82,43 +68,21 @@ local function prefix_costs(fleet, occupied, prompt_tokens, hits, knobs)
     local share = 1
     if hits > 0 then
       local holds = capacity > 0 and capacity or ASSUMED_CAPACITY_TOKENS
-      share = math.max(1 / (1 + hits), math.min(1, knobs.copy_weight * lacks / holds))
+      share = math.max(1 / (1 + hits), math.min(1, copy_weight * lacks / holds))
     end
-    charged[i] = prompt_tokens - best_tokens + lacks * share
-    displaced[i] = 0
+    local charged, displaced = prompt_tokens - best_tokens + lacks * share, 0
     if capacity > 0 then
       local copied = prompt_tokens
       if fleet.held_tokens > 0 then
         copied = math.max(lacks, fleet.held_tokens - fleet.matched[i]) * share
       end
-      displaced[i] = math.max(0, occupied[i] + copied - capacity)
+      displaced = math.max(0, fleet.occupied[i] + copied - capacity)
     end
-    load[i] = request_cost * fleet.active[i]
-    cost[i] = fleet.backlog[i] + 3 * charged[i] + displaced[i] + load[i]
-  end
-  return cost, charged, displaced, load
-end
-
-local function power_of_two(fleet)
-  local a = math.random(fleet.count)
-  if fleet.count == 1 then
-    return a
-  end
-  local b = (a + math.random(fleet.count - 1) - 1) % fleet.count + 1
-  return fleet.active[b] < fleet.active[a] and b or a
-end
-
--- The first replica in the rendezvous order that is a candidate and below the load guard.
-local function first_in_order(fleet, order, limit)
-  local index = {}
-  for i = 1, fleet.count do
-    index[fleet.name[i]] = i
-  end
-  for replica in string.gmatch(order, '%S+') do
-    local i = index[replica]
-    if i and fleet.active[i] < limit then
-      return i
+    local load = request_cost * fleet.active[i]
+    cost[i] = fleet.backlog[i] + 3 * charged + displaced + load
+    if terms then
+      terms.charged[i], terms.displaced[i], terms.load[i] = charged, displaced, load
     end
   end
-  return math.random(fleet.count)
+  fleet.cost, fleet.terms = cost, terms
 end

@@ -1,0 +1,114 @@
+-- The candidates: the replicas that a placement looks at. In a subset of at most LOOK_AT_ALL replicas these are all. In
+-- a larger one the policy nominates a few from the subset's orders, and owners of the prompt's chain may come to them.
+-- For what was read of a replica:
+--   record_of    its record; false if it has none
+--   life_of_name the beginning of a record in own:<key> that is of its incarnation: "<incarnation> "; nil if its own
+--                record cannot be read, or there is none
+--   floor_of, state_of, capacity_of, breaker_of
+
+-- include subsets
+-- include tables
+-- include orders
+
+local record_of, life_of_name, floor_of, state_of, capacity_of, breaker_of = {}, {}, {}, {}, {}, {}
+
+-- Reads the records of replicas that were not read yet: those at every `step`-th place in `names`.
+local function learn(names, step)
+  local unread = {}
+  for i = 1, #names, step do
+    if record_of[names[i]] == nil then
+      unread[#unread + 1] = names[i]
+    end
+  end
+  if #unread == 0 then
+    return
+  end
+  local records = redis.call('HMGET', replicas_key, unpack(unread))
+  for i = 1, #unread do
+    local replica, record = unread[i], records[i]
+    record_of[replica] = record
+    if record then
+      local incarnation, state, capacity, floor = string.match(record, '^(%S+ )(%S+) (%d+) %d+ (%d+) %S')
+      life_of_name[replica], state_of[replica] = incarnation, state
+      capacity_of[replica], floor_of[replica] = tonumber(capacity), tonumber(floor)
+    end
+  end
+end
+
+-- Tells good, broken and dead replicas apart by their records and breakers.
+local function classify(names, now, longest_open_ms)
+  local good, broken, dead = {}, {}, {}
+  if #names == 0 then
+    return good, broken, dead
+  end
+  learn(names, 1)
+  local breakers = redis.pcall('HLEN', breakers_key) ~= 0 and redis.pcall('HMGET', breakers_key, unpack(names)) or {}
+  for i = 1, #names do
+    local replica, is_open = names[i], false
+    if breakers[i] then
+      local open_until = tonumber(string.match(breakers[i], '^%d+ (%d+)')) or 0
+      breaker_of[replica] = breakers[i]
+      is_open = open_until > now and open_until <= now + longest_open_ms
+    end
+    if life_of_name[replica] then
+      local tier = state_of[replica] ~= 'ready' and dead or (is_open and broken or good)
+      tier[#tier + 1] = replica
+    end
+  end
+  return good, broken, dead
+end
+
+-- The names to look at, and whether no replica is good. If none is good, the candidates are the ready ones whose breaker
+-- is open. If there are none either, the dead and hung ones are: a try is better than a refusal. A tried replica is never
+-- a candidate.
+local function candidates_of(subset, now, longest_open_ms, nominate, new_tokens)
+  local good, broken, dead
+  if pinned ~= '' then
+    local is_member = not subset.is_tried[pinned] and type(redis.pcall('ZSCORE', subset.key, pinned)) == 'string'
+    good, broken, dead = classify(is_member and { pinned } or {}, now, longest_open_ms)
+  elseif subset.orders then
+    good, broken, dead = subset.orders.candidates(nominate, new_tokens, now, longest_open_ms, classify)
+  else
+    local names = redis.pcall('ZRANGE', subset.key, 0, -1)
+    for i = #names, tried ~= '' and 1 or math.huge, -1 do
+      if subset.is_tried[names[i]] then
+        table.remove(names, i)
+      end
+    end
+    good, broken, dead = classify(names, now, longest_open_ms)
+  end
+  if #good > 0 then
+    return good, false
+  end
+  return #broken > 0 and broken or dead, true
+end
+
+-- The subset with this digest; nil if no gateway has declared it. It has `orders` if these are to be used.
+local function subset_of(digest)
+  local count = string.match(field_of(subsets_key, digest) or '', '^(%d+) %d+$')
+  if count then
+    local subset = { digest = digest, key = subset_key, is_tried = tried ~= '' and set_of(tried) or {} }
+    if tonumber(count) > LOOK_AT_ALL and pinned == '' then
+      subset.orders = orders_of(subset, base_of(subset_key))
+    end
+    return subset
+  end
+end
+
+-- The load of the candidates, as parallel arrays: see costs.
+local function load_of(subset, names)
+  local active, backlog = redis.pcall('HMGET', active_key, unpack(names)), redis.pcall('HMGET', backlog_tokens_key, unpack(names))
+  local owned, capacity, occupied, total = redis.pcall('HMGET', owned_tokens_key, unpack(names)), {}, {}, 0
+  for i = 1, #names do
+    local requests, owns, holds = sum_of(active[i]), sum_of(owned[i]), capacity_of[names[i]]
+    active[i], backlog[i], owned[i], capacity[i] = requests, sum_of(backlog[i]), owns, holds
+    -- A nearly full cache counts as full, because its sum goes up and down with every prompt. Without this rule, a small
+    -- difference could keep requests away from one replica for ever.
+    occupied[i] = owns > 0.96 * holds and holds > 0 and holds or owns
+    total = total + requests
+  end
+  return {
+    count = #names, name = names, active = active, backlog = backlog, owned = owned, capacity = capacity,
+    occupied = occupied, mean_active = subset.orders and subset.orders.mean_active() or total / #names,
+  }
+end

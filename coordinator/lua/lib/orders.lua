@@ -1,0 +1,194 @@
+-- The orders of a large subset, as a placement uses them. All of this is made only for such a subset: functions that a
+-- small fleet never calls would cost it a tenth of a placement.
+
+local function orders_of(subset, base)
+  local READMITS_ONE_IN, READMITTED_AT_ONCE, NOMINATIONS, NOMINATED_AGAIN, ADDED_OWNERS = 8, 8, 3, 64, 8
+  local MANY_OWNERS, OWNERS_ASKED, MOST_ASKED, SEARCHED = 32, 3, 48, 16
+
+  local orders, is_tried = { count = 0 }, subset.is_tried
+  local spare, is_named, least_loaded, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, false
+
+  -- The first `count` members of an order: the lowest scores, or the highest ones in reverse. Redis lists equal scores by
+  -- name. So if all of these are equal, others from a random place among their equals are taken instead.
+  function orders.first(order, count, is_reverse)
+    local key, range, wanted = subset.key .. order, is_reverse and 'ZREVRANGE' or 'ZRANGE', count + spare
+    local names = redis.pcall(range, key, 0, wanted - 1)
+    if #names < wanted or wanted == 1 then
+      return names
+    end
+    local scores = redis.call('ZMSCORE', key, names[1], names[wanted])
+    if scores[1] ~= scores[2] then
+      return names
+    end
+    local equals = redis.call('ZCOUNT', key, scores[1], scores[1])
+    local first = math.random(0, equals - wanted)
+    return first > 0 and redis.call(range, key, first, first + wanted - 1) or names
+  end
+
+  -- Random good members, no one twice.
+  function orders.random(count)
+    return redis.pcall('ZRANDMEMBER', subset.key .. ':good', count + spare)
+  end
+
+  -- Good members in order of names, from the one at `rank` on (0: the first).
+  function orders.good_from(rank, count)
+    local key, wanted = subset.key .. ':good', count + spare
+    local names = redis.pcall('ZRANGE', key, rank, rank + wanted - 1)
+    local others = #names < wanted and rank > 0 and redis.pcall('ZRANGE', key, 0, wanted - #names - 1) or {}
+    for i = 1, #others do
+      names[#names + 1] = others[i]
+    end
+    return names
+  end
+
+  -- Members that follow those `by_load` in the order of load and have room for the prompt in their cache. None if one
+  -- of those has room, or no cache has any. `most_free` has the most room.
+  function orders.with_room(by_load, most_free, count)
+    local order, found = subset.key .. ':free', {}
+    local most = tonumber(most_free and redis.call('ZSCORE', order, most_free) or 0)
+    if most == 0 then
+      return found
+    end
+    local needed = math.min(prompt_tokens, most)
+    local rooms = redis.call('ZMSCORE', order, unpack(by_load))
+    for i = 1, #by_load do
+      if rooms[i] and tonumber(rooms[i]) >= needed then
+        return found
+      end
+    end
+    local following = redis.call('ZRANGE', subset.key .. ':load', #by_load, #by_load + SEARCHED - 1)
+    rooms = #following > 0 and redis.call('ZMSCORE', order, unpack(following)) or {}
+    for i = 1, #following do
+      if #found < count and rooms[i] and tonumber(rooms[i]) >= needed then
+        found[#found + 1] = following[i]
+      end
+    end
+    return found
+  end
+
+  -- The names of several lists, each once, without those that were tried.
+  local function each_once(lists)
+    local names, count = {}, 0
+    is_named, least_loaded = {}, lists[1]
+    for i = 1, #lists do
+      local list = lists[i]
+      for j = 1, #list do
+        local replica = list[j]
+        if not is_named[replica] and not is_tried[replica] then
+          count = count + 1
+          names[count], is_named[replica] = replica, true
+        end
+      end
+    end
+    return names
+  end
+
+  -- Readmits replicas whose breaker has been open for long enough. `reorder` does so, too, if a gateway runs it.
+  local function readmit(now, longest_open_ms)
+    local due = redis.pcall('ZRANGEBYSCORE', subset.key .. ':out', '-inf', now, 'LIMIT', 0, READMITTED_AT_ONCE)
+    for i = 1, explain and 0 or #due do
+      stand(base, due[i], now, longest_open_ms)
+    end
+  end
+
+  -- The candidates: good, broken and dead ones.
+  function orders.candidates(nominate, new_tokens, now, longest_open_ms, classify)
+    if seed % READMITS_ONE_IN == 0 then
+      readmit(now, longest_open_ms)
+    end
+    for attempt = 1, NOMINATIONS do
+      orders.count = redis.pcall('ZCARD', subset.key .. ':good')
+      local lists = nominate(orders, new_tokens)
+      lists[#lists + 1] = attempt > 1 and orders.random(NOMINATED_AGAIN) or nil
+      local good, broken, dead = classify(each_once(lists), now, longest_open_ms)
+      if #good > 0 then
+        return good, broken, dead
+      elseif explain or (#broken + #dead == 0 and attempt > 1) then
+        break
+      end
+      readmit(now, longest_open_ms)
+      for _, misplaced in ipairs({ broken, dead }) do -- a gateway of an older version has changed no order
+        for i = 1, #misplaced do
+          stand(base, misplaced[i], now, longest_open_ms)
+        end
+      end
+    end
+    is_desperate = true
+    return classify(each_once({ orders.first(':out', LOOK_AT_ALL) }), now, longest_open_ms)
+  end
+
+  -- Requests in flight on a good replica, in the mean.
+  function orders.mean_active()
+    return sum_of(field_of(base .. 'subset_active', subset.digest)) / math.max(1, orders.count)
+  end
+
+  -- The least loaded of a key's many owners. Owners that are not good are in no order, so they are left out. Of a few
+  -- dozen owners, the order tells the best. If there are more, the first replicas of the order are asked about: the more
+  -- owners there are, the fewer of these are needed until one is an owner. If that is not enough, a sample is.
+  -- There is no need if one of the candidates named first, which are the least loaded of all, is among the owners in
+  -- `fields` (as HGETALL gives them), or is known to own a deeper key.
+  function orders.more_owners(key, count, fields, depth)
+    for i = 1, #least_loaded do
+      if depth[least_loaded[i]] then
+        return {}
+      end
+      for j = 1, #fields, 2 do
+        if fields[j] == least_loaded[i] then
+          return {}
+        end
+      end
+    end
+    local order = subset.key .. ':load'
+    if count > MANY_OWNERS then
+      local ranks = math.ceil(OWNERS_ASKED * orders.count / count)
+      local first = redis.pcall('ZRANGE', order, 0, math.min(ranks + spare, MOST_ASKED) - 1)
+      local are_owners = redis.call('HMGET', key, unpack(first))
+      for i = 1, #first do
+        if are_owners[i] and not is_tried[first[i]] then
+          return { first[i] }
+        end
+      end
+    end
+    local owners = count > MANY_OWNERS and redis.call('HRANDFIELD', key, MANY_OWNERS) or redis.call('HKEYS', key)
+    local loads, best, second = redis.pcall('ZMSCORE', order, unpack(owners)), nil, nil
+    for i = 1, #owners do
+      local load = loads[i] and not is_tried[owners[i]] and tonumber(loads[i])
+      loads[i] = load
+      if load and (not best or load < loads[best]) then
+        best, second = i, best
+      elseif load and (not second or load < loads[second]) then
+        second = i
+      end
+    end
+    return { best and owners[best], second and owners[second] }
+  end
+
+  -- Adds owners of the chain to the candidates, those with the deepest part of it first, if they are in the subset and
+  -- good.
+  function orders.add_owners(names, depth, now, longest_open_ms, classify)
+    local owners = {}
+    for replica in pairs(depth) do
+      if not is_named[replica] and not is_tried[replica] then
+        owners[#owners + 1] = replica
+      end
+    end
+    if #owners == 0 or is_desperate then
+      return
+    end
+    if #owners > ADDED_OWNERS then
+      table.sort(owners, function(a, b) return depth[a] > depth[b] end)
+    end
+    local are_good, members = redis.pcall('ZMSCORE', subset.key .. ':good', unpack(owners)), {}
+    for i = 1, #owners do
+      if are_good[i] and #members < ADDED_OWNERS then
+        members[#members + 1] = owners[i]
+      end
+    end
+    local good = classify(members, now, longest_open_ms)
+    for i = 1, #good do
+      names[#names + 1] = good[i]
+    end
+  end
+
+  return orders
+end

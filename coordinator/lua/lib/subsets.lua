@@ -1,0 +1,86 @@
+-- Subsets of the replicas: those that serve one model name, named by the digest of their names (Envoy's word). A subset
+-- of at most LOOK_AT_ALL replicas has no orders: a placement looks at each of them. A larger subset has orders, so that
+-- a placement looks at a few candidates only:
+--   subsets                    digest -> "<replicas> <until_ms>", renewed by the gateways that use it
+--   subset:<digest>            its replicas, in order of names (all scores are 0)
+--   subset:<digest>:good       those that may get requests: ready, and their breaker is closed or lets a probe out
+--   subset:<digest>:in_flight  the good ones by requests in flight, then by backlog: 3.000000128 is 3 and 128 tokens
+--   subset:<digest>:load       the good ones by backlog + LOAD_PER_REQUEST for each request in flight
+--   subset:<digest>:free       the good ones by the tokens for which their cache has room
+--   subset:<digest>:out        the others: open breakers by open_until_ms, then the dead and the hung ones (inf)
+--   subset_active              digest -> requests in flight on its good replicas
+--   subsets_of                 replica -> the digests of its subsets that have orders
+-- The orders only nominate candidates. A placement then reads their records and exact load, so an order that is wrong
+-- for a moment costs a better choice, never a wrong count. Gateways of an older version change no order; `reorder`
+-- corrects what they leave.
+
+-- include safe
+
+local LOOK_AT_ALL, LOAD_PER_REQUEST, UNKNOWN_ROOM = 16, 128, 1e12
+local MAX_OPENINGS = 12 -- a breaker stays open for at most probe_ms times this; one that says longer counts as over
+
+-- The beginning of the keys of one pool, from any of them.
+local function base_of(key)
+  return string.match(key, '^(.*}:)')
+end
+
+-- A replica's scores in the orders :in_flight and :load.
+local function load_scores(active, backlog)
+  return active + math.min(backlog, 999999999) / 1e9, string.format('%d', backlog + LOAD_PER_REQUEST * active)
+end
+
+-- Orders a replica anew in its subsets after its load has changed. `active_by` is by how much its requests in flight
+-- did.
+local function reorder_load(base, digests, replica, active, backlog, active_by)
+  local in_flight, load = load_scores(active, backlog)
+  for digest in string.gmatch(digests, '%S+') do
+    local subset = base .. 'subset:' .. digest
+    redis.pcall('ZADD', subset .. ':in_flight', 'XX', in_flight, replica)
+    local is_good = redis.pcall('ZADD', subset .. ':load', 'XX', 'CH', load, replica)
+    if active_by ~= 0 and is_good == 1 then
+      redis.pcall('HINCRBY', base .. 'subset_active', digest, active_by)
+    end
+  end
+end
+
+-- Puts a replica where it belongs in all its orders, after its record or its breaker has changed. A breaker that says
+-- that it is open for longer than longest_open_ms counts as over. Returns 1 if it stood wrong by standing or by load.
+local function stand(base, replica, now, longest_open_ms)
+  local digests, moved = field_of(base .. 'subsets_of', replica), 0
+  if not digests then
+    return moved
+  end
+  local state, capacity = string.match(field_of(base .. 'replicas', replica) or '', '^%S+ (%S+) (%d+) %d+ %d+ %S')
+  local open_until = tonumber(string.match(field_of(base .. 'breakers', replica) or '', '^%d+ (%d+)') or 0)
+  local is_good = state == 'ready' and not (open_until > now and open_until <= now + longest_open_ms)
+  local active, backlog = sum_of(field_of(base .. 'active', replica)), sum_of(field_of(base .. 'backlog_tokens', replica))
+  local owned, holds = sum_of(field_of(base .. 'owned_tokens', replica)), tonumber(capacity or 0)
+  local in_flight, load = load_scores(active, backlog)
+  local free = holds == 0 and UNKNOWN_ROOM - owned or (owned > 0.96 * holds and 0 or holds - owned) -- see costs
+  for digest in string.gmatch(digests, '%S+') do
+    local subset = base .. 'subset:' .. digest
+    local before = redis.pcall('ZSCORE', subset .. ':in_flight', replica)
+    local counted = type(before) == 'string' and math.floor(tonumber(before)) or 0
+    if is_good then
+      moved = moved + write('ZADD', subset .. ':good', 0, replica)
+      moved = moved + write('ZADD', subset .. ':in_flight', 'CH', in_flight, replica)
+      write('ZADD', subset .. ':load', load, replica)
+      write('ZADD', subset .. ':free', string.format('%d', free), replica)
+    else
+      moved = moved + (redis.pcall('ZREM', subset .. ':good', replica) == 1 and 1 or 0)
+      redis.pcall('ZREM', subset .. ':in_flight', replica)
+      redis.pcall('ZREM', subset .. ':load', replica)
+      redis.pcall('ZREM', subset .. ':free', replica)
+    end
+    if state and not is_good then
+      write('ZADD', subset .. ':out', state == 'ready' and open_until or 'inf', replica)
+    else
+      redis.pcall('ZREM', subset .. ':out', replica)
+    end
+    local by = (is_good and active or 0) - counted
+    if by ~= 0 then
+      redis.pcall('HINCRBY', base .. 'subset_active', digest, string.format('%d', by))
+    end
+  end
+  return math.min(moved, 1)
+end

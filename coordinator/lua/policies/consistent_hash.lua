@@ -1,0 +1,25 @@
+-- The first replica in the rendezvous order that the load guard allows.
+
+local WEIGHS_CACHES = false
+
+local function nominate(orders)
+  local ordered = {}
+  for replica in string.gmatch(order, '%S+') do
+    ordered[#ordered + 1] = replica
+  end
+  return { ordered, orders.random(1) }
+end
+
+local function choose(fleet, limit)
+  local index = {}
+  for i = 1, fleet.count do
+    index[fleet.name[i]] = i
+  end
+  for replica in string.gmatch(order, '%S+') do
+    local i = index[replica]
+    if i and fleet.active[i] < limit then
+      return i
+    end
+  end
+  return math.random(fleet.count)
+end

@@ -1,0 +1,16 @@
+-- Of two random replicas, the one with fewer requests in flight.
+
+local WEIGHS_CACHES = false
+
+local function nominate(orders)
+  return { orders.random(2) }
+end
+
+local function choose(fleet)
+  local a = math.random(fleet.count)
+  if fleet.count == 1 then
+    return a
+  end
+  local b = (a + math.random(fleet.count - 1) - 1) % fleet.count + 1
+  return fleet.active[b] < fleet.active[a] and b or a
+end

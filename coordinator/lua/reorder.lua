@@ -1,0 +1,33 @@
+-- Puts a piece of a subset in order again, from the replicas' records, breakers and load. Scripts of older versions
+-- change these without changing the orders, an open breaker's time comes while no script runs, and the room in a cache
+-- is ordered only when a placement claims keys there.
+--
+-- KEYS
+--   hash    subsets, subset_active
+--   zset    subset:<digest>: and the base of its orders
+-- ARGV
+--   text    digest
+--   number  first, last: the piece, by rank in order of names
+--   number  probe_ms: see place
+--   flag    is_last: sum the requests in flight on the good replicas, too
+-- Returns how many replicas stood wrong, or -1 if the subset is not known.
+
+-- include time
+-- include subsets
+
+if not field_of(subsets_key, digest) then
+  return -1
+end
+local now, moved, base = now_ms(), 0, base_of(subsets_key)
+local names = redis.pcall('ZRANGE', subset_key, first, last)
+for i = 1, #names do
+  moved = moved + stand(base, names[i], now, MAX_OPENINGS * probe_ms)
+end
+if is_last then
+  local scores, total = redis.pcall('ZRANGE', subset_key .. ':in_flight', 0, -1, 'WITHSCORES'), 0
+  for i = 2, #scores, 2 do
+    total = total + math.floor(tonumber(scores[i]))
+  end
+  write('HSET', subset_active_key, digest, string.format('%d', total))
+end
+return moved

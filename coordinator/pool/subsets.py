@@ -1,0 +1,103 @@
+"""The subsets of replicas that a gateway places on, as the store knows them.
+
+A placement names its subset by a digest only. So a subset is declared before its first placement, on the same
+connection, and again if the store has lost it. The gateways that use a subset keep it alive. One gateway at a time
+keeps the orders of large subsets right: see lua/lib/subsets.lua.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.subset import Subset
+
+_KEEPER_LEASE_MS = 3000
+_LEASE_MS = 60_000
+_USED_S = 600.0
+"""A subset that no placement has named for this time is not kept alive any more."""
+_AT_ONCE = 64
+"""Replicas in a piece: some 0.5 ms of Redis' time."""
+_TURNS = 4
+"""Calls of `keep` in which each replica has its turn."""
+
+
+class Subsets:
+    """The subsets that one gateway uses in one pool. `run` runs a script; `restate` sends one with its text, so that it
+    runs before everything that is sent after it."""
+
+    def __init__(self, gateway: str, run: Callable[..., Any], restate: Callable[..., None]) -> None:
+        self.misplaced = 0
+        """Replicas that this gateway found at a wrong place in the orders."""
+        self._gateway = gateway
+        self._run, self._restate = run, restate
+        self._declared: dict[str, Subset] = {}
+        self._used_s: dict[str, float] = {}
+        self._next: dict[str, int] = {}
+        """Digest → the rank of the first replica of the next piece to put in order."""
+        self._probe_ms = 0
+
+    def forget(self) -> None:
+        """The store may have lost its data: declare every subset again before its next placement."""
+        self._declared.clear()
+
+    def use(self, subset: Subset, probe_ms: int) -> None:
+        """Declare a subset, unless that was done: the calls that follow on this connection may name it."""
+        self._probe_ms = probe_ms
+        self._used_s[subset.digest] = time.monotonic()
+        if subset.digest not in self._declared:
+            self.declare(subset)
+
+    def declare(self, subset: Subset) -> None:
+        """Make a subset known to the store, in pieces."""
+        self._declared[subset.digest] = subset
+        names = sorted(subset.replicas)
+        for start in range(0, len(names), _AT_ONCE):
+            self._restate(
+                "declare",
+                digest=subset.digest,
+                total=len(names),
+                lease_ms=_LEASE_MS,
+                probe_ms=self._probe_ms,
+                names=names[start : start + _AT_ONCE],
+            )
+
+    async def keep(self) -> None:
+        """Keep alive the subsets that are in use, and put a part of the orders right if this gateway keeps them."""
+        unused_before_s = time.monotonic() - _USED_S
+        self._used_s = {digest: used_s for digest, used_s in self._used_s.items() if used_s >= unused_before_s}
+        self._declared = {digest: each for digest, each in self._declared.items() if digest in self._used_s}
+        if not self._declared:
+            return
+        unknown, with_orders = await self._run(
+            "keep_subsets",
+            gateway=self._gateway,
+            lease_ms=_KEEPER_LEASE_MS,
+            subset_lease_ms=_LEASE_MS,
+            digests=list(self._declared),
+        )
+        for digest in unknown:
+            if (subset := self._declared.get(digest.decode())) is not None:
+                self.declare(subset)
+        counts = {
+            digest.decode(): int(count) for digest, count in zip(with_orders[::2], with_orders[1::2], strict=True)
+        }
+        self._next = {digest: self._next.get(digest, 0) for digest in counts}
+        for digest, count in counts.items():
+            await self._reorder(digest, count)
+
+    async def _reorder(self, digest: str, count: int) -> None:
+        """Put the next part of a subset in order, a piece at a time: placements run in between."""
+        for _ in range(-(-count // (_AT_ONCE * _TURNS))):
+            first = self._next[digest] if self._next[digest] < count else 0
+            self._next[digest] = first + _AT_ONCE
+            misplaced = await self._run(
+                "reorder",
+                digest=digest,
+                first=first,
+                last=first + _AT_ONCE - 1,
+                probe_ms=self._probe_ms,
+                is_last=first + _AT_ONCE >= count,
+            )
+            self.misplaced += max(0, int(misplaced))

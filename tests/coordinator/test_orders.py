@@ -1,0 +1,193 @@
+"""Large subsets: a placement looks at a few candidates, and chooses as well as if it looked at all."""
+
+from __future__ import annotations
+
+import json
+import random
+from statistics import mean
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.pool.pool import Pool
+from coordinator.scripts import BreakerKnobs, PolicyKnobs
+from coordinator.subset import Subset
+from gateway.settings.policies import POLICIES
+from tests.coordinator.reference import STATES, Stage, below_the_guard, costs
+from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register, replica
+from tests.redis_server import RedisServer
+
+MANY = 40
+KNOBS = PolicyKnobs()
+
+
+async def emptied(pool: Pool, client: redis.Redis) -> None:
+    """Removes all but the gateway."""
+    pool.records.clear()
+    pool.live.clear()
+    for key in [key async for key in client.scan_iter("*") if key != KEYS.gateways]:
+        await client.delete(key)
+
+
+async def test_a_look_at_a_few_is_as_good_as_a_look_at_all(pool: Pool, client: redis.Redis) -> None:
+    """The regret is what the chosen replica costs more than the cheapest one that may be chosen."""
+    dice = random.Random(1)
+    regrets, least, looked_at = [], [], []
+    for number, kind in enumerate(STATES):
+        stage = Stage(pool, kind, 150, dice)
+        await emptied(pool, client)
+        now = await now_ms(client)
+        await stage.write(now)
+        for turn in range(20):
+            prompt = await stage.prompt(turn, now)
+            answer = await pool.explain(prompt.request(stage.subset, dice.getrandbits(31), KNOBS))
+            assert answer is not None
+            decision = json.loads(answer)
+            allowed = [name for name in stage.good if name not in prompt.tried]
+            assert decision["replica"] in allowed, (number, kind)
+            cost = costs(stage.fleet, allowed, prompt, KNOBS)
+            least.append(min(cost[name] for name in below_the_guard(stage.fleet, allowed, KNOBS)))
+            regrets.append(cost[decision["replica"]] - least[-1])
+            looked_at.append(len(decision["replicas"]))
+    assert max(looked_at) < 32
+    assert mean(regrets) <= 0.01 * mean(least)
+    assert sorted(regrets)[len(regrets) * 99 // 100] <= 128
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_policy_takes_an_allowed_replica_in_every_state(
+    pool: Pool, client: redis.Redis, policy: str
+) -> None:
+    dice = random.Random(policy)
+    for kind in STATES:
+        stage = Stage(pool, kind, MANY, dice)
+        await emptied(pool, client)
+        now = await now_ms(client)
+        await stage.write(now)
+        for turn in range(5):
+            prompt = await stage.prompt(turn, now)
+            asked = prompt.request(stage.subset, dice.getrandbits(31), PolicyKnobs(policy))
+            asked.order = dice.sample(sorted(stage.fleet), 32)
+            placed = await pool.place(asked)
+            assert placed is not None
+            assert placed.replica in stage.good, kind
+            assert placed.replica not in prompt.tried
+            assert placed.why != "last_resort"
+
+
+@pytest.fixture
+async def many(pool: Pool) -> Pool:
+    """A pool with as many replicas as need orders."""
+    await register(pool, MANY, capacity_tokens=100_000)
+    await place(pool, "first", [])
+    pool.done("first")
+    await drained(pool)
+    return pool
+
+
+async def chosen(pool: Pool, count: int = 60, **changes: object) -> set[str]:
+    """The replicas that requests without a prompt in common get, each alone."""
+    found = set()
+    for number in range(count):
+        found.add((await place(pool, "one", chain(number), seed=number * 8 + 1, **changes)).replica)
+        pool.done("one")
+        await drained(pool)
+    return found
+
+
+async def orders(client: redis.Redis, digest: str) -> dict[str, dict[str, float]]:
+    names = ("good", "in_flight", "load", "free", "out")
+    return {name: dict(await client.zrange(f"{KEYS.subset(digest)}:{name}", 0, -1, withscores=True)) for name in names}
+
+
+def subset_of(pool: Pool) -> Subset:
+    return Subset.of(pool.records)
+
+
+async def test_equal_replicas_are_not_taken_in_order_of_their_names(many: Pool) -> None:
+    assert len(await chosen(many)) > 20
+
+
+async def test_a_replica_that_dies_hangs_or_breaks_gets_nothing_until_it_is_back(
+    many: Pool, client: redis.Redis
+) -> None:
+    stay = {f"r{number}" for number in range(3, MANY)}
+    await many.register(replica("r0", state="dead", capacity_tokens=100_000))
+    many.change_state("r1", "life1", "ready", "hung")
+    for _ in range(3):
+        many.report("r2", "life1", "failure", BreakerKnobs(open_ms=600_000))
+    await drained(many)
+    assert await chosen(many, 150) <= stay
+    out = (await orders(client, subset_of(many).digest))["out"]
+    assert out["r0"] == out["r1"] == float("inf")
+    assert set(out) == {"r0", "r1", "r2"}
+    await many.register(replica("r0", capacity_tokens=100_000))
+    many.change_state("r1", "life1", "hung", "ready")
+    await drained(many)
+    assert set((await orders(client, subset_of(many).digest))["out"]) == {"r2"}
+    assert {"r0", "r1"} <= await chosen(many, 400)
+
+
+async def test_a_broken_replica_is_probed_once_when_its_time_has_come(many: Pool, client: redis.Redis) -> None:
+    for _ in range(3):
+        many.report("r5", "life1", "failure", BreakerKnobs(open_ms=1))
+    await drained(many)
+    pinned_elsewhere = [f"r{number}" for number in range(MANY) if number != 5]
+    first = await place(many, "probe", [], tried=pinned_elsewhere)
+    assert (first.replica, first.why) == ("r5", "cold")
+    await drained(many)
+    second = await place(many, "second", [], tried=pinned_elsewhere)
+    assert second.why == "last_resort", "a probe is out"
+    many.report("r5", "life1", "success", BreakerKnobs())
+    await drained(many)
+    assert "r5" in (await orders(client, subset_of(many).digest))["good"]
+
+
+async def test_where_all_are_dead_one_is_tried_all_the_same(many: Pool) -> None:
+    for number in range(MANY):
+        await many.register(replica(f"r{number}", state="dead", capacity_tokens=100_000))
+    assert (await place(many, "a", chain(1))).why == "last_resort"
+
+
+async def test_what_an_older_gateway_changes_is_not_chosen_and_is_put_right(many: Pool, client: redis.Redis) -> None:
+    """Its scripts change records and sums, and no order."""
+    dead = [f"r{number}" for number in range(30)]
+    records = await hash_of(client, KEYS.replicas)
+    await client.hset(KEYS.replicas, mapping={name: records[name].replace("ready", "dead") for name in dead})
+    for policy in POLICIES:
+        assert not await chosen(many, 20, knobs=PolicyKnobs(policy), order=["r3", "r39"]) & set(dead)
+    await client.hset(KEYS.active, mapping={f"r{number}": 9 for number in range(30, 39)})
+    before = many.subsets.misplaced
+    await many.subsets.keep()
+    assert many.subsets.misplaced >= before + 9
+    assert await chosen(many, 10, knobs=PolicyKnobs("least_loaded")) == {"r39"}
+
+
+async def test_each_model_name_has_its_own_replicas(many: Pool, client: redis.Redis) -> None:
+    adapter = Subset.of(["r3", "r30", "r31"])
+    half = Subset.of([f"r{number}" for number in range(20)])
+    assert await chosen(many, 60, serving=adapter) == adapter.replicas
+    assert await chosen(many, 60, serving=half) <= half.replicas
+    await place(many, "kept", [], pinned="r3", serving=adapter)
+    for subset in (subset_of(many), half):
+        assert (await orders(client, subset.digest))["in_flight"]["r3"] >= 1
+        assert await client.hget(KEYS.subset_active, subset.digest) == "1"
+
+
+async def test_a_store_that_lost_its_data_is_told_the_subset_again(many: Pool, client: redis.Redis) -> None:
+    await client.flushall()
+    assert (await place(many, "a", chain(1))).why == "cold"
+    assert len((await orders(client, subset_of(many).digest))["good"]) == MANY
+
+
+async def test_a_subset_that_no_gateway_uses_any_more_is_removed(
+    many: Pool, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    half = Subset.of([f"r{number}" for number in range(20)])
+    async with joined(redis_server.url, "gw1") as other:
+        await place(other, "theirs", [], serving=half)
+    await client.hset(KEYS.subsets, half.digest, f"20 {await now_ms(client) - 1}")
+    await many.subsets.keep()
+    left = [key async for key in client.scan_iter(f"{KEYS.subset(half.digest)}*")]
+    assert left == []
+    assert set((await hash_of(client, KEYS.subsets_of)).values()) == {subset_of(many).digest}
