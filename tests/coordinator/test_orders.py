@@ -15,6 +15,7 @@ from coordinator.subset import Subset
 from gateway.settings.policies import POLICIES
 from tests.coordinator.reference import STATES, Stage, below_the_guard, costs
 from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register, replica
+from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 MANY = 40
@@ -100,6 +101,10 @@ async def orders(client: redis.Redis, digest: str) -> dict[str, dict[str, float]
     return {name: dict(await client.zrange(f"{KEYS.subset(digest)}:{name}", 0, -1, withscores=True)) for name in names}
 
 
+async def is_past(client: redis.Redis, ms: float) -> bool:
+    return await now_ms(client) > ms
+
+
 def subset_of(pool: Pool) -> Subset:
     return Subset.of(pool.records)
 
@@ -132,11 +137,13 @@ async def test_a_broken_replica_is_probed_once_when_its_time_has_come(many: Pool
     for _ in range(3):
         many.report("r5", "life1", "failure", BreakerKnobs(open_ms=1))
     await drained(many)
-    pinned_elsewhere = [f"r{number}" for number in range(MANY) if number != 5]
-    first = await place(many, "probe", [], tried=pinned_elsewhere)
+    open_until_ms = (await orders(client, subset_of(many).digest))["out"]["r5"]
+    await eventually(lambda: is_past(client, open_until_ms))
+    all_but_one = [f"r{number}" for number in range(MANY) if number != 5]
+    first = await place(many, "probe", [], tried=all_but_one)
     assert (first.replica, first.why) == ("r5", "cold")
     await drained(many)
-    second = await place(many, "second", [], tried=pinned_elsewhere)
+    second = await place(many, "second", [], tried=all_but_one)
     assert second.why == "last_resort", "a probe is out"
     many.report("r5", "life1", "success", BreakerKnobs())
     await drained(many)
