@@ -95,10 +95,12 @@ class Fleet:
         """Set when the targets have changed, so that the health checks run at once."""
         self.id_conflicts: dict[str, str] = {}
         """Replica → what is wrong, if its id belongs to another engine in the registry; else empty."""
-        self._targets: tuple[str, ...] = ()
+        self._targets: dict[str, None] = {}
+        """The ids of the replicas that get requests, in order."""
         self._store = store
         self._upstream = upstream
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, ServedModel] | None = None
+        """None until it is asked for again: many replicas change at once when a gateway starts."""
         self.set_targets(replicas)
 
     def set_targets(self, replicas: Sequence[ReplicaSettings]) -> None:
@@ -110,7 +112,7 @@ class Fleet:
                 self.members[replica.id] = Member(replica.id, replica.url, replica.dp_rank)
             elif replica.id not in self._targets:
                 self.recheck(replica.id)  # it may have restarted while nobody checked it
-        self._targets = tuple(replica.id for replica in replicas)
+        self._targets = dict.fromkeys(replica.id for replica in replicas)
         self._upstream.keep_only(replica.url for replica in replicas)
         self.update_served()
         self.changed.set()
@@ -134,15 +136,18 @@ class Fleet:
 
     def resolve(self, model: str) -> ServedModel | None:
         """The model that a client's request names; None if no replica serves it."""
-        return self._served.get(model)
+        return self.served.get(model)
 
     @property
     def served(self) -> dict[str, ServedModel]:
+        """The models that requests can name."""
+        if self._served is None:
+            self._served = served_by(self.targets)
         return self._served
 
     def only_base_model(self) -> ServedModel | None:
         """The base model for requests that name none; None unless there is exactly one."""
-        pools = {served.pool: served for served in self._served.values() if served.adapter is None}
+        pools = {served.pool: served for served in self.served.values() if served.adapter is None}
         return next(iter(pools.values())) if len(pools) == 1 else None
 
     def block_tokens(self, replica: str) -> int:
@@ -197,7 +202,7 @@ class Fleet:
 
     def update_served(self) -> None:
         """Update the served models after a change of the targets, their model cards or their identity."""
-        self._served = served_by(self.targets)
+        self._served = None
 
 
 def served_by(members: Iterable[Member]) -> dict[str, ServedModel]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import replace
+from zlib import crc32
 
 import structlog
 
@@ -30,8 +31,9 @@ _log = structlog.get_logger("kvgate.checks")
 _SEARCH_S = 0.25
 """Between two rounds while a replica has never been reached."""
 _SEARCH_ROUNDS = 240
-_DISCOVER_ROUNDS = 5
-"""Once in this many rounds, models and metrics are read too, and gateways that are not the worker check as well."""
+_DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
+"""Once in 5 rounds, a replica's models and metrics are read too, and gateways that are not the worker check it as well.
+In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
 _PATIENCE_S = 6.0
 """Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less than this
 time."""
@@ -121,10 +123,15 @@ class HealthChecks:
 
     def _is_due(self, member: Member) -> bool:
         if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
-            return self._round % _DISCOVER_ROUNDS == 0  # probably gone for good
+            return self._is_turn(member)  # probably gone for good
         if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
             return True
-        return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_ROUNDS == 0
+        return self._store.pool(member.pool).is_worker or self._is_turn(member)
+
+    def _is_turn(self, member: Member) -> bool:
+        """Whether it is time for a full check. Replicas have their turns in different rounds."""
+        rounds = max(_DISCOVER_ROUNDS, len(self._fleet.members) // _DISCOVERED_PER_ROUND)
+        return (self._round + crc32(member.id.encode())) % rounds == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
         """Whether something failed since the last good check, or the registry has another incarnation."""
@@ -140,7 +147,7 @@ class HealthChecks:
             health = await self._upstream.get(member.url, "/health", self._health.timeout_s, with_key=is_ours)
             if health.status >= 500:
                 raise UpstreamError("unhealthy", f"/health answered {health.status}")
-            if is_ours and (self._may_have_restarted(member) or self._round % _DISCOVER_ROUNDS == 0):
+            if is_ours and (self._may_have_restarted(member) or self._is_turn(member)):
                 await self._discover(member)
         except UpstreamError as error:
             member.failures += 1
