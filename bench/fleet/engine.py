@@ -32,8 +32,10 @@ _GROUP = 0
 class LightSequence:
     """One prompt and its answer inside an engine."""
 
-    __slots__ = ("answer", "arrived_s", "blocks", "cached_tokens", "hasher", "is_over", "prompt", "scheduled_s", "tag",
-                 "when_prefilled")  # fmt: skip
+    __slots__ = (
+        "answer", "blocks", "cached_tokens", "hasher", "is_over", "prefilled_s", "prompt", "scheduled_s", "tag",
+        "when_prefilled",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,7 +54,8 @@ class LightSequence:
         self.hasher.extend(prompt.tokens)
         self.blocks: list[Block] = []
         self.cached_tokens = 0
-        self.arrived_s = self.scheduled_s = 0.0
+        self.scheduled_s = 0.0
+        self.prefilled_s: float | None = None
         self.is_over = False
 
 
@@ -73,9 +76,14 @@ class LightEngine:
 
     def submit(self, sequence: LightSequence) -> None:
         """Queue a sequence. The caller calls `finish` or `abort` for it."""
-        sequence.arrived_s = asyncio.get_running_loop().time()
         self.waiting.append(sequence)
         self._admit()
+
+    def generated_tokens(self) -> int:
+        """The tokens of all answers until now. Gateways read from this that the engine makes progress."""
+        now_s, token_s = asyncio.get_running_loop().time(), self.settings.decode_s_per_token / self.settings.speed
+        begun = ((each.prefilled_s, len(each.answer.pieces)) for each in self.running if each.prefilled_s is not None)
+        return self.stats.generation_tokens + sum(min(most, int((now_s - at) / token_s)) for at, most in begun)
 
     def finish(self, sequence: LightSequence) -> None:
         """Its last token is generated: cache the full blocks of its answer, and free all of its blocks."""
@@ -131,7 +139,7 @@ class LightEngine:
     def _prefilled(self, sequence: LightSequence) -> None:
         self._is_prefilling = False
         if not sequence.is_over:
-            now_s = asyncio.get_running_loop().time()
+            now_s = sequence.prefilled_s = asyncio.get_running_loop().time()
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             uncached_tokens = sequence.prompt.num_tokens - sequence.cached_tokens
             self.stats.prefilled(now_s - sequence.scheduled_s, uncached_tokens)

@@ -1,6 +1,6 @@
 """Light replicas: hundreds of OpenAI-compatible replicas in one process, each with its own address and its own agent.
 
-    python -m bench.fleet.replicas --count 240 --port 20100
+    python -m bench.fleet.replicas --count 240 --port 20100 --api-port 20101
 
 A program starts them with `light_replicas`:
 
@@ -35,6 +35,7 @@ import structlog
 import uvloop
 
 from bench.fleet.agents import LightAgent, LightProbe
+from bench.fleet.endpoints import EndpointsApi
 from bench.fleet.engine import LightEngine
 from bench.fleet.exchange import Exchange, whole
 from bench.fleet.settings import LightSettings
@@ -140,7 +141,7 @@ class LightReplica:
             "prefix_cache_queries_total": stats.prefix_queries_tokens,
             "prefix_cache_hits_total": stats.prefix_hits_tokens,
             "prompt_tokens_total": stats.prompt_tokens,
-            "generation_tokens_total": stats.generation_tokens,
+            "generation_tokens_total": engine.generated_tokens(),
             "request_success_total": sum(stats.requests.values()) - stats.requests["abort"],
             "request_prefill_time_seconds_sum": stats.prefill_s,
             "request_prefill_time_seconds_count": stats.prefills,
@@ -178,6 +179,7 @@ class _Process:
         self._port, self._settings = port, settings
         self._redis = (redis_url, namespace)
         self._replicas: dict[str, LightReplica] = {}
+        self._api = EndpointsApi(port)
 
     async def start(self, numbers: Iterable[int]) -> None:
         """Returns when their agents follow them."""
@@ -201,6 +203,8 @@ class _Process:
             await self.start(asked["start"])
         elif "stop" in asked:
             await self.stop(asked["stop"])
+        elif "publish" in asked:
+            self._api.publish({each: address_of(int(each[1:])) for each in asked["publish"]})
         elif "clear" in asked:
             cleared = [replica.engine.clear_cache() for replica in self._replicas.values()]
             return all(cleared)
@@ -208,13 +212,15 @@ class _Process:
             return {each: replica.state() for each, replica in self._replicas.items()}
         return True
 
-    async def run(self, count: int) -> None:
+    async def run(self, count: int, api_port: int) -> None:
         """Serve until the standard input ends."""
         loop = asyncio.get_running_loop()
         commands = asyncio.StreamReader(_LIMIT_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
         try:
             await self.start(range(count))
+            await self.do({"publish": list(self._replicas)})
+            await self._api.start(api_port)
             _tell({each: replica_url(index, self._port) for index, each in enumerate(self._replicas)})
             while line := await commands.readline():
                 _tell(await self.do(orjson.loads(line)))
@@ -234,10 +240,13 @@ def _tell(document: Any) -> None:
 class LightReplicas:
     """The process of light replicas r0, r1, … as its parent sees it. Each method waits for the process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, api_port: int) -> None:
         self.urls: dict[str, str] = {}
         """By replica; those that run."""
         self.pid = process.pid
+        self.api_url = f"http://127.0.0.1:{api_port}"
+        """A Kubernetes API with the published replicas in EndpointSlices (bench/fleet/endpoints.py). At first, all
+        replicas are published."""
         self.port = port
         self._process = process
         self._turn = threading.Lock()
@@ -261,6 +270,10 @@ class LightReplicas:
         self.ask({"stop": ids})
         for each in ids:
             del self.urls[each]
+
+    def publish(self, ids: Iterable[str]) -> None:
+        """From now on, the EndpointSlices have these replicas."""
+        self.ask({"publish": list(ids)})
 
     def clear_caches(self) -> bool:
         """Returns False if any replica has blocks in use."""
@@ -290,13 +303,22 @@ def light_replicas(
     """Starts light replicas r0, r1, … in one process, and stops them at the end. With a Redis, each has an agent, and
     all agents follow their engines when this yields. `urls` has their URLs."""
     settings = settings or LightSettings()
-    (port,) = free_ports(1)
-    options = ["--count", str(count), "--port", str(port), "--settings", json.dumps(asdict(settings))]
+    port, api_port = free_ports(2)
+    options = [
+        "--count",
+        str(count),
+        "--port",
+        str(port),
+        "--api-port",
+        str(api_port),
+        "--settings",
+        json.dumps(asdict(settings)),
+    ]
     options += ["--redis-url", redis_url, "--namespace", namespace]
     command = [sys.executable, "-m", "bench.fleet.replicas", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT) as process:
         try:
-            fleet = LightReplicas(process, port)
+            fleet = LightReplicas(process, port, api_port)
             fleet.urls = fleet.answer()
             yield fleet
         finally:
@@ -309,6 +331,7 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, required=True, help="how many replicas")
     parser.add_argument("--port", type=int, required=True, help="the port on which all of them listen")
+    parser.add_argument("--api-port", type=int, required=True, help="the port of the Kubernetes API that lists them")
     parser.add_argument("--settings", type=json.loads, default={}, help="fields of LightSettings, as JSON")
     parser.add_argument("--redis-url", default="", help="where their agents publish; without it there are no agents")
     parser.add_argument("--namespace", default="", help="the gateways' redis.namespace")
@@ -318,7 +341,9 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     settings = LightSettings(**options.settings)
-    uvloop.run(_Process(options.port, settings, options.redis_url, options.namespace).run(options.count))
+    uvloop.run(
+        _Process(options.port, settings, options.redis_url, options.namespace).run(options.count, options.api_port)
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +28,7 @@ class LightSettings:
     def capacity_tokens(self) -> int:
         """The tokens that the cache holds. It is also the longest prompt plus answer."""
         return self.num_blocks * self.block_tokens
+
+    def at_speed(self, speed: float) -> LightSettings:
+        """The same replica in other time."""
+        return replace(self, speed=speed)

@@ -1,0 +1,76 @@
+"""Starts what a run needs: a Redis, light replicas with their agents, and gateways before them."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cluster import running_gateways
+from bench.embedded import embedded_redis
+from bench.fleet.endpoints import NAMESPACE, SERVICE, TOKEN
+from bench.fleet.parts import CLIENTS, GATEWAYS, REPLICAS, Meter
+from bench.fleet.replicas import LightReplicas, light_replicas
+from bench.fleet.settings import LightSettings
+
+_MAX_IN_FLIGHT = 65_536
+"""Above every number of requests that a run has at once: the engines' queues hold them, not the gateways."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A fleet that serves."""
+
+    fleet: LightReplicas
+    settings: LightSettings
+    gateway_urls: list[str]
+    """Empty without gateways."""
+    redis_url: str
+    meter: Meter
+
+
+@contextmanager
+def stage(
+    workers: int, gateways: int, settings: LightSettings, policy: str | None = None, discovers: bool = False
+) -> Iterator[Stage]:
+    """A fleet of this size with empty caches. Without gateways, the workers have no agents either. Gateways that
+    discover have only r0 in their configuration, and follow `fleet.publish`."""
+    _raise_open_files()
+    with embedded_redis() as redis_url, light_replicas(workers, settings, redis_url if gateways else "") as fleet:
+        pids = {REPLICAS: [fleet.pid], CLIENTS: []}
+        if not gateways:
+            yield Stage(fleet, settings, [], redis_url, Meter(pids, redis_url))
+            return
+        config: dict[str, Any] = {"limits": {"max_in_flight": _MAX_IN_FLIGHT}}
+        with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
+            urls = {"r0": fleet.urls["r0"]} if discovers else fleet.urls
+            if discovers:
+                config["discovery"] = _discovery(fleet, Path(folder))
+            with running_gateways(
+                urls, gateways=gateways, config=config, policy=policy, redis_url=redis_url
+            ) as cluster:
+                pids[GATEWAYS] = [process.pid for process in cluster.gateway_processes]
+                yield Stage(fleet, settings, cluster.gateway_urls, redis_url, Meter(pids, redis_url))
+
+
+def _discovery(fleet: LightReplicas, account: Path) -> dict[str, Any]:
+    """The gateways' section `discovery`. `account` is an empty folder."""
+    (account / "token").write_text(TOKEN)
+    return {
+        "kubernetes": {
+            "service": SERVICE,
+            "namespace": NAMESPACE,
+            "api_url": fleet.api_url,
+            "service_account": str(account),
+        }
+    }
+
+
+def _raise_open_files() -> None:
+    """Let this process and its children have as many connections as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
