@@ -221,7 +221,7 @@ class _Process:
             await self.start(range(count))
             await self.do({"publish": list(self._replicas)})
             await self._api.start(api_port)
-            _tell({each: replica_url(index, self._port) for index, each in enumerate(self._replicas)})
+            _tell({f"r{number}": replica_url(number, self._port) for number in range(count)})
             while line := await commands.readline():
                 _tell(await self.do(orjson.loads(line)))
         finally:

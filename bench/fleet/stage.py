@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import running_gateways
 from bench.embedded import embedded_redis
 from bench.fleet.endpoints import NAMESPACE, SERVICE, TOKEN
+from bench.fleet.gateways import running_gateways
 from bench.fleet.parts import CLIENTS, GATEWAYS, REPLICAS, Meter
 from bench.fleet.replicas import LightReplicas, light_replicas
 from bench.fleet.settings import LightSettings
@@ -46,15 +46,14 @@ def stage(
             yield Stage(fleet, settings, [], redis_url, Meter(pids, redis_url))
             return
         config: dict[str, Any] = {"limits": {"max_in_flight": _MAX_IN_FLIGHT}}
+        config |= {"policy": {"name": policy}} if policy else {}
         with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
-            urls = {"r0": fleet.urls["r0"]} if discovers else fleet.urls
             if discovers:
                 config["discovery"] = _discovery(fleet, Path(folder))
-            with running_gateways(
-                urls, gateways=gateways, config=config, policy=policy, redis_url=redis_url
-            ) as cluster:
-                pids[GATEWAYS] = [process.pid for process in cluster.gateway_processes]
-                yield Stage(fleet, settings, cluster.gateway_urls, redis_url, Meter(pids, redis_url))
+            listed = {"r0": fleet.urls["r0"]} if discovers else fleet.urls
+            with running_gateways(gateways, listed, workers, redis_url, config) as running:
+                pids[GATEWAYS] = [each.process.pid for each in running]
+                yield Stage(fleet, settings, [each.url for each in running], redis_url, Meter(pids, redis_url))
 
 
 def _discovery(fleet: LightReplicas, account: Path) -> dict[str, Any]:
