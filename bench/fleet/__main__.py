@@ -76,9 +76,11 @@ def _runs(found: Found) -> Iterator[Run]:
     for seed in range(1, options.seeds + 1):
         for gateways in options.gateways:
             for policy in options.policies.split(","):
-                yield Run.at_rate(shape, workers, gateways, rate_per_s, sessions, policy=policy, seed=seed)
+                yield Run.at_rate(
+                    shape, workers, gateways, rate_per_s, sessions, options.pace, policy=policy, seed=seed
+                )
         if options.random and not (options.minutes or options.churn):
-            yield Run.at_rate(shape, workers, 0, rate_per_s, sessions, seed=seed)
+            yield Run.at_rate(shape, workers, 0, rate_per_s, sessions, options.pace, seed=seed)
 
 
 def _carried(found: Found, workers: int) -> float:
@@ -137,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sessions-per-s", type=positive, help="of all clients; without it, what this machine carries is found first"
     )
+    parser.add_argument("--pace", type=positive, help="default: as slow as makes each worker as busy as the peer's")
     parser.add_argument("--policies", default=DEFAULT_POLICY, help=f"of {', '.join(POLICIES)} (default: %(default)s)")
     parser.add_argument("--no-random", dest="random", action="store_false", help="without the run on random workers")
     parser.add_argument("--seeds", type=count, default=1, help="repeat all runs with other sessions")

@@ -3,7 +3,6 @@ would start an agent's process for each replica that is slow to answer."""
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import tempfile
@@ -20,7 +19,10 @@ import yaml
 from bench.cluster import KVGATE
 from bench.processes import running
 from gateway.ops.local.ports import free_ports
+from gateway.settings.gateway_settings import OVERRIDES
 
+_GATEWAY = ("env", *(f"--unset={name}" for name in OVERRIDES), *KVGATE, "gateway", "--config")
+"""The file says everything."""
 _AT_ONCE = 4
 """Gateways that start at the same time. More of them would keep running ones from their Redis."""
 _READY_S = 60.0
@@ -60,14 +62,12 @@ def running_gateways(
 ) -> Iterator[list[GatewayProcess]]:
     """Starts gateways, and stops them at the end. `listed` are the URLs in their configuration by replica id, and
     `replicas` is the number of those that they must know, found ones included."""
-    for name in [name for name in os.environ if name.startswith("KVGATE_")]:
-        del os.environ[name]  # they would override the files
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder, ExitStack() as stack:
         started: list[GatewayProcess] = []
         for number, port in enumerate(free_ports(count)):
             file, log = Path(folder, f"gw{number}.yaml"), Path(folder, f"gw{number}.log")
             file.write_text(yaml.safe_dump(_configuration(number, port, listed, redis_url, config)))
-            process = stack.enter_context(running((*KVGATE, "gateway", "--config", str(file)), _opened(stack, log)))
+            process = stack.enter_context(running((*_GATEWAY, str(file)), _opened(stack, log)))
             started.append(GatewayProcess(f"http://127.0.0.1:{port}", process, log))
             if (number + 1) % _AT_ONCE == 0 or number + 1 == count:
                 for gateway in started[-_AT_ONCE:]:

@@ -52,10 +52,17 @@ class Run:
 
     @classmethod
     def at_rate(
-        cls, shape: Shape, workers: int, gateways: int, sessions_per_s: float, sessions: int, **more: Any
+        cls,
+        shape: Shape,
+        workers: int,
+        gateways: int,
+        sessions_per_s: float,
+        sessions: int,
+        pace: float | None = None,
+        **more: Any,
     ) -> Run:
-        """A run on the peer's workers, in which each worker is as busy as there at the peer's rate."""
-        pace = (sessions_per_s / workers) / (shape.sessions_per_s / shape.workers)
+        """A run on the peer's workers. Without a `pace`, each worker is as busy as there at the peer's rate."""
+        pace = pace or (sessions_per_s / workers) / (shape.sessions_per_s / shape.workers)
         return cls(shape, workers, gateways, sessions_per_s, sessions, ENGINE, pace, **more)
 
     @property
@@ -64,9 +71,8 @@ class Run:
 
     @property
     def system(self) -> str:
-        if not self.gateways:
-            return "random worker"
-        return f"kvgate {self.policy or DEFAULT_POLICY}"
+        """What chooses the workers."""
+        return (self.policy or DEFAULT_POLICY) if self.gateways else "random worker"
 
     def described(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from bench import tables
+from gateway.settings.policies import DEFAULT_POLICY
 
 _SHARES = "same_worker", "follow_up_cached", "follow_up_bound", "cached", "bound"
 
@@ -40,9 +41,12 @@ def parts_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    if part := row.get("part"):
-        return str(part)
-    return f"{row['system']}" + (f", {row['gateways']}" if row["gateways"] else "")
+    if "part" in row:
+        return str(row["part"])
+    if not row["gateways"]:
+        return str(row["system"])
+    policy = "" if row["system"] == DEFAULT_POLICY else f", {row['system']}"
+    return f"{row['gateways']} gateway{'s' if row['gateways'] > 1 else ''}{policy}"
 
 
 _REST = (

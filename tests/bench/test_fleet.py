@@ -1,9 +1,12 @@
-"""bench.fleet: light replicas beside the simulated replica."""
+"""bench.fleet: light replicas beside the simulated replica, and small runs as a user starts them."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -85,3 +88,36 @@ async def test_a_light_replica_gives_the_answers_and_the_cache_hits_of_the_simul
     assert hits[0] is None
     assert hits[1] == {"cached_tokens": 160}
     assert 0 < hits[4]["cached_tokens"] < 160
+
+
+SMALL = ("--gateways", "2", "--sessions-per-s", "60", "--pace", "200")
+
+
+def rows_of(out: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows that a run writes."""
+    command = [sys.executable, "-m", "bench.fleet", *SMALL, *options, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
+    return rows
+
+
+def test_follow_ups_find_through_any_gateway_what_one_endless_cache_would_find(tmp_path: Path) -> None:
+    ours, at_random = rows_of(tmp_path / "fleet.json", "--workers", "12", "--sessions-per-worker", "5")
+    assert (ours["system"], at_random["system"]) == ("prefix_kv_aware", "random worker")
+    for row in (ours, at_random):
+        assert (row["sessions"], row["errors"]) == (60, 0)
+        assert row["requests"] == 60 + row["follow_ups"] > 60
+        assert row["cached"] <= row["bound"]
+    assert ours["follow_up_cached"] > 0.9 * ours["follow_up_bound"] > 0.8
+    assert at_random["same_worker"] < 0.5 < ours["same_worker"]
+    assert min(ours[f"{part}_us"] for part in ("gateways", "redis", "replicas", "clients")) > 0
+    assert at_random["gateways_us"] == 0
+
+
+@pytest.mark.slow
+def test_workers_that_leave_and_come_fail_no_request(tmp_path: Path) -> None:
+    whole, *parts = rows_of(tmp_path / "churn.json", "--workers", "12", "--sessions-per-worker", "40", "--churn", "4")
+    assert whole["errors"] == 0
+    assert whole["drained_s"] > 0
+    assert sum(part["requests"] for part in parts) == whole["requests"]
