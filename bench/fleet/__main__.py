@@ -35,6 +35,7 @@ from rich.console import Console
 from bench import record
 from bench.embedded import embedded_redis, redis_version
 from bench.fleet import churn, growth, peer
+from bench.fleet.gateways import NotReady
 from bench.fleet.growth import Cell
 from bench.fleet.peer import Run, carried_sessions_per_s, staged_for
 from bench.fleet.table import growth_table, parts_table, peer_table
@@ -47,6 +48,7 @@ _WORKERS, _CHURN_WORKERS, _GRID_WORKERS = [240], [120], [8, 64, 240, 1000]
 _QUICK = {"workers": [12], "gateways": [2], "sessions_per_worker": 30, "sessions_per_s": 50.0, "seconds": 3.0}
 _QUICK_GRID = {"workers": [8, 120], "gateways": [1, 4], "sessions_per_s": 10.0}
 _GRID_SESSIONS_PER_S = 10.0
+_LONGEST_REASON_CHARS = 300
 
 
 @dataclass
@@ -58,6 +60,12 @@ class Found:
     versions: dict[str, str]
     rows: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """This machine does not carry it."""
+        self.console.print(f"left out: {what}: {why[:_LONGEST_REASON_CHARS]}")
+        self.facts.setdefault("left_out", []).append(what)
+        self.add([])
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Keeps the rows, and writes all of them."""
@@ -119,8 +127,11 @@ def _grid(found: Found) -> None:
         for workers in options.workers:
             cell = Cell(gateways, workers, rate_per_s, options.seconds)
             found.console.print(f"{gateways} gateways, {workers} workers")
-            with staged_for(cell.run) as staged:
-                found.add([uvloop.run(growth.measure(cell, staged))])
+            try:
+                with staged_for(cell.run) as staged:
+                    found.add([uvloop.run(growth.measure(cell, staged))])
+            except NotReady as error:
+                found.leave_out(f"{gateways} gateways, {workers} workers", str(error))
     found.console.print(growth_table(found.rows))
 
 

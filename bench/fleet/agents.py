@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from coordinator.agent.agent_store import Fenced, Registration
+from coordinator.agent.agent_store import AgentStore, Fenced, Registration
 from coordinator.agent.batch_sequence import Item, Lost, Received
 from coordinator.agent.engine_session import BEAT_S, EngineSession, EventIntake, SessionOver
 from coordinator.agent.http_engine import EngineSnapshot
@@ -50,10 +50,18 @@ class _DirectSession(EngineSession):
         engine: LightProbe,
         intake: _DirectIntake,
         follows: asyncio.Event,
+        turns: asyncio.Semaphore,
     ) -> None:
         super().__init__(registration, replica, snapshot, engine)
         self._intake = intake
         self._follows = follows
+        self._turns = turns
+
+    async def _reach(self) -> AgentStore | None:
+        if self.store is not None:
+            return await super()._reach()
+        async with self._turns:
+            return await super()._reach()
 
     async def _take_over(self) -> None:
         await super()._take_over()
@@ -89,10 +97,15 @@ class LightProbe:
 class LightAgent:
     """The agent of one replica. Run `run` as a task; only cancellation ends it."""
 
-    def __init__(self, redis_url: str, namespace: str, replica: str, probe: LightProbe) -> None:
+    def __init__(
+        self, redis_url: str, namespace: str, replica: str, probe: LightProbe, turns: asyncio.Semaphore
+    ) -> None:
+        """`turns` limits how many agents of this process connect to Redis at the same time. If one process connected a
+        thousand times at once, each connection would exceed its time limit."""
         self._registration = Registration(redis_url, replica, f"{replica}.{secrets.token_hex(3)}", namespace)
         self._replica = replica
         self._probe = probe
+        self._turns = turns
         self._numbers = itertools.count()
         self._intake = _DirectIntake(replica)
         self.follows = asyncio.Event()
@@ -106,7 +119,7 @@ class LightAgent:
         while True:
             snapshot = await self._probe.look()
             session = _DirectSession(
-                self._registration, self._replica, snapshot, self._probe, self._intake, self.follows
+                self._registration, self._replica, snapshot, self._probe, self._intake, self.follows, self._turns
             )
             try:
                 await session.run()

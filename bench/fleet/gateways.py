@@ -24,28 +24,34 @@ from gateway.settings.gateway_settings import OVERRIDES
 _GATEWAY = ("env", *(f"--unset={name}" for name in OVERRIDES), *KVGATE, "gateway", "--config")
 """The file says everything."""
 _AT_ONCE = 4
-"""Gateways that start at the same time. More of them would keep running ones from their Redis."""
+_CHECKED_AT_ONCE = 1000
+"""So many gateways start at the same time, as long as they check no more replicas. More of them would keep running
+gateways and agents from their Redis, which would then connect again and again."""
 _READY_S = 60.0
 _POLL_S = 0.1
 _ANSWER_S = 10.0
-_GRACE_S = 2.5
 _LAST_LINES_BYTES = 2000
+
+
+class NotReady(Exception):
+    """A gateway has ended, or is not ready in time."""
 
 
 @dataclass(frozen=True)
 class GatewayProcess:
+    """One gateway."""
+
     url: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_until_ready(self, replicas: int) -> None:
-        """Waits until it serves, and gets the events of this many replicas. Raises RuntimeError if that takes too
-        long."""
+        """Waits until it serves, and gets the events of this many replicas. Raises NotReady."""
         deadline_s = time.monotonic() + _READY_S
         while not self._is_ready(replicas):
             if time.monotonic() > deadline_s or self.process.poll() is not None:
                 told = self.log.read_bytes()[-_LAST_LINES_BYTES:].decode(errors="replace")
-                raise RuntimeError(f"the gateway at {self.url} is not ready:\n{told}")
+                raise NotReady(f"the gateway at {self.url} is not ready:\n{told}")
             select.select([], [], [], _POLL_S)
 
     def _is_ready(self, replicas: int) -> bool:
@@ -64,21 +70,18 @@ def running_gateways(
     `replicas` is the number of those that they must know, found ones included."""
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder, ExitStack() as stack:
         started: list[GatewayProcess] = []
+        at_once = min(_AT_ONCE, max(1, _CHECKED_AT_ONCE // replicas))
         for number, port in enumerate(free_ports(count)):
             file, log = Path(folder, f"gw{number}.yaml"), Path(folder, f"gw{number}.log")
             file.write_text(yaml.safe_dump(_configuration(number, port, listed, redis_url, config)))
-            process = stack.enter_context(running((*_GATEWAY, str(file)), _opened(stack, log)))
+            process = stack.enter_context(running((*_GATEWAY, str(file)), stack.enter_context(log.open("wb"))))
             started.append(GatewayProcess(f"http://127.0.0.1:{port}", process, log))
-            if (number + 1) % _AT_ONCE == 0 or number + 1 == count:
-                for gateway in started[-_AT_ONCE:]:
+            if (number + 1) % at_once == 0 or number + 1 == count:
+                for gateway in started[-at_once:]:
                     gateway.wait_until_ready(replicas)
         yield started
         for gateway in started:
             gateway.process.terminate()  # all at once, before the stack waits for each
-
-
-def _opened(stack: ExitStack, log: Path) -> Any:
-    return stack.enter_context(log.open("wb"))
 
 
 def _configuration(
@@ -91,5 +94,4 @@ def _configuration(
         "port": port,
         "redis": {"url": redis_url},
         "replicas": [{"id": replica, "url": url} for replica, url in listed.items()],
-        "timeouts": {"grace_s": _GRACE_S},
     }

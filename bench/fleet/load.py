@@ -13,7 +13,7 @@ from bench.fleet.client import Client, NoAnswer
 from bench.fleet.traffic import EndlessCache, Session, Sessions, Shape
 from bench.load import percentile
 
-_ANSWER_S = 900.0
+_ANSWER_S = 7200.0
 
 Spread = Callable[[], tuple[str, str]]
 """Chooses where the next request goes: the URL, and the worker behind it. The worker is empty if a gateway chooses."""

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -60,7 +60,16 @@ def address_of(index: int) -> str:
 class LightReplica:
     """One replica: its engine, its HTTP server, and its agent if there is a Redis."""
 
-    def __init__(self, index: int, port: int, settings: LightSettings, redis_url: str, namespace: str) -> None:
+    def __init__(
+        self,
+        index: int,
+        port: int,
+        settings: LightSettings,
+        redis_url: str = "",
+        namespace: str = "",
+        turns: asyncio.Semaphore | None = None,
+    ) -> None:
+        """Without a `redis_url` it has no agent. `turns` limits how many agents connect at the same time."""
         self.settings = settings
         self.images = ImageReader()
         self.connections: set[Exchange] = set()
@@ -71,7 +80,8 @@ class LightReplica:
         self._tasks = Tasks()
         url = f"http://{self._address}:{port}"
         probe = LightProbe(url, settings.model, self.exposition)
-        self.agent = LightAgent(redis_url, namespace, f"r{index}", probe) if redis_url else None
+        turns = turns or asyncio.Semaphore(1)
+        self.agent = LightAgent(redis_url, namespace, f"r{index}", probe, turns) if redis_url else None
 
     async def start(self) -> None:
         """Listen, and start the agent. Raises OSError if the port is taken."""
@@ -179,20 +189,17 @@ class _Process:
         self._port, self._settings = port, settings
         self._redis = (redis_url, namespace)
         self._replicas: dict[str, LightReplica] = {}
+        self._turns = asyncio.Semaphore(_AGENTS_AT_ONCE)
         self._api = EndpointsApi(port)
 
-    async def start(self, numbers: Iterable[int]) -> None:
+    async def start(self, numbers: Sequence[int]) -> None:
         """Returns when their agents follow them."""
-        begun = asyncio.Semaphore(_AGENTS_AT_ONCE)
-
-        async def start(number: int) -> None:
-            async with begun:
-                replica = LightReplica(number, self._port, self._settings, *self._redis)
-                await replica.start()
-                self._replicas[f"r{number}"] = replica
-                await replica.follows()
-
-        await asyncio.gather(*map(start, numbers))
+        started = [LightReplica(number, self._port, self._settings, *self._redis, self._turns) for number in numbers]
+        for number, replica in zip(numbers, started, strict=True):
+            await replica.start()
+            self._replicas[f"r{number}"] = replica
+        for replica in started:
+            await replica.follows()
 
     async def stop(self, ids: Iterable[str]) -> None:
         await asyncio.gather(*(self._replicas.pop(each).stop() for each in list(ids)))

@@ -17,8 +17,15 @@ from bench.fleet.parts import CLIENTS, GATEWAYS, REPLICAS, Meter
 from bench.fleet.replicas import LightReplicas, light_replicas
 from bench.fleet.settings import LightSettings
 
-_MAX_IN_FLIGHT = 65_536
-"""Above every number of requests that a run has at once: the engines' queues hold them, not the gateways."""
+_CONFIG: dict[str, Any] = {
+    # The engines' queues hold the requests, and not the gateways.
+    "limits": {"max_in_flight": 65_536},
+    # The default is 1 s, but here one process answers for all replicas, and each gateway checks all of them at once.
+    "health": {"timeout_s": 5},
+    # In stretched time, long answers take longer than the defaults permit.
+    "timeouts": {"first_byte_s": 3600, "idle_s": 3600, "request_s": 7200, "grace_s": 2.5},
+}
+"""What gateways are configured with, beside their replicas and Redis."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,10 @@ def stage(
         if not gateways:
             yield Stage(fleet, settings, [], redis_url, Meter(pids, redis_url))
             return
-        config: dict[str, Any] = {"limits": {"max_in_flight": _MAX_IN_FLIGHT}}
-        config |= {"policy": {"name": policy}} if policy else {}
+        config = _CONFIG | ({"policy": {"name": policy}} if policy else {})
         with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
             if discovers:
-                config["discovery"] = _discovery(fleet, Path(folder))
+                config |= {"discovery": _discovery(fleet, Path(folder))}
             listed = {"r0": fleet.urls["r0"]} if discovers else fleet.urls
             with running_gateways(gateways, listed, workers, redis_url, config) as running:
                 pids[GATEWAYS] = [each.process.pid for each in running]

@@ -49,7 +49,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 async def light() -> AsyncIterator[str]:
     """The URL of a light replica."""
     (port,) = free_ports(1)
-    replica = LightReplica(0, port, LightSettings(num_blocks=BLOCKS, speed=SPEED), "", "")
+    replica = LightReplica(0, port, LightSettings(num_blocks=BLOCKS, speed=SPEED))
     await replica.start()
     yield replica_url(0, port)
     await replica.stop()
