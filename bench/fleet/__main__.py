@@ -15,6 +15,8 @@ This machine carries fewer sessions per second than the peer's, so runs last lon
 sessions. Without --sessions-per-s, growing rates on the largest fleet find the rate. All times of workers and clients
 are stretched by the same factor (`pace`), so that each worker is as busy as the peer's.
 
+Routers of peers (--systems) run as many processes as there are gateways. These do not know of each other.
+
 Each line of a result says what share of follow-ups came to the worker of their session's first turn, what share of
 prompt tokens was cached, what one endless cache would have found, the coefficient of variation (CoV) of requests over
 workers, failures by kind, and the CPU and memory of each part. Each run starts with empty caches.
@@ -40,7 +42,8 @@ from bench.fleet.growth import Cell
 from bench.fleet.peer import Run, carried_sessions_per_s, staged_for
 from bench.fleet.table import growth_table, parts_table, peer_table
 from bench.fleet.traffic import SHAPES
-from bench.options import count, counts, positive
+from bench.options import count, counts, names, positive
+from bench.peers import PEERS
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _GATEWAYS, _GRID_GATEWAYS = [1, 2, 4, 8], [1, 8, 20, 50]
@@ -48,6 +51,7 @@ _WORKERS, _CHURN_WORKERS, _GRID_WORKERS = [240], [120], [8, 64, 240, 1000]
 _QUICK = {"workers": [12], "gateways": [2], "sessions_per_worker": 30, "sessions_per_s": 50.0, "seconds": 3.0}
 _QUICK_GRID = {"workers": [8, 120], "gateways": [1, 4], "sessions_per_s": 10.0}
 _GRID_SESSIONS_PER_S = 10.0
+_SYSTEMS = (*POLICIES, *PEERS)
 _LONGEST_REASON_CHARS = 300
 
 
@@ -83,10 +87,9 @@ def _runs(found: Found) -> Iterator[Run]:
         sessions = round(rate_per_s * 60 * options.minutes)
     for seed in range(1, options.seeds + 1):
         for gateways in options.gateways:
-            for policy in options.policies.split(","):
-                yield Run.at_rate(
-                    shape, workers, gateways, rate_per_s, sessions, options.pace, policy=policy, seed=seed
-                )
+            for system in options.systems:
+                pace, more = options.pace, {"system": system, "seed": seed}
+                yield Run.at_rate(shape, workers, gateways, rate_per_s, sessions, pace, **more)
         if options.random and not (options.minutes or options.churn):
             yield Run.at_rate(shape, workers, 0, rate_per_s, sessions, options.pace, seed=seed)
 
@@ -106,10 +109,8 @@ def _peer(found: Found) -> None:
     options, workers = found.options, found.options.workers
     for run in _runs(found):
         minutes = run.sessions / run.sessions_per_s / 60
-        found.console.print(
-            f"{run.system}, {run.gateways} gateways: {run.sessions} sessions at {run.sessions_per_s:g}/s, "
-            f"{minutes:.1f} minutes; pace {run.pace:.3f}"
-        )
+        sessions = f"{run.sessions} sessions at {run.sessions_per_s:g}/s, {minutes:.1f} minutes; pace {run.pace:.3f}"
+        found.console.print(f"{run.described()['system']}, {run.gateways} gateways: {sessions}")
         with staged_for(run, discovers=bool(options.churn)) as staged:
             if options.minutes or options.churn:
                 found.add(uvloop.run(churn.measure_in_parts(run, staged, options.churn)))
@@ -151,7 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         "--sessions-per-s", type=positive, help="of all clients; without it, what this machine carries is found first"
     )
     parser.add_argument("--pace", type=positive, help="default: as slow as makes each worker as busy as the peer's")
-    parser.add_argument("--policies", default=DEFAULT_POLICY, help=f"of {', '.join(POLICIES)} (default: %(default)s)")
+    parser.add_argument(
+        "--systems",
+        type=names(_SYSTEMS),
+        default=[DEFAULT_POLICY],
+        help=f"what chooses the workers, separated by commas: {', '.join(_SYSTEMS)} (default: {DEFAULT_POLICY})",
+    )
     parser.add_argument("--no-random", dest="random", action="store_false", help="without the run on random workers")
     parser.add_argument("--seeds", type=count, default=1, help="repeat all runs with other sessions")
     parser.add_argument(
@@ -176,9 +182,11 @@ def _options() -> argparse.Namespace:
         parser.error("--workers: only --grid takes several numbers")
     if options.churn >= min(options.workers):
         parser.error("--churn: at least one worker must stay")
-    for policy in options.policies.split(","):
-        if policy not in POLICIES:
-            parser.error(f"--policies: {policy!r} is none of {', '.join(POLICIES)}")
+    if options.churn and PEERS.keys() & set(options.systems):
+        parser.error("--churn: only KVGate's gateways follow EndpointSlices here")
+    for name in PEERS.keys() & set(options.systems):
+        if not PEERS[name].is_installed:
+            parser.error(f"--systems: {name} is not installed; `python -m bench.overhead --install` installs it")
     return options
 
 
@@ -187,6 +195,7 @@ def main() -> None:
     options = _options()
     with embedded_redis() as url:
         versions = {"kvgate": metadata.version("kvgate"), "redis": uvloop.run(redis_version(url))}
+    versions |= {name: other.version for name, other in PEERS.items() if name in options.systems}
     found = Found(options, Console(), versions)
     (_grid if options.grid else _peer)(found)
 

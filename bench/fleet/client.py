@@ -27,7 +27,7 @@ class Answer:
 
     status: int = 0
     worker: str = ""
-    """The replica that the gateway names."""
+    """The replica that the gateway or the replica itself names."""
     decision: str = ""
     """Why the gateway chose it: the first word of its receipt."""
     body: bytearray = field(default_factory=bytearray)
@@ -81,7 +81,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name == b"x-kvgate-replica":
+        if name in (b"x-kvgate-replica", b"x-light-replica"):
             self._answer.worker = value.decode()
         elif name == b"x-kvgate-decision":
             self._answer.decision = value.decode().partition(";")[0]

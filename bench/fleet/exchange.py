@@ -2,7 +2,7 @@
 
 The fields of answers are those of gateway/simulator/openai_api.py and openai_stream.py. Not done here: more than one
 choice or prompt, log probabilities, token ids in answers, the other APIs, faults on demand, LoRA adapters, priorities.
-A body is checked less than there.
+A body is checked less than there. The header x-light-replica has the replica's id, for routers that do not tell it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _JSON = b"application/json"
 _STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-request-id: %b\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nx-request-id: %b\r\nx-light-replica: %b\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
 _REASONS = {200: b"OK", 400: b"Bad Request", 404: b"Not Found", 503: b"Service Unavailable"}
@@ -151,6 +151,7 @@ class _Answering:
         self.body = body
         self.exchange = exchange
         self.request_id = request_id
+        self.replica_id = replica.id.encode()
         self._engine = replica.engine
         self.settings = replica.settings
         self.sequence: LightSequence
@@ -175,8 +176,8 @@ class _Answering:
 
     def arrived(self) -> None:
         self._engine.finish(self.sequence)
-        body = orjson.dumps(self._document())
-        self.exchange.answered(whole(200, body, more=b"x-request-id: %b\r\n" % self.request_id))
+        told = b"x-request-id: %b\r\nx-light-replica: %b\r\n" % (self.request_id, self.replica_id)
+        self.exchange.answered(whole(200, orjson.dumps(self._document()), more=told))
 
     def finish(self) -> None:
         self._engine.finish(self.sequence)
@@ -228,7 +229,7 @@ class _Stream(_Answering):
         self._sent = 0
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         self._head = b"data: " + orjson.dumps(self.envelope(kind))[:-1] + b',"choices":['
-        self.exchange.write(_STREAM_HEAD % self.request_id)
+        self.exchange.write(_STREAM_HEAD % (self.request_id, self.replica_id))
 
     def prefilled(self) -> None:
         self.after(self._next_tokens())

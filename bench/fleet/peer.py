@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _FIRST_RATE_PER_S = 10.0
 _STEP_FACTOR, _STEP_S = 1.4, 8.0
 STEP_PACE = 50.0
 _LEAST_IDLE, _LATEST_S = 0.15, 0.25
+_BEFORE_S, _IDLE_BEFORE = 3.0, 0.5
 _CARRIED_SHARE = 0.8
 """A run lasts longer than a step, and its answers are in flight together."""
 
@@ -46,8 +48,8 @@ class Run:
     engine: LightSettings
     pace: float
     """Divides all times of workers and clients."""
-    policy: str | None = None
-    """None means the default."""
+    system: str = DEFAULT_POLICY
+    """A policy of KVGate, or a peer's router. It has no meaning without gateways."""
     seed: int = 1
 
     @classmethod
@@ -69,14 +71,9 @@ class Run:
     def settings(self) -> LightSettings:
         return self.engine.at_speed(self.pace)
 
-    @property
-    def system(self) -> str:
-        """What chooses the workers."""
-        return (self.policy or DEFAULT_POLICY) if self.gateways else "random worker"
-
     def described(self) -> dict[str, Any]:
         return {
-            "system": self.system,
+            "system": self.system if self.gateways else "random worker",
             "gateways": self.gateways,
             "workers": self.workers,
             "sessions_per_s": self.sessions_per_s,
@@ -111,17 +108,21 @@ def load_of(run: Run, staged: Stage) -> Load:
 
 def staged_for(run: Run, discovers: bool = False) -> AbstractContextManager[Stage]:
     """The stage of a run."""
-    return stage(run.workers, run.gateways, run.settings, run.policy, discovers)
+    return stage(run.workers, run.gateways, run.settings, run.system, discovers)
 
 
 async def carried_sessions_per_s(shape: Shape, staged: Stage, tell: Callable[[str], None]) -> float:
     """The rate of sessions that this machine carries: of growing rates, a part of the last one at which processors and
     clients have time left. Pauses and engines are fast meanwhile, so that a step ends soon."""
     carried = rate_per_s = _FIRST_RATE_PER_S
+    workers = len(staged.fleet.urls)
+    before = IdleShare()
+    await asyncio.sleep(_BEFORE_S)
+    if (share := before()) < _IDLE_BEFORE:
+        tell(f"without requests, the machine is only {share:.0%} idle: something else runs here")
     for seed in itertools.count(1):
-        run = Run(
-            shape, len(staged.fleet.urls), 1, rate_per_s, round(rate_per_s * _STEP_S), ENGINE, STEP_PACE, None, seed
-        )
+        sessions = round(rate_per_s * _STEP_S)
+        run = Run.at_rate(shape, workers, 1, rate_per_s, sessions, STEP_PACE, seed=seed)
         load, idle = load_of(run, staged), IdleShare()
         outcome = await load.run(run.sessions_per_s, run.sessions)
         share = idle()

@@ -70,6 +70,7 @@ class LightReplica:
         turns: asyncio.Semaphore | None = None,
     ) -> None:
         """Without a `redis_url` it has no agent. `turns` limits how many agents connect at the same time."""
+        self.id = f"r{index}"
         self.settings = settings
         self.images = ImageReader()
         self.connections: set[Exchange] = set()
@@ -81,7 +82,7 @@ class LightReplica:
         url = f"http://{self._address}:{port}"
         probe = LightProbe(url, settings.model, self.exposition)
         turns = turns or asyncio.Semaphore(1)
-        self.agent = LightAgent(redis_url, namespace, f"r{index}", probe, turns) if redis_url else None
+        self.agent = LightAgent(redis_url, namespace, self.id, probe, turns) if redis_url else None
 
     async def start(self) -> None:
         """Listen, and start the agent. Raises OSError if the port is taken."""
@@ -195,9 +196,9 @@ class _Process:
     async def start(self, numbers: Sequence[int]) -> None:
         """Returns when their agents follow them."""
         started = [LightReplica(number, self._port, self._settings, *self._redis, self._turns) for number in numbers]
-        for number, replica in zip(numbers, started, strict=True):
+        for replica in started:
             await replica.start()
-            self._replicas[f"r{number}"] = replica
+            self._replicas[replica.id] = replica
         for replica in started:
             await replica.follows()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from typing import Any
 from bench.embedded import embedded_redis
 from bench.fleet.endpoints import NAMESPACE, SERVICE, TOKEN
 from bench.fleet.gateways import running_gateways
-from bench.fleet.parts import CLIENTS, GATEWAYS, REPLICAS, Meter
+from bench.fleet.parts import GATEWAYS, REPLICAS, Meter
 from bench.fleet.replicas import LightReplicas, light_replicas
 from bench.fleet.settings import LightSettings
+from bench.peers import PEERS, running_peer
+from gateway.settings.policies import DEFAULT_POLICY
 
 _CONFIG: dict[str, Any] = {
     # The engines' queues hold the requests, and not the gateways.
@@ -42,24 +44,32 @@ class Stage:
 
 @contextmanager
 def stage(
-    workers: int, gateways: int, settings: LightSettings, policy: str | None = None, discovers: bool = False
+    workers: int, gateways: int, settings: LightSettings, system: str = DEFAULT_POLICY, discovers: bool = False
 ) -> Iterator[Stage]:
-    """A fleet of this size with empty caches. Without gateways, the workers have no agents either. Gateways that
-    discover have only r0 in their configuration, and follow `fleet.publish`."""
+    """A fleet of this size with empty caches. `system` is a policy of KVGate, or a peer's router, of which `gateways`
+    run without knowing of each other. Only KVGate's workers have agents. Gateways that discover have only r0 in their
+    configuration, and follow `fleet.publish`."""
     _raise_open_files()
-    with embedded_redis() as redis_url, light_replicas(workers, settings, redis_url if gateways else "") as fleet:
-        pids = {REPLICAS: [fleet.pid], CLIENTS: []}
-        if not gateways:
-            yield Stage(fleet, settings, [], redis_url, Meter(pids, redis_url))
-            return
-        config = _CONFIG | ({"policy": {"name": policy}} if policy else {})
-        with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
+    is_kvgate = gateways > 0 and system not in PEERS
+    with (
+        embedded_redis() as redis_url,
+        light_replicas(workers, settings, redis_url if is_kvgate else "") as fleet,
+        tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
+        ExitStack() as stack,
+    ):
+        if is_kvgate:
+            config = _CONFIG | {"policy": {"name": system}}
             if discovers:
                 config |= {"discovery": _discovery(fleet, Path(folder))}
             listed = {"r0": fleet.urls["r0"]} if discovers else fleet.urls
-            with running_gateways(gateways, listed, workers, redis_url, config) as running:
-                pids[GATEWAYS] = [each.process.pid for each in running]
-                yield Stage(fleet, settings, [each.url for each in running], redis_url, Meter(pids, redis_url))
+            processes = stack.enter_context(running_gateways(gateways, listed, workers, redis_url, config))
+            routers = [(each.url, each.process.pid) for each in processes]
+        else:
+            urls = list(fleet.urls.values())
+            started = (running_peer(PEERS[system], urls, settings.served_name) for _ in range(gateways))
+            routers = [stack.enter_context(each) for each in started]
+        pids = {REPLICAS: [fleet.pid], GATEWAYS: [pid for _, pid in routers]}
+        yield Stage(fleet, settings, [url for url, _ in routers], redis_url, Meter(pids, redis_url))
 
 
 def _discovery(fleet: LightReplicas, account: Path) -> dict[str, Any]:
