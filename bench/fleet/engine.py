@@ -87,7 +87,7 @@ class LightEngine:
 
     def finish(self, sequence: LightSequence) -> None:
         """Its last token is generated: cache the full blocks of its answer, and free all of its blocks."""
-        tokens = sequence.prompt.tokens + sequence.answer.tokens
+        tokens = sequence.prompt.tokens + _tokens_of(sequence.answer)
         sequence.hasher.extend(tokens)
         # The last token is sampled, but nothing is computed from it.
         self._store(sequence, tokens, sequence.prompt.num_tokens, len(tokens) // TOKEN_BYTES - 1)
@@ -200,3 +200,10 @@ class LightEngine:
     def _evicted(self, hashes: Sequence[int]) -> list[Event]:
         self.stats.blocks_evicted += len(hashes)
         return [Removed([each], _MEDIUM, _GROUP) for each in hashes]
+
+
+def _tokens_of(answer: GeneratedAnswer) -> bytes:
+    """The same as `answer.tokens`. Most answers are ASCII words of a whole token each: these need no loop."""
+    text = "".join(answer.pieces)
+    is_plain = text.isascii() and set(map(len, answer.pieces)) == {TOKEN_BYTES}
+    return text.encode() if is_plain else answer.tokens

@@ -60,9 +60,18 @@ async def measure(cell: Cell, staged: Stage) -> dict[str, Any]:
         **cell.run.described(),
         **_resting(resting, cell),
         **used.figures(len(outcome.sent), beside=resting),
+        **_bytes_for_one(used, resting, len(outcome.sent)),
         **figures,
         **outcome.reasons(),
     }
+
+
+def _bytes_for_one(used: Used, resting: Used, requests: int) -> dict[str, float]:
+    """The bytes into and out of Redis for one request, without those that go there without requests."""
+    times = used.seconds / resting.seconds
+    into = used.redis_in_bytes - resting.redis_in_bytes * times
+    out = used.redis_out_bytes - resting.redis_out_bytes * times
+    return {"redis_in_bytes": round(into / max(1, requests)), "redis_out_bytes": round(out / max(1, requests))}
 
 
 def _resting(resting: Used, cell: Cell) -> dict[str, float]:

@@ -23,7 +23,7 @@ ENGINE = LightSettings(
     max_running=80,
     prefill_tokens_per_s=80_000.0,
     decode_s_per_token=0.0043,
-    tokens_per_chunk=64,
+    tokens_per_chunk=128,
 )
 """The peer's worker (the profiles of SHAPES have the same): ten times as fast as a real engine."""
 
