@@ -95,7 +95,7 @@ class LightProbe:
 
 
 class LightAgent:
-    """The agent of one replica. Run `run` as a task; only cancellation ends it."""
+    """The agent of one replica. Run `run` as a task, again after a failure; only cancellation ends it."""
 
     def __init__(
         self, redis_url: str, namespace: str, replica: str, probe: LightProbe, turns: asyncio.Semaphore
@@ -117,16 +117,25 @@ class LightAgent:
 
     async def run(self) -> None:
         while True:
-            snapshot = await self._probe.look()
-            session = _DirectSession(
-                self._registration, self._replica, snapshot, self._probe, self._intake, self.follows, self._turns
-            )
             try:
-                await session.run()
+                await self._follow()
             except SessionOver:
                 pass
             except Fenced:
                 await asyncio.sleep(BEAT_S)
-            self._intake = _DirectIntake(self._replica)
-            number = next(self._numbers)
-            self._intake.put(Lost(0, number + 1))
+            finally:
+                self._intake = _DirectIntake(self._replica)
+                last = next(self._numbers)
+                self._intake.put(Lost(0, last + 1))
+
+    async def _follow(self) -> None:
+        session = _DirectSession(
+            self._registration,
+            self._replica,
+            await self._probe.look(),
+            self._probe,
+            self._intake,
+            self.follows,
+            self._turns,
+        )
+        await session.run()

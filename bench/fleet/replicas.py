@@ -89,7 +89,7 @@ class LightReplica:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Exchange(self), self._address, self._port, backlog=512)
         if self.agent is not None:
-            self._tasks.spawn(self.agent.run(), "agent")
+            self._tasks.keep(self.agent.run, "agent")
 
     async def follows(self) -> None:
         """Wait until its events reach Redis. Returns at once if there is no Redis."""
