@@ -39,8 +39,8 @@ async def measure_in_parts(run: Run, staged: Stage, changes: int = 0) -> list[di
 
 
 def _part(outcome: Outcome, workers: list[str], at: int, length_s: float, used: Used) -> dict[str, Any]:
-    """The requests of this part, and the memory at its end."""
-    begin_s, end_s = at * length_s, (at + 1) * length_s
+    """The requests of this part, and the memory at its end. The last part has all late requests."""
+    begin_s, end_s = at * length_s, (at + 1) * length_s if at + 1 < _PARTS else outcome.seconds
     figures = outcome.between(begin_s, end_s).figures(workers)
     told = {name: value for name, value in figures.items() if name not in _OF_THE_WHOLE}
     return {"part": f"{at + 1} of {_PARTS}", **told, **used.memory_at(end_s)}

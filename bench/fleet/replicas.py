@@ -249,8 +249,7 @@ class LightReplicas:
     """The process of light replicas r0, r1, … as its parent sees it. Each method waits for the process."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, api_port: int) -> None:
-        self.urls: dict[str, str] = {}
-        """By replica; those that run."""
+        """Waits until the first replicas run."""
         self.pid = process.pid
         self.api_url = f"http://127.0.0.1:{api_port}"
         """A Kubernetes API with the published replicas in EndpointSlices (bench/fleet/endpoints.py). At first, all
@@ -258,6 +257,9 @@ class LightReplicas:
         self.port = port
         self._process = process
         self._turn = threading.Lock()
+        self.urls: dict[str, str] = self.answer()
+        """By replica; those that run."""
+        self._started = len(self.urls)
 
     def state(self) -> dict[str, dict[str, int]]:
         """Each replica's own report: requests, prompt_tokens, cached_tokens, running, waiting, …"""
@@ -266,8 +268,8 @@ class LightReplicas:
 
     def start(self, count: int) -> list[str]:
         """Start this many more replicas, with new ids. Returns the ids when their agents follow them."""
-        first = 1 + max((int(each[1:]) for each in self.urls), default=-1)
-        numbers = range(first, first + count)
+        numbers = range(self._started, self._started + count)
+        self._started += count
         self.ask({"start": list(numbers)})
         self.urls |= {f"r{number}": replica_url(number, self.port) for number in numbers}
         return [f"r{number}" for number in numbers]
@@ -326,9 +328,7 @@ def light_replicas(
     command = [sys.executable, "-m", "bench.fleet.replicas", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT) as process:
         try:
-            fleet = LightReplicas(process, port, api_port)
-            fleet.urls = fleet.answer()
-            yield fleet
+            yield LightReplicas(process, port, api_port)
         finally:
             process.kill()
 

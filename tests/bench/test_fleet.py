@@ -117,7 +117,8 @@ def test_follow_ups_find_through_any_gateway_what_one_endless_cache_would_find(t
 
 @pytest.mark.slow
 def test_workers_that_leave_and_come_fail_no_request(tmp_path: Path) -> None:
-    whole, *parts = rows_of(tmp_path / "churn.json", "--workers", "12", "--sessions-per-worker", "40", "--churn", "4")
+    options = ("--workers", "12", "--sessions-per-worker", "30", "--sessions-per-s", "20", "--churn", "4")
+    whole, *parts = rows_of(tmp_path / "churn.json", *options)
     assert whole["errors"] == 0
     assert whole["drained_s"] > 0
     assert sum(part["requests"] for part in parts) == whole["requests"]
