@@ -28,6 +28,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,19 @@ def _peer(found: Found) -> None:
 def _grid(found: Found) -> None:
     options = found.options
     rate_per_s = options.sessions_per_s or _GRID_SESSIONS_PER_S
-    for gateways in options.gateways:
-        for workers in options.workers:
-            cell = Cell(gateways, workers, rate_per_s, options.seconds)
-            found.console.print(f"{gateways} gateways, {workers} workers")
-            try:
-                with staged_for(cell.run) as staged:
-                    found.add([uvloop.run(growth.measure(cell, staged))])
-            except NotReady as error:
-                found.leave_out(f"{gateways} gateways, {workers} workers", str(error))
+    too_large: list[tuple[int, int]] = []
+    for gateways, workers in product(options.gateways, options.workers):
+        if any(gateways >= each[0] and workers >= each[1] for each in too_large):
+            found.leave_out(f"{gateways} gateways, {workers} workers", "a smaller fleet is too large here")
+            continue
+        cell = Cell(gateways, workers, rate_per_s, options.seconds)
+        found.console.print(f"{gateways} gateways, {workers} workers")
+        try:
+            with staged_for(cell.run) as staged:
+                found.add([uvloop.run(growth.measure(cell, staged))])
+        except NotReady as error:
+            too_large.append((gateways, workers))
+            found.leave_out(f"{gateways} gateways, {workers} workers", str(error))
     found.console.print(growth_table(found.rows))
 
 

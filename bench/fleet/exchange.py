@@ -2,7 +2,9 @@
 
 The fields of answers are those of gateway/simulator/openai_api.py and openai_stream.py. Not done here: more than one
 choice or prompt, log probabilities, token ids in answers, the other APIs, faults on demand, LoRA adapters, priorities.
-A body is checked less than there. The header x-light-replica has the replica's id, for routers that do not tell it.
+A body is checked less than there. Answers have no Date. `kvgate doctor` finds only that a replica lists no ZeroMQ
+publisher, because its agent is in the same process. The header x-light-replica has the replica's id, for routers that
+do not tell it.
 """
 
 from __future__ import annotations
