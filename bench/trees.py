@@ -1,10 +1,16 @@
-"""Process trees: the descendants of processes, and their memory."""
+"""Process trees: the descendants of processes, their memory and their CPU time."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED. With a process' number in the higher bits, it is that process' CPU clock (man
+clock_getcpuclockid)."""
 
 
 def tree(roots: Iterable[int]) -> set[int]:
@@ -25,6 +31,16 @@ def rss_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def cpu_s(roots: Iterable[int]) -> float:
+    """User and system time of the process trees until now. It comes from each process' own clock: /proc counts in ticks
+    of 10 ms, which at a low rate is as much as many requests take."""
+    total = 0.0
+    for pid in tree(roots):
+        with suppress(OSError):  # the process is gone
+            total += time.clock_gettime(~pid << 3 | _CPU_CLOCK)
+    return total
 
 
 def _stat(pid: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
@@ -17,11 +16,7 @@ from bench.machine import IdleShare
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
-from bench.trees import rss_bytes, tree
-
-_CPU_CLOCK = 2
-"""CPUCLOCK_SCHED. With a process' number in the higher bits, it is that process' CPU clock (man
-clock_getcpuclockid)."""
+from bench.trees import cpu_s, rss_bytes, tree
 
 
 @dataclass(frozen=True)
@@ -90,12 +85,12 @@ def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, 
     httpx.post(f"{control_url}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}").raise_for_status()
     requests = payload(shape.prompt, answer)
     asyncio.run(_load(shape, running, requests, warm_up_s))
-    before, idle = (_cpu_s(running.pids), _cpu_s(running.store_pids)), IdleShare()
+    before, idle = (cpu_s(running.pids), cpu_s(running.store_pids)), IdleShare()
     started = time.perf_counter()
     measured = asyncio.run(_load(shape, running, requests, seconds))
     wall_s = time.perf_counter() - started
     idle_share = idle()
-    proxy_s, store_s = _cpu_s(running.pids) - before[0], _cpu_s(running.store_pids) - before[1]
+    proxy_s, store_s = cpu_s(running.pids) - before[0], cpu_s(running.store_pids) - before[1]
     done = max(1, measured.done)
     return Figures(
         requests=measured.done,
@@ -120,13 +115,3 @@ async def _load(shape: Shape, running: Running, requests: Payload, seconds: floa
 
 def _percentile_ms(times_s: list[float], share: float) -> float:
     return round(percentile(times_s, share) * 1000, 3)
-
-
-def _cpu_s(roots: list[int]) -> float:
-    """User and system time of the process trees until now. It comes from each process' own clock: /proc counts in ticks
-    of 10 ms, which at a low rate is as much as many requests take."""
-    total = 0.0
-    for pid in tree(roots) if roots else ():
-        with suppress(OSError):  # the process is gone
-            total += time.clock_gettime(~pid << 3 | _CPU_CLOCK)
-    return total
