@@ -24,6 +24,7 @@ from rich.console import Console
 from bench import record, tables
 from bench.embedded import CAPACITY_TOKENS, INCARNATION, connect, embedded_redis, info, open_pool, redis_version, usage
 from bench.options import count, positive
+from coordinator.chores.repair import Repair
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
@@ -80,13 +81,14 @@ class Stage:
         self._names = [f"r{i}" for i in range(replicas)]
         self._keys_each = keys
         self.worker = Worker(pool)
+        self._repair = Repair(pool)
 
     async def fill(self) -> None:
         """Writes the keys, and what makes their removal due."""
         k, wire = self._pool.keys, self._wire
         is_exact = self._case != "trim"
-        kind = f"resident gpu {TOKENS_PER_KEY} 0 %s 1 65 00000000000000aa" if is_exact else "claim gpu 65 0 %s bench.0-1"
-        base, template = k.anchor.removesuffix("-"), f"{INCARNATION} {kind}"
+        kind, rest = ("resident", "1 65 00000000000000aa") if is_exact else ("claim", "bench.0-1")
+        base, template = k.anchor.removesuffix("-"), f"{INCARNATION} {kind} gpu {TOKENS_PER_KEY} 0 %s {rest}"
         for number, name in enumerate(self._names):
             for first in range(0, self._keys_each, _AT_ONCE):
                 at_once = min(_AT_ONCE, self._keys_each - first)
@@ -127,7 +129,7 @@ class Stage:
     async def tick(self) -> None:
         if self._case == "repair":
             await self._pool.beat()
-            await self.worker._repair.repair()
+            await self._repair.repair()
         else:
             await self.worker.tick()
 
@@ -164,7 +166,7 @@ async def measure(url: str, case: str, replicas: int, keys: int, seconds: float)
         while time.monotonic() < until_s:
             await stage.attend()
             await stage.tick()
-            if getattr(stage.worker, "is_idle", False):
+            if stage.worker.is_idle:
                 break
     wanted = {"trim": replicas * keys // 2, "sweep": 0, "restart": 0}.get(case, -1)
     await stage.make_due()

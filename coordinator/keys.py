@@ -129,6 +129,10 @@ class PoolKeys:
     def tiers(self) -> str:
         return f"{self._base}:tiers"
 
+    @cached_property
+    def forgotten(self) -> str:
+        return f"{self._base}:forgotten"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.chores.applier import Appliers
-from coordinator.chores.worker import forget, rewind, sweep, trim
+from coordinator.chores.held_keys import forget, rewind, sweep, trim
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
@@ -30,7 +30,7 @@ COMMANDS = (
     *("ping", "eval", "evalsha", "script|load", "time"),
     *("exists", "get", "mget", "strlen", "set", "del", "unlink", "incr", "expire"),
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
-    *("zadd", "zrem", "zcard", "zscore", "zrange", "zrangebyscore"),
+    *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
     *("sadd", "smembers", "rpush", "lrange", "ltrim", "xadd", "xread", "xdel"),
 )
 WATCHES = (
@@ -75,7 +75,7 @@ async def live_a_little(pool: Pool) -> None:
         for record in fleet.replicas.values():
             await trim(pool, record, fleet)
             await pool.read("ZADD", pool.keys.held(record.replica), fleet.now_ms + 60_000, chain(1)[0])
-            assert await rewind(pool, record, fleet.now_ms) == 1
+            assert await rewind(pool, record.replica) == 1
     pool.change_state("r1", "life1", "ready", "hung")
     write_progress(pool, {"r0": 1})
     assert await read_progress(pool, "r0") == f"{pool.gateway} 1".encode()

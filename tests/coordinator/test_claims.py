@@ -15,6 +15,7 @@ from tests.coordinator.stage import (
     chain,
     chain_of,
     drained,
+    drop,
     dump,
     now_ms,
     numbers,
@@ -273,6 +274,5 @@ async def test_an_incarnation_that_comes_back_counts_only_what_it_used_since(poo
     assert (touched.matched_keys, touched.touch) == (2, True)
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
     pool.hold("r0", [*chain("a", 1), *chain("b", 1)])
-    dropped = await pool.drop("r0", await now_ms(client) + 10_000, [*chain("a", 1), *chain("b", 1)])
-    assert dropped == 4
+    assert await drop(pool, client, "r0", [*chain("a", 1), *chain("b", 1)]) == 4
     assert await numbers(client, KEYS.owned_tokens) == {}

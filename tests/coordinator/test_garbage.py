@@ -38,7 +38,7 @@ VALUES = (
 PROMPT = chain("garbage", 1, 2, 3)
 HASHES = {
     **dict.fromkeys(("replicas", "breakers", "active", "backlog_tokens", "owned_tokens", "agents", "engines"), "r0"),
-    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable"), "r0"),
+    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten"), "r0"),
     "gateways": "gw0",
     "leases": "worker",
     "flight:gw0": "a",
@@ -261,7 +261,7 @@ async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(clu
 async def test_owned_tokens_that_change_while_they_are_summed_are_right(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drop follows each of the first five pieces of the sum. The sum may have passed the dropped key or not."""
+    """A withdrawal follows each of the first five pieces of the sum, which may have passed the key or not."""
     monkeypatch.setattr(repair, "_PIECE", 2)
     pool, run, changes = cluster.pool, cluster.pool.run, 5
     await place(pool, "more", chain("more", *range(9)), pinned="r1")
@@ -274,7 +274,7 @@ async def test_owned_tokens_that_change_while_they_are_summed_are_right(
         if name == "recount" and changes:
             changes -= 1
             lost = chain("more", *range(9))[changes]
-            pool.tell("drop", replica="r1", before_ms=10**15, keys=[lost])
+            pool.tell("withdraw", replica="r1", reservation="more", keys=[lost])
         return reply
 
     monkeypatch.setattr(pool, "run", changing)

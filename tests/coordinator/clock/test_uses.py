@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
+from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget, rewind, trim
+from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.clock.stage import HOUR_MS, Clock
@@ -33,7 +34,7 @@ async def held(client: redis.Redis, name: str = "r0") -> list[str]:
 async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
     pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.chores.worker._BATCH", 4)
+    monkeypatch.setattr("coordinator.chores.held_keys._PIECE", 4)
     for number in range(5):
         await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
         await drained(pool)
@@ -42,9 +43,8 @@ async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_orde
     await clock.step(-HOUR_MS)
     await place(pool, "new", chain("new"), pinned="r0")
     await drained(pool)
-    fleet = await pool.beat()
-    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 10
-    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 0
+    assert await rewind(pool, "r0") == 10
+    assert await rewind(pool, "r0") == 0
     assert [key for key in await held(client) if key in before] == before
     now = await clock.now_ms()
     for key in before:
