@@ -80,10 +80,11 @@ local function record_of(pattern)
   end
 end
 
--- The next records of a hash: flat pairs, and the offset behind them (0: these were the last).
-local function piece_of(key, from)
+-- The next records of a hash: flat pairs, and the offset behind them (0: these were the last). `weight`: how many
+-- records of other hashes one of these costs.
+local function piece_of(key, from, weight)
   local names = redis.pcall('HKEYS', key)
-  local last = math.min(#names, from + at_most)
+  local last = math.min(#names, from + math.ceil(at_most / (weight or 1)))
   local pairs_found = {}
   if from < last then
     local values = redis.call('HMGET', key, unpack(names, from + 1, last))
@@ -132,31 +133,29 @@ local is_lease, is_time = record_of('^%S+ (%d+)'), record_of('^(%d+)')
 local is_replica = record_of('^%S+ %l+ (%d+) (%d+) (%d+) %S')
 local must_know = false
 PARTS[1] = function(from)
-  if not has_known then
-    local flat = piece_of(replicas_key, from)
-    must_know = type(redis.pcall('HLEN', replicas_key)) ~= 'number'
-    for i = 1, #flat, 2 do
-      must_know = must_know or string.find(flat[i], '[^\32-\126]') ~= nil or not is_replica(flat[i + 1])
+  if has_known then
+    local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
+    local changed, checked, behind =
+      tidy(replicas_key, 'replicas', from, is_replica, function(replica) return last_known[replica] end)
+    must_sum_load = must_sum_load or changed
+    if not had_replicas then
+      for replica, record in pairs(last_known) do
+        redis.call('HSET', replicas_key, replica, record)
+      end
     end
-    if must_know then
-      return at_most, from
-    end
+    return checked, behind
   end
-  local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
-  local changed, checked, behind =
-    tidy(replicas_key, 'replicas', from, is_replica, function(replica) return last_known[replica] end)
-  must_sum_load = must_sum_load or changed
-  if not had_replicas then
-    for replica, record in pairs(last_known) do
-      redis.call('HSET', replicas_key, replica, record)
-    end
+  local flat, behind = piece_of(replicas_key, from, 2)
+  must_know = type(redis.pcall('HLEN', replicas_key)) ~= 'number'
+  for i = 1, #flat, 2 do
+    must_know = must_know or string.find(flat[i], '[^\32-\126]') ~= nil or not is_replica(flat[i + 1])
   end
-  return checked, behind
+  return #flat, behind
 end
 
--- The keys that a replica has of its own, and how far its stream has come.
+-- The keys that a replica has of its own.
 PARTS[2] = function(from)
-  local flat, behind = piece_of(replicas_key, from)
+  local flat, behind = piece_of(replicas_key, from, 4)
   for i = 1, #flat, 2 do
     local replica = flat[i]
     if was_foreign(base .. 'held:' .. replica, 'zset', 'held', replica) then
@@ -165,7 +164,7 @@ PARTS[2] = function(from)
     was_foreign(base .. 'events:' .. replica, 'stream', 'events', replica)
     was_foreign(base .. 'measured:' .. replica, 'list', 'measured', replica)
   end
-  return #flat * 2, behind -- each costs as much as four records
+  return #flat * 2, behind
 end
 
 local SINGLE_HASHES = { 'reaped', 'progress' }
@@ -219,7 +218,7 @@ PARTS[#PARTS + 1] = function(from)
       ask_again(replica)
     end
   end
-  local flat, behind = piece_of(cursors_key, from)
+  local flat, behind = piece_of(cursors_key, from, 2)
   for i = 1, #flat, 2 do
     local _, _, is_lost = cursor_of(cursors_key, flat[i])
     if is_lost then
@@ -232,7 +231,7 @@ PARTS[#PARTS + 1] = function(from)
   return #flat, behind
 end
 PARTS[#PARTS + 1] = function(from)
-  local flat, behind = piece_of(replicas_key, from)
+  local flat, behind = piece_of(replicas_key, from, 3)
   for i = 1, #flat, 2 do
     local floor = string.match(flat[i + 1], '^%S+ %S+ %d+ %d+ (%d+)')
     entries_of(entries_key, flat[i], base .. 'events:' .. flat[i], cursors_key, floor)

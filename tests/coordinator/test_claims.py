@@ -90,6 +90,20 @@ async def test_what_was_written_down_two_turns_ago_is_forgotten(pool: Pool, clie
     assert (await chain_of(client, f"tip{now}"), await chain_of(client, f"tip{1 - now}")) == (None, "old")
 
 
+async def test_chains_that_come_fast_take_shorter_turns_and_the_oldest_go(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for number in range(5):
+        await place(pool, f"id{number}", chain(number))
+        there = [await chain_of(client, chain(each)[0]) is not None for each in range(number + 1)]
+        assert there == [each >= number - 1 for each in range(number + 1)]
+        newest_first = await read_chains(pool.read, KEYS, [chain(number)[0]])
+        assert newest_first[0] is not None
+        turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
+        for slot in (0, 1):
+            assert int(await client.hget(KEYS.bound_slot(slot), "@") or 0) <= turn + 1, "the clock did not go back"
+            await client.hset(KEYS.bound_slot(slot), "@bytes", 128 * 1024 * 1024)
+
+
 async def test_what_was_written_down_last_is_what_is_read(pool: Pool, client: redis.Redis) -> None:
     await client.hset(KEYS.bound_slot(0), mapping={"@": 8, "both": "new", "one": "old"})
     await client.hset(KEYS.bound_slot(1), mapping={"@": 7, "both": "old", "other": "old"})
