@@ -66,13 +66,16 @@ class ChoreQueue:
         return asyncio.get_running_loop().time() - min(self._since_s.values()) if self._since_s else 0.0
 
     async def work(self, until_s: float) -> None:
-        """Do pieces until nothing is due, or until this time (loop time); the next call continues. Raises
-        StoreError."""
+        """Do pieces until nothing is due, or until this time (loop time), at least once; the next call continues.
+        Raises StoreError."""
         loop = asyncio.get_running_loop()
-        while self._since_s and (begun_s := loop.time()) < until_s:
+        while self._since_s:
+            begun_s = loop.time()
             await self._do_pieces(self._next())
             rest_s = min(_MAX_REST_S, REST_PER_WORK * (loop.time() - begun_s))
-            await asyncio.sleep(max(0.0, min(rest_s, until_s - loop.time())))
+            if loop.time() + rest_s >= until_s:
+                return
+            await asyncio.sleep(rest_s)
 
     def _next(self) -> list[tuple[deque[Chore], Chore]]:
         """The chores whose turn it is. A line with few chores leaves its share to the other."""
