@@ -24,6 +24,11 @@ _MAX_REST_S = 0.1
 _AT_ONCE = 4
 
 
+async def rest_after(begun_s: float, rest_per_work: float = REST_PER_WORK) -> None:
+    """Leave Redis to others, after work that began at this time (loop time)."""
+    await asyncio.sleep(min(_MAX_REST_S, rest_per_work * (asyncio.get_running_loop().time() - begun_s)))
+
+
 class Chore(Protocol):
     """Work on one replica's keys. It takes any number of pieces."""
 

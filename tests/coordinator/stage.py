@@ -52,7 +52,10 @@ async def running(store: Store) -> AsyncIterator[Store]:
 async def beaten(pool: Pool) -> PoolState:
     """Sends a heartbeat and reaps the gateways that it names."""
     fleet = await pool.beat()
-    await Reaper(pool).reap(fleet)
+    reaper = Reaper(pool)
+    await reaper.give_back(fleet.expired_gateways)
+    if fleet.worker == pool.gateway:
+        await reaper.handle_claims()
     return fleet
 
 

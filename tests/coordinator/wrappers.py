@@ -16,7 +16,7 @@ from coordinator.keys import PoolKeys
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
-from coordinator.registry import PoolState, ReplicaRecord
+from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.watch.watch_session import WatchSession, WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -24,7 +24,6 @@ from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
-_EXPIRED = PoolState(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
@@ -92,7 +91,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.attach(wire, allow_oom=True)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
     pool.reassert()
-    await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), look_at(pool, ["r0", "r1"]))
+    await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
+    await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     swept = HeldKeys(pool, "r0", left=43, claims_before_ms=44, down_to_ms=45)
     await _begun(forget(pool, record), rewind(pool, "r0"), forget_older(pool, "r0", 41), swept.do_piece())
