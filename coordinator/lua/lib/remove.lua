@@ -18,22 +18,26 @@ local function remove_keys(keys, goes)
   end
   check_hashes(owned_tokens_key)
   redis.call('ZCARD', held_key)
-  local removed, freed_tokens, unreadable = {}, 0, 0
+  local removed, records, unreadable = {}, {}, 0
   for i = 1, #keys do
     local key = keys[i]
-    if #key ~= 32 or string.find(key, '[^0-9a-f]') then
-      removed[#removed + 1] = key
-      unreadable = unreadable + 1
-    else
-      local record = field_of(own_base .. key, replica)
-      if goes(record, i) then
-        if record then
-          redis.call('HDEL', own_base .. key, replica)
-          freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
-        end
-        removed[#removed + 1] = key
+    local is_key = #key == 32 and not string.find(key, '[^0-9a-f]')
+    local record = is_key and redis.pcall('HGET', own_base .. key, replica)
+    if type(record) == 'table' then -- an error
+      if not string.find(record.err, 'WRONGTYPE') then
+        error(record.err) -- the key has moved to another node of a cluster: nothing is removed yet
       end
+      record = false
     end
+    if not is_key or goes(record, i) then
+      removed[#removed + 1], records[key] = key, record or nil
+      unreadable = unreadable + (is_key and 0 or 1)
+    end
+  end
+  local freed_tokens = 0
+  for key, record in pairs(records) do
+    redis.call('HDEL', own_base .. key, replica)
+    freed_tokens = freed_tokens + counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
   end
   for first = 1, #removed, REMOVED_AT_ONCE do
     redis.call('ZREM', held_key, unpack(removed, first, math.min(#removed, first + REMOVED_AT_ONCE - 1)))
