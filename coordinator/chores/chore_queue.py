@@ -19,7 +19,7 @@ from coordinator.errors import StoreRefused
 _log = structlog.get_logger("kvgate.chores")
 
 REST_PER_WORK = 5.0
-_MAX_REST_S = 0.1
+_MAX_REST_S = 0.03
 """So that chores go on while Redis or this gateway is very busy."""
 _AT_ONCE = 4
 
