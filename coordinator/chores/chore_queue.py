@@ -24,9 +24,13 @@ _MAX_REST_S = 0.03
 _AT_ONCE = 4
 
 
-async def rest_after(begun_s: float, rest_per_work: float = REST_PER_WORK) -> None:
+async def rest_after(begun_s: float) -> None:
     """Leave Redis to others, after work that began at this time (loop time)."""
-    await asyncio.sleep(min(_MAX_REST_S, rest_per_work * (asyncio.get_running_loop().time() - begun_s)))
+    await asyncio.sleep(_rest_s(begun_s))
+
+
+def _rest_s(begun_s: float) -> float:
+    return min(_MAX_REST_S, REST_PER_WORK * (asyncio.get_running_loop().time() - begun_s))
 
 
 class Chore(Protocol):
@@ -77,7 +81,7 @@ class ChoreQueue:
         while self._since_s:
             begun_s = loop.time()
             await self._do_pieces(self._next())
-            rest_s = min(_MAX_REST_S, REST_PER_WORK * (loop.time() - begun_s))
+            rest_s = _rest_s(begun_s)
             if loop.time() + rest_s >= until_s:
                 return
             await asyncio.sleep(rest_s)

@@ -22,12 +22,11 @@ from coordinator.registry import PoolState
 
 _log = structlog.get_logger("kvgate.reaper")
 
-_GIVEN_BACK_AT_ONCE = 256
+_GIVEN_BACK_AT_ONCE = 128
+"""A ms or two. There is no rest between the calls, because load has to be free within seconds."""
 _HANDLED_AT_ONCE = 16
 _KEYS_AT_ONCE = 256
 """One or two ms of Redis' time, for which placements on the same connection wait."""
-_REST_PER_GIVEN_BACK = 1.0
-"""Load is given back in at most half of Redis' time, because it has to be free within seconds."""
 
 
 class _Reaped(NamedTuple):
@@ -75,13 +74,9 @@ class Reaper:
 
     async def give_back(self, gateways: Sequence[str]) -> None:
         """Give back what these gateways had reserved, unless they live again. Raises StoreError."""
-        loop = asyncio.get_running_loop()
         for gateway in gateways:
-            left = 1
-            while left:
-                begun_s = loop.time()
-                left = await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE)
-                await rest_after(begun_s, _REST_PER_GIVEN_BACK)
+            while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
+                pass
 
     async def handle_claims(self) -> None:
         """Handle the claims of all reservations that were given back. Raises StoreError."""
