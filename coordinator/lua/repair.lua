@@ -110,7 +110,7 @@ local function tidy(key, kind, from, is_readable, instead)
         redis.call('HSET', key, field, other)
       else
         redis.call('HDEL', key, field)
-        behind = behind > 0 and behind - 1 or 0
+        behind = behind > 0 and math.max(1, behind - 1) or 0
       end
       changed = true
     end
@@ -224,7 +224,7 @@ PARTS[#PARTS + 1] = function(from)
     if is_lost then
       note('cursors', flat[i], 1)
       redis.call('HDEL', cursors_key, flat[i])
-      behind = behind > 0 and behind - 1 or 0
+      behind = behind > 0 and math.max(1, behind - 1) or 0
       ask_again(flat[i])
     end
   end

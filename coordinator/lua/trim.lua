@@ -1,5 +1,5 @@
 -- Drops the keys that a replica used least recently: those last used before a time, those for which its cache has no
--- room, and all if the replica is not registered any more. One call drops a piece of them. The script makes the names
+-- room, and all if the replica was forgotten. One call drops a piece of them. The script makes the names
 -- of own:<key> from its KEYS.
 --
 -- KEYS
@@ -18,13 +18,14 @@
 check_hashes(replicas_key, forgotten_key)
 local record = redis.call('HGET', replicas_key, replica)
 local count, excess = redis.call('ZCARD', held_key), 0
-if not record then
+local is_forgotten = redis.call('HGET', forgotten_key, replica)
+if not record and not is_forgotten then
+  return 0 -- somebody deleted the record: gateways that know it write it again
+elseif not record then
   before_ms = math.huge
-  if count <= at_most then -- this call drops the last of them
-    redis.call('HDEL', forgotten_key, replica)
-  end
-else
-  redis.call('HDEL', forgotten_key, replica) -- it is registered again
+end
+if is_forgotten and (record or count <= at_most) then -- it is registered again, or this call drops the last keys
+  redis.call('HDEL', forgotten_key, replica)
 end
 if record and to_capacity then
   -- About how many keys the cache has no room for, by their mean size.

@@ -251,6 +251,21 @@ async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluste
     await mended(cluster)
 
 
+async def test_in_a_large_pool_garbage_is_mended_piece_by_piece(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_CHECKED_AT_ONCE", 1)
+    for key, field in HASHES.items():
+        await cluster.client.hset(BASE + key, field, "nan")
+    for key in ("active", "cursors"):
+        await cluster.client.hset(BASE + key, mapping={f"x{number}": "nan" for number in range(20)})
+    for _ in range(40):
+        await cluster.chores.tick()
+    await mended(cluster)
+    for key in ("active", "cursors"):
+        assert await cluster.client.hlen(BASE + key) <= 2
+
+
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
     await cluster.client.hset(KEYS.active, "r0", 7)
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
