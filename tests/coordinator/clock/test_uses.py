@@ -158,6 +158,40 @@ async def test_chains_are_kept_for_their_agents_when_turns_go_back(
     assert await chain_of(client, chain(1)[0]) is None, "they are not kept for ever"
 
 
+OLDER_WRITE_DOWN = """
+local turn = string.format('%d', math.floor(ARGV[1] / ARGV[2]))
+local slot = KEYS[1] .. ':' .. turn % 2
+local stands = redis.call('HGET', slot, '@')
+if stands ~= turn then
+  if tonumber(stands or 0) < tonumber(turn) then
+    redis.call('UNLINK', slot)
+  end
+  redis.call('HSET', slot, '@', turn)
+end
+redis.call('HSET', slot, ARGV[3], 'chain')
+"""
+"""How gateways of an older version write chains down. They share the records during an upgrade."""
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_gateways_of_two_versions_keep_chains_for_a_turn(
+    pool: Pool, client: redis.Redis, clock: Clock, is_full: bool
+) -> None:
+    ttl_ms, placed = PolicyKnobs().bind_ttl_ms, list[str]()
+    for number in range(8):
+        written = [chain(number)[0], f"older{number}"]
+        for tip in written if number % 3 else reversed(written):
+            if tip.startswith("older"):
+                await client.eval(OLDER_WRITE_DOWN, 1, KEYS.bound, await clock.now_ms(), ttl_ms, tip)
+            else:
+                await place(pool, f"id{number}", chain(number))
+        placed += written
+        assert all([await chain_of(client, tip) for tip in placed[-2 if is_full else -4 :]]), number
+        await clock.step(ttl_ms)
+        if is_full:
+            await client.hset(KEYS.bound_slot(number % 2), "@bytes", 10**9)
+
+
 async def test_reused_blocks_are_asked_for_though_they_were_last_asked_for_in_the_future(
     pool: Pool, client: redis.Redis, clock: Clock
 ) -> None:
