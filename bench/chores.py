@@ -23,7 +23,7 @@ from rich.console import Console
 
 from bench import record, tables
 from bench.embedded import CAPACITY_TOKENS, INCARNATION, connect, embedded_redis, info, open_pool, redis_version, usage
-from bench.options import count, positive
+from bench.options import count, names, positive
 from coordinator.chores.repair import Repair
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
@@ -212,7 +212,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", type=count, default=200, help="(default: %(default)s)")
     parser.add_argument("--keys", type=count, default=5000, help="of each replica (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=10.0, help="limit of a case (default: %(default)s)")
-    parser.add_argument("--cases", default=",".join(CASES), help="(default: %(default)s)")
+    parser.add_argument("--cases", type=names(CASES), default=list(CASES), help="(default: all)")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     return parser.parse_args()
 
@@ -220,7 +220,7 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     record.begin()
     options, rows = _options(), list[Row]()
-    for case in options.cases.split(","):
+    for case in options.cases:
         with embedded_redis() as url:
             rows.append(uvloop.run(measure(url, case, options.replicas, options.keys, options.seconds)))
     title = f"Chores over {options.replicas} replicas with {options.keys} keys each"

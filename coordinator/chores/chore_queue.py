@@ -96,6 +96,7 @@ class ChoreQueue:
 
     async def _do_pieces(self, chores: list[tuple[deque[Chore], Chore]]) -> None:
         outcomes = await asyncio.gather(*(chore.do_piece() for _, chore in chores), return_exceptions=True)
+        failure: BaseException | None = None
         for (line, chore), outcome in zip(chores, outcomes, strict=True):
             if outcome is False:
                 line.append(chore)
@@ -104,4 +105,6 @@ class ChoreQueue:
             if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
                 _log.info("a chore was refused", pool=self._pool, chore=chore.name, reason=str(outcome))
             elif isinstance(outcome, BaseException):
-                raise outcome
+                failure = outcome
+        if failure is not None:
+            raise failure

@@ -68,8 +68,12 @@ async def test_a_chore_that_redis_refuses_keeps_no_other_from_its_turn() -> None
     assert done == ["a"] * 3
     assert "refused" not in queue
     queue.add(Pieces("lost", 1, done, StoreDown("away")), is_urgent=True)
+    queue.add(Pieces("b", 3, done), is_urgent=True)
     with pytest.raises(StoreDown):
         await queue.work(until(60))
+    await queue.work(until(60))
+    assert done == ["a"] * 3 + ["b"] * 3
+    assert not queue
 
 
 async def test_chores_rest_for_longer_than_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
