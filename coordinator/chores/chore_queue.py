@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -43,42 +43,53 @@ class Chore(Protocol):
         """Do one piece; returns whether the chore is done. Raises StoreError."""
 
 
+class _Entry(NamedTuple):
+    chore: Chore
+    is_urgent: bool
+    since_s: float
+    """When it became due (loop time)."""
+
+
 class ChoreQueue:
     """Chores in two lines, urgent and routine. If both have chores, pieces come from them by turns. Within a line each
     chore has one piece done in its turn and then goes to the end, so no chore waits for a long one to end."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._lines: tuple[deque[Chore], deque[Chore]] = deque(), deque()
-        self._since_s: dict[str, float] = {}
-        """When each chore became due, by name (loop time)."""
+        self._due: dict[str, _Entry] = {}
+        self._urgent: deque[Chore] = deque()
+        self._routine: deque[Chore] = deque()
 
     def __len__(self) -> int:
-        return len(self._since_s)
+        return len(self._due)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._since_s
+        return name in self._due
 
     def add(self, chore: Chore, is_urgent: bool) -> None:
-        """The caller has asked whether a chore of this name is in the queue."""
-        self._since_s[chore.name] = asyncio.get_running_loop().time()
-        self._lines[0 if is_urgent else 1].append(chore)
+        """A chore of this name that is in the queue stays, unless it is routine and this one is urgent."""
+        before = self._due.get(chore.name)
+        if before is None or (is_urgent and not before.is_urgent):
+            if before is not None:
+                self._routine.remove(before.chore)
+            self._due[chore.name] = _Entry(chore, is_urgent, asyncio.get_running_loop().time())
+            (self._urgent if is_urgent else self._routine).append(chore)
 
     def clear(self) -> None:
         """Another gateway does the chores now."""
-        self._since_s.clear()
-        for line in self._lines:
-            line.clear()
+        for chores in (self._due, self._urgent, self._routine):
+            chores.clear()
 
     def lag_s(self) -> float:
         """For how long the oldest chore has been due; 0 if there is none."""
-        return asyncio.get_running_loop().time() - min(self._since_s.values()) if self._since_s else 0.0
+        oldest_s = min((entry.since_s for entry in self._due.values()), default=None)
+        return 0.0 if oldest_s is None else asyncio.get_running_loop().time() - oldest_s
 
     async def work(self, until_s: float) -> None:
         """Do pieces until nothing is due, or until this time (loop time), at least once; the next call continues.
         Raises StoreError."""
         loop = asyncio.get_running_loop()
-        while self._since_s:
+        while self._due:
             begun_s = loop.time()
             await self._do_pieces(self._next())
             rest_s = _rest_s(begun_s)
@@ -86,22 +97,20 @@ class ChoreQueue:
                 return
             await asyncio.sleep(rest_s)
 
-    def _next(self) -> list[tuple[deque[Chore], Chore]]:
+    def _next(self) -> list[Chore]:
         """The chores whose turn it is. A line with few chores leaves its share to the other."""
-        urgent, routine = self._lines
-        urgents = min(len(urgent), max(_AT_ONCE // 2, _AT_ONCE - len(routine)))
-        routines = min(len(routine), _AT_ONCE - urgents)
-        turn = [(urgent, urgent.popleft()) for _ in range(urgents)]
-        return turn + [(routine, routine.popleft()) for _ in range(routines)]
+        urgents = min(len(self._urgent), max(_AT_ONCE // 2, _AT_ONCE - len(self._routine)))
+        routines = min(len(self._routine), _AT_ONCE - urgents)
+        return [self._urgent.popleft() for _ in range(urgents)] + [self._routine.popleft() for _ in range(routines)]
 
-    async def _do_pieces(self, chores: list[tuple[deque[Chore], Chore]]) -> None:
-        outcomes = await asyncio.gather(*(chore.do_piece() for _, chore in chores), return_exceptions=True)
+    async def _do_pieces(self, chores: list[Chore]) -> None:
+        outcomes = await asyncio.gather(*(chore.do_piece() for chore in chores), return_exceptions=True)
         failure: BaseException | None = None
-        for (line, chore), outcome in zip(chores, outcomes, strict=True):
+        for chore, outcome in zip(chores, outcomes, strict=True):
             if outcome is False:
-                line.append(chore)
+                (self._urgent if self._due[chore.name].is_urgent else self._routine).append(chore)
                 continue
-            del self._since_s[chore.name]
+            del self._due[chore.name]
             if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
                 _log.info("a chore was refused", pool=self._pool, chore=chore.name, reason=str(outcome))
             elif isinstance(outcome, BaseException):

@@ -61,7 +61,7 @@ class Pass:
     """When the last pass over all keys began."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HeldKeys:
     """What is due on one replica's keys: a chore. `left` and `down_to_ms` are those of sweep.lua."""
 

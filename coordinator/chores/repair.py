@@ -42,7 +42,7 @@ _MAX_TOLD = 1024
 _KEY = re.compile(rb"[0-9a-f]{32}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Recount:
     """Sums one replica's owned_tokens again, and compares the sum with its keys AGAIN_MS later: a chore, twice."""
 

@@ -84,8 +84,7 @@ class Worker:
     async def _look(self, state: PoolState) -> None:
         """Find out what is due, for the replicas whose turn it is, and put it into the queue."""
         for recount in self._repair.due_recounts(state):
-            if recount.name not in self._queue:
-                self._queue.add(recount, is_urgent=False)
+            self._queue.add(recount, is_urgent=False)
         turn = self._turn(state)
         for first in range(0, len(turn), _LOOKS_AT_ONCE):
             names = turn[first : first + _LOOKS_AT_ONCE]
@@ -97,12 +96,10 @@ class Worker:
             self._take(HeldKeys(self._pool, name, trims=True, before_ms=record.since_ms if record else 0), None)
 
     def _take(self, chore: HeldKeys, sweep: Pass | None) -> None:
-        if chore.name in self._queue:
-            return
         if chore.is_due:
             chore.when_done = lambda: self._passed(chore.replica, sweep)
             self._queue.add(chore, chore.is_urgent)
-        else:
+        elif chore.name not in self._queue:
             self._passed(chore.replica, sweep)
 
     def _passed(self, replica: str, sweep: Pass | None) -> None:

@@ -50,6 +50,17 @@ async def test_a_short_chore_does_not_wait_for_long_ones_that_came_before_it() -
     assert queue.lag_s() == 0
 
 
+async def test_an_urgent_chore_takes_the_place_of_a_routine_one_and_of_no_other() -> None:
+    queue, done = ChoreQueue("m"), list[str]()
+    routine, urgent = Pieces("a", 9, done), Pieces("a", 3, done)
+    queue.add(routine, is_urgent=False)
+    queue.add(urgent, is_urgent=True)
+    queue.add(routine, is_urgent=False)
+    queue.add(Pieces("a", 9, done), is_urgent=True)
+    await queue.work(until(60))
+    assert done == ["a"] * 3
+
+
 async def test_a_round_that_is_cut_off_goes_on_with_the_next_chore() -> None:
     queue, done = ChoreQueue("m"), list[str]()
     for number in range(10):
