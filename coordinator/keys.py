@@ -144,6 +144,10 @@ class PoolKeys:
     def subset(self, digest: str) -> str:
         return f"{self._base}:subset:{digest}"
 
+    @cached_property
+    def forgotten(self) -> str:
+        return f"{self._base}:forgotten"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

@@ -2,18 +2,19 @@
 
 If a gateway's heartbeat names a dead gateway, it gives the dead gateway's load back at once (lua/reap.lua). Handling
 the claims of the dead gateway's requests takes longer: their reservations wait in `reaped` for the gateway that does
-the pool's chores. Each is removed when its claims are handled. So if the gateway that does the chores dies in the
-middle, the next one continues. Handling claims twice changes nothing.
+the pool's chores, which rests between them. Each is removed when its claims are handled. So if the gateway that does
+the chores dies in the middle, the next one continues. Handling claims twice changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import structlog
 
+from coordinator.chores.chore_queue import rest_after
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
@@ -21,10 +22,11 @@ from coordinator.registry import PoolState
 
 _log = structlog.get_logger("kvgate.reaper")
 
-_GIVEN_BACK_AT_ONCE = 256
+_GIVEN_BACK_AT_ONCE = 128
+"""A ms or two. There is no rest between the calls, because load has to be free within seconds."""
 _HANDLED_AT_ONCE = 16
 _KEYS_AT_ONCE = 256
-"""Two or three ms of Redis' time, for which placements on the same connection wait."""
+"""One or two ms of Redis' time, for which placements on the same connection wait."""
 
 
 class _Reaped(NamedTuple):
@@ -35,42 +37,55 @@ class _Reaped(NamedTuple):
 
 
 class Reaper:
-    """Reaps in one pool, in a task of its own."""
+    """Reaps in one pool, in two tasks of its own: load has to be free within seconds, and claims may take longer."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._named: frozenset[str] = frozenset()
+        """The dead gateways that the last heartbeat named."""
 
     def go_on(self, state: PoolState) -> None:
-        """Start to reap what a heartbeat named, unless reaping is under way."""
-        is_mine = state.reaped > 0 and state.worker == self._pool.gateway
-        if (state.expired_gateways or is_mine) and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run(state))
+        """Start to reap what a heartbeat named, unless that is under way. The gateway that does the chores reaps at
+        once. The others reap what is still named half a second later, because that gateway may be dead, too."""
+        is_worker, before = state.worker == self._pool.gateway, self._named
+        self._named = frozenset(state.expired_gateways)
+        if self._named if is_worker else self._named & before:
+            self._start("load", lambda: self.give_back(state.expired_gateways))
+        if is_worker and state.reaped > 0:
+            self._start("claims", self.handle_claims)
 
     def close(self) -> None:
         """The connection is gone: the next gateway that beats continues."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks.values():
+            task.cancel()
 
-    async def _run(self, state: PoolState) -> None:
+    def _start(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if what not in self._tasks or self._tasks[what].done():
+            self._tasks[what] = asyncio.get_running_loop().create_task(self._run(work))
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await self.reap(state)
+            await work()
         except StoreError as error:
             _log.info("reaping broke off", pool=self._pool.name, reason=str(error))
         except Exception as error:  # nobody awaits it
             _log.error("reaping failed", pool=self._pool.name, error=type(error).__name__)
 
-    async def reap(self, state: PoolState) -> None:
-        """Give back what the gateways that a heartbeat named had reserved. The gateway that does the pool's chores also
-        handles the claims of all reservations given back. Raises StoreError."""
-        k = self._pool.keys
-        for gateway in state.expired_gateways:
+    async def give_back(self, gateways: Sequence[str]) -> None:
+        """Give back what these gateways had reserved, unless they live again. Raises StoreError."""
+        for gateway in gateways:
             while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
                 pass
-        if state.worker == self._pool.gateway:
-            waiting = await self._pool.read("HKEYS", k.reaped)
-            for start in range(0, len(waiting), _HANDLED_AT_ONCE):
-                await self._handle_claims(waiting[start : start + _HANDLED_AT_ONCE])
+
+    async def handle_claims(self) -> None:
+        """Handle the claims of all reservations that were given back. Raises StoreError."""
+        loop = asyncio.get_running_loop()
+        waiting = await self._pool.read("HKEYS", self._pool.keys.reaped)
+        for start in range(0, len(waiting), _HANDLED_AT_ONCE):
+            begun_s = loop.time()
+            await self._handle_claims(waiting[start : start + _HANDLED_AT_ONCE])
+            await rest_after(begun_s)
 
     async def _handle_claims(self, reservations: Sequence[bytes]) -> None:
         """Handle the claims of these requests. If a replica's events tell what it computed, claims that are not

@@ -1,14 +1,14 @@
 """Repairs records in a pool's keys that cannot be read, and logs each once. The gateway that does the chores runs it.
 
-`repair` checks every key that a pool has once, with every heartbeat. This is cheap while all can be read; if not, it
-sums load again in one step (see lua/repair.lua). A replica's owned_tokens are the sum of thousands of keys, so they are
-summed in pieces (lua/recount.lua); a change between two pieces starts the sum again.
+`repair` checks records with every heartbeat, a bounded number of them: in a pool of up to 50 replicas or so all that
+there are, in a larger pool the next ones. Load is summed again in one step (see lua/repair.lua). A replica's
+owned_tokens are the sum of thousands of keys, so they are summed in pieces (lua/recount.lua); a change between two
+pieces starts the sum again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -20,31 +20,108 @@ _log = structlog.get_logger("kvgate.repair")
 
 KEYS = (
     *("replicas", "active", "backlog_tokens", "owned_tokens", "gateways", "breakers", "agents", "engines", "leases"),
-    *("asks", "reports", "entries", "cursors", "tiers", "turn", "unreadable", "reaped", "progress"),
+    *("asks", "reports", "entries", "cursors", "tiers", "turn", "unreadable", "reaped", "progress", "forgotten"),
     *("flight", "own", "held", "events", "measured", "bound"),
 )
 """The names under which unreadable records are counted."""
 CHECK_FLIGHT_EVERY_MS = 60_000
-"""How often everything in flight is checked; the sums are checked each time."""
+"""How often everything in flight is checked; the sums are checked in each round."""
 AGAIN_MS = 2_000
 """Keys are written into `held` a little later than their owner's record, so a sum may lack some keys. After this time
 the sum is compared with its keys, and computed again until both were equal once."""
-_PIECE = 512
+_CHECKED_AT_ONCE = 500
+"""Records that one call checks: half a ms of Redis' time."""
+_CALLS_PER_BEAT = 3
+_PIECE = 256
+_NAMES = 1000
+_OVERLAP = 100
+"""Names are read again, because the keys behind a removed one move up."""
 _STRICT_PASSES = 8
 """How often a sum is started again because it changed meanwhile; after that it is finished as it is."""
 _MAX_TOLD = 1024
 _KEY = re.compile(rb"[0-9a-f]{32}")
 
 
-@dataclass(slots=True)
-class _Recount:
-    """The sum of one replica's owned_tokens so far; it continues after a round that was cut off."""
+@dataclass(slots=True, eq=False)
+class Recount:
+    """Sums one replica's owned_tokens again, and compares the sum with its keys AGAIN_MS later: a chore, twice."""
 
+    pool: Pool
+    replica: str
     is_comparison: bool = False
+    is_over: bool = False
     due_ms: int = 0
     passes: int = 0
     keys: list[str] = field(default_factory=list)
+    names_read: int = 0
+    """-1: all are in `keys`."""
     sum_so_far: str = ""
+    name: str = field(init=False)
+    _summed: int = field(default=0, init=False)
+    """How many of the keys."""
+    _tokens: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"owned_tokens {self.replica}"
+
+    async def do_piece(self) -> bool:
+        """Read some names of keys, sum some keys, or compare some with the sum."""
+        if self.names_read >= 0:
+            await self._read_names()
+            return False
+        return await (self._compare_piece() if self.is_comparison else self._sum_piece())
+
+    async def _read_names(self) -> None:
+        first = max(0, self.names_read - _OVERLAP)
+        found = await self.pool.read("ZRANGE", self.pool.keys.held(self.replica), first, first + _NAMES - 1)
+        self.keys += [name.decode() for name in found if _KEY.fullmatch(name)]
+        self.names_read = first + _NAMES
+        if len(found) < _NAMES:
+            self.keys, self.names_read = list(dict.fromkeys(self.keys)), -1
+
+    async def _sum_piece(self) -> bool:
+        so_far = self.sum_so_far
+        if so_far and self.passes >= _STRICT_PASSES:
+            so_far = "-"
+        piece = self.keys[self._summed : self._summed + _PIECE]
+        total = int(await self.pool.run("recount", replica=self.replica, sum_so_far=so_far, keys=piece))
+        if total < 0:
+            self._start_again(self.passes + 1)
+            self.is_over = self.passes > 2 * _STRICT_PASSES  # its own record cannot be read: repair reports it
+            return self.is_over
+        self._summed += len(piece)
+        self.sum_so_far = str(total)
+        if self._summed < len(self.keys):
+            return False
+        self._start_again(0)
+        self.is_comparison = True
+        self.due_ms = (self.pool.state.now_ms if self.pool.state is not None else 0) + AGAIN_MS
+        return True
+
+    async def _compare_piece(self) -> bool:
+        """It also counts as right if it changes all the time."""
+        piece = self.keys[self._summed : self._summed + _PIECE]
+        told = await self.pool.run("recount", replica=self.replica, sum_so_far="?", keys=piece)
+        if not isinstance(told, list):
+            self.is_over = True  # its own record cannot be read: repair reports it
+            return True
+        tokens, stands = int(told[0]), readable(told[1] or b"")
+        if self._summed and stands != self.sum_so_far:
+            self._start_again(self.passes + 1)
+            self.is_over = self.passes >= _STRICT_PASSES
+            return self.is_over
+        self._summed, self._tokens, self.sum_so_far = self._summed + len(piece), self._tokens + tokens, stands
+        if self._summed < len(self.keys):
+            return False
+        self.is_over = stands == str(self._tokens)
+        if not self.is_over:
+            self._start_again(0)
+            self.is_comparison = False
+        return self.is_over
+
+    def _start_again(self, passes: int) -> None:
+        self.passes, self.sum_so_far = passes, ""
+        self.keys, self.names_read, self._summed, self._tokens = [], 0, 0, 0
 
 
 class Repair:
@@ -52,88 +129,53 @@ class Repair:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._recounts: dict[str, _Recount] = {}
+        self._recounts: dict[str, Recount] = {}
         self._told: set[tuple[str, str]] = set()
         self._flight_checked_ms = 0
+        self._part, self._offset = 1, 0
 
     async def repair(self) -> None:
-        """Repair what one step can repair, and note whose owned_tokens must be summed."""
+        """Check the next records, and repair what one step can repair. Each part of the records comes once at most."""
+        for _ in range(_CALLS_PER_BEAT):
+            if await self._repair_piece():
+                return
+
+    async def repair_all(self) -> None:
+        """Check all records."""
+        self._part, self._offset = 1, 0
+        while not await self._repair_piece():
+            pass
+
+    async def _repair_piece(self) -> bool:
+        """One call. Returns whether all records were checked once more."""
         state = self._pool.state
-        known = state.replicas.values() if state is not None else ()
-        check_flight = state is not None and state.now_ms >= self._flight_checked_ms + CHECK_FLIGHT_EVERY_MS
-        if state is not None and check_flight:
-            self._flight_checked_ms = state.now_ms
-        records = [(record.replica, record.text) for record in known]
-        found, replicas = await self._pool.run("repair", check_flight=check_flight, known=records)
+        now_ms = state.now_ms if state is not None else 0
+        check_flight = now_ms >= self._flight_checked_ms + CHECK_FLIGHT_EVERY_MS
+        place = {"part": self._part, "offset": self._offset, "at_most": _CHECKED_AT_ONCE, "check_flight": check_flight}
+        self._part, self._offset = 1, 0  # if the call is refused
+        found, replicas, part, offset = await self._pool.run("repair", **place, has_known=False, known=())
+        if part < 0:
+            known = [(one.replica, one.text) for one in state.replicas.values()] if state is not None else []
+            found, replicas, part, offset = await self._pool.run("repair", **place, has_known=True, known=known)
         for at in range(0, len(found), 3):
             self._tell(readable(found[at]), readable(found[at + 1]), int(found[at + 2]))
         for replica in map(readable, replicas):
             if replica not in self._recounts or self._recounts[replica].is_comparison:
-                self._recounts[replica] = _Recount()
+                self._recounts[replica] = Recount(self._pool, replica)
+        self._part, self._offset = part or 1, offset
+        if part == 0 and check_flight and now_ms:
+            self._flight_checked_ms = now_ms
+        return bool(part == 0)
 
-    async def recount(self, state: PoolState) -> None:
-        """Sum owned_tokens again for the replicas for which it is due."""
-        for replica, recount in list(self._recounts.items()):
-            if replica not in state.replicas:
-                del self._recounts[replica]
-            elif state.now_ms >= recount.due_ms:
-                if not recount.is_comparison:
-                    await self._sum(replica, recount)
-                    self._recounts[replica] = _Recount(is_comparison=True, due_ms=state.now_ms + AGAIN_MS)
-                elif await self._is_right(replica):
-                    del self._recounts[replica]
-                else:
-                    self._recounts[replica] = _Recount()
-
-    async def _sum(self, replica: str, recount: _Recount) -> None:
-        k = self._pool.keys
-        while True:
-            if not recount.sum_so_far:
-                recount.keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
-            piece = recount.keys[:_PIECE]
-            so_far = recount.sum_so_far
-            if so_far and recount.passes >= _STRICT_PASSES:
-                so_far = "-"
-            total = int(await self._pool.run("recount", replica=replica, sum_so_far=so_far, keys=piece))
-            if total < 0:
-                recount.passes, recount.sum_so_far = recount.passes + 1, ""
-                if recount.passes > 2 * _STRICT_PASSES:
-                    return  # its own record cannot be read: the next repair reports it
-                continue
-            del recount.keys[:_PIECE]
-            recount.sum_so_far = str(total)
-            if not recount.keys:
-                return
-
-    async def _is_right(self, replica: str) -> bool:
-        """Whether the sum is that of the replica's keys; also true if it changes all the time."""
-        k = self._pool.keys
-        for _ in range(_STRICT_PASSES):
-            keys = prefix_keys(self._pool, replica, await self._pool.read("ZRANGE", k.held(replica), 0, -1))
-            total, stood = 0, set()
-            for start in range(0, max(1, len(keys)), _PIECE):
-                piece = keys[start : start + _PIECE]
-                told = await self._pool.run("recount", replica=replica, sum_so_far="?", keys=piece)
-                if not isinstance(told, list):
-                    return True  # its own record cannot be read: the next repair reports it
-                total += int(told[0])
-                stood.add(told[1])
-            if len(stood) == 1:
-                return stood == {str(total).encode()}
-        return True
+    def due_recounts(self, state: PoolState) -> list[Recount]:
+        """The sums of owned_tokens that are to be made again, or compared with their keys, now."""
+        self._recounts = {
+            name: one for name, one in self._recounts.items() if not one.is_over and name in state.replicas
+        }
+        return [one for one in self._recounts.values() if state.now_ms >= one.due_ms]
 
     def _tell(self, key: str, name: str, times: int) -> None:
         self._pool.unreadable[key] += times
         if (key, name) not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add((key, name))
             _log.warning("could not be read", pool=self._pool.name, key=key, field=name[:64], times=times)
-
-
-def prefix_keys(pool: Pool, replica: str, members: Sequence[bytes]) -> list[str]:
-    """The members of `held` that are prefix keys; others are removed and counted."""
-    others = [member for member in members if not _KEY.fullmatch(member)]
-    if others:
-        pool.unreadable["held"] += len(others)
-        _log.warning("could not be read", pool=pool.name, key="held", field=replica, times=len(others))
-        pool.read("ZREM", pool.keys.held(replica), *others)
-    return [member.decode() for member in members if _KEY.fullmatch(member)]

@@ -3,8 +3,9 @@
 -- replica's record is written again as it was last read. An unreadable record that nobody knows is dropped. A key of
 -- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
 -- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
--- The script makes the names of reaped, progress, flight:<gateway>, bound:<slot>, held:<replica>, events:<replica> and
--- measured:<replica> from its KEYS.
+-- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
+-- The script makes the names of reaped, progress, forgotten, flight:<gateway>, bound:<slot>, held:<replica>,
+-- events:<replica> and measured:<replica> from its KEYS.
 --
 -- KEYS
 --   hash    replicas, active, backlog_tokens, owned_tokens, gateways, breakers, agents, engines, leases, asks, reports
@@ -12,10 +13,15 @@
 --   string  turn
 --   hash    unreadable
 -- ARGV
+--   number  part: of the records, 1 at first
+--   number  offset: how many records of this part were checked already
+--   number  at_most: about how many records to check
 --   flag    check_flight: look through what is in flight as well
+--   flag    has_known: whether the next argument is given
 --   text    known(replica, record)...: the replicas' records as they were last read
--- Returns {what could not be read (flat triples: key, field, how many), the replicas whose owned_tokens must be
--- summed}.
+-- Returns {what could not be read (flat triples: key, field, how many), the replicas whose owned_tokens must be summed,
+-- the part at which to go on (0: all was checked), the offset there}. The part is -1 if the call must be made again with
+-- `known`; then nothing was changed.
 
 -- include time
 -- include tables
@@ -24,8 +30,8 @@
 -- include entries
 
 local base = string.match(replicas_key, '^(.*:)[^:]+$')
-local found, must_sum_load = {}, check_flight
-local last_known = {}
+local found, must_sum_load = {}, false
+local replicas_to_sum, last_known = {}, {}
 for i = KNOWN_OFFSET + 1, #ARGV, KNOWN_SIZE do
   last_known[ARGV[i]] = ARGV[i + 1]
 end
@@ -74,10 +80,28 @@ local function record_of(pattern)
   end
 end
 
--- Takes out of a hash what does not pass the check, or puts there what `instead` returns. Returns whether anything was.
-local function tidy(key, kind, is_readable, instead)
-  local changed = was_foreign(key, 'hash', kind, '')
-  for field, text in pairs(pairs_of(key)) do
+-- The next records of a hash: flat pairs, and the offset behind them (0: these were the last). `weight`: how many
+-- records of other hashes one of these costs.
+local function piece_of(key, from, weight)
+  local names = redis.pcall('HKEYS', key)
+  local last = math.min(#names, from + math.ceil(at_most / (weight or 1)))
+  local pairs_found = {}
+  if from < last then
+    local values = redis.call('HMGET', key, unpack(names, from + 1, last))
+    for i = 1, #values do
+      pairs_found[2 * i - 1], pairs_found[2 * i] = names[from + i], values[i]
+    end
+  end
+  return pairs_found, last < #names and last or 0
+end
+
+-- Takes out of a hash what does not pass the check, or puts there what `instead` returns. Returns whether anything was,
+-- how many records were checked, and the offset behind them.
+local function tidy(key, kind, from, is_readable, instead)
+  local changed = from == 0 and was_foreign(key, 'hash', kind, '')
+  local flat, behind = piece_of(key, from)
+  for i = 1, #flat, 2 do
+    local field, text = flat[i], flat[i + 1]
     local is_name = not string.find(field, '[^\32-\126]')
     if not is_name or not is_readable(text, field) then
       note(kind, field, 1)
@@ -86,105 +110,167 @@ local function tidy(key, kind, is_readable, instead)
         redis.call('HSET', key, field, other)
       else
         redis.call('HDEL', key, field)
+        behind = behind > 0 and math.max(1, behind - 1) or 0
       end
       changed = true
     end
   end
-  return changed
+  return changed, #flat / 2, behind
 end
+
+local PARTS = {}
+
+local function add_part(key, kind, is_readable, instead)
+  PARTS[#PARTS + 1] = function(from)
+    local _, checked, behind = tidy(key, kind, from, is_readable, instead)
+    return checked, behind
+  end
+end
+
+local is_lease, is_time = record_of('^%S+ (%d+)'), record_of('^(%d+)')
 
 -- The replicas come first: other records are checked against them.
 local is_replica = record_of('^%S+ %l+ (%d+) (%d+) (%d+) %S')
-local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
-if tidy(replicas_key, 'replicas', is_replica, function(replica) return last_known[replica] end) then
-  must_sum_load = true
-  if not had_replicas then
-    for replica, record in pairs(last_known) do
-      redis.call('HSET', replicas_key, replica, record)
+local must_know = false
+PARTS[1] = function(from)
+  if has_known then
+    local had_replicas = type(redis.pcall('HLEN', replicas_key)) == 'number'
+    local changed, checked, behind =
+      tidy(replicas_key, 'replicas', from, is_replica, function(replica) return last_known[replica] end)
+    must_sum_load = must_sum_load or changed
+    if not had_replicas then
+      for replica, record in pairs(last_known) do
+        redis.call('HSET', replicas_key, replica, record)
+      end
     end
+    return checked, behind
   end
-end
-local replicas = pairs_of(replicas_key)
-for replica in pairs(replicas) do
-  if was_foreign(base .. 'held:' .. replica, 'zset', 'held', replica) then
-    ask_again(replica)
+  local flat, behind = piece_of(replicas_key, from, 2)
+  must_know = type(redis.pcall('HLEN', replicas_key)) ~= 'number'
+  for i = 1, #flat, 2 do
+    must_know = must_know or string.find(flat[i], '[^\32-\126]') ~= nil or not is_replica(flat[i + 1])
   end
-  was_foreign(base .. 'events:' .. replica, 'stream', 'events', replica)
-  was_foreign(base .. 'measured:' .. replica, 'list', 'measured', replica)
-end
-was_foreign(base .. 'reaped', 'hash', 'reaped', '')
-was_foreign(base .. 'progress', 'hash', 'progress', '')
-for slot = 0, 1 do
-  local key = base .. 'bound:' .. slot
-  if not was_foreign(key, 'hash', 'bound', tostring(slot)) and not is_number(redis.call('HGET', key, '@') or '0') then
-    redis.call('UNLINK', key)
-    note('bound', tostring(slot), 1)
-  end
+  return #flat, behind
 end
 
-tidy(breakers_key, 'breakers', record_of('^(%d+) (%d+) %d'))
-tidy(agents_key, 'agents', record_of('^%S+ %S+ (%d+) %S+ %d (%d+) %-?%d+'))
-tidy(engines_key, 'engines', function(text)
+-- The keys that a replica has of its own.
+PARTS[2] = function(from)
+  local flat, behind = piece_of(replicas_key, from, 4)
+  for i = 1, #flat, 2 do
+    local replica = flat[i]
+    if was_foreign(base .. 'held:' .. replica, 'zset', 'held', replica) then
+      ask_again(replica)
+    end
+    was_foreign(base .. 'events:' .. replica, 'stream', 'events', replica)
+    was_foreign(base .. 'measured:' .. replica, 'list', 'measured', replica)
+  end
+  return #flat * 2, behind
+end
+
+local SINGLE_HASHES = { 'reaped', 'progress' }
+PARTS[3] = function()
+  for i = 1, #SINGLE_HASHES do
+    was_foreign(base .. SINGLE_HASHES[i], 'hash', SINGLE_HASHES[i], '')
+  end
+  for slot = 0, 1 do
+    local key = base .. 'bound:' .. slot
+    if not was_foreign(key, 'hash', 'bound', tostring(slot)) then
+      local told = redis.call('HMGET', key, '@', '@bytes')
+      if not is_number(told[1] or '0') or not is_number(told[2] or '0') then
+        redis.call('UNLINK', key)
+        note('bound', tostring(slot), 1)
+      end
+    end
+  end
+  if not was_foreign(turn_key, 'string', 'turn', '') and not is_number(redis.call('GET', turn_key) or '0') then
+    redis.call('UNLINK', turn_key)
+    note('turn', '', 1)
+  end
+  return 8, 0
+end
+
+add_part(breakers_key, 'breakers', record_of('^(%d+) (%d+) %d'))
+add_part(agents_key, 'agents', record_of('^%S+ %S+ (%d+) %S+ %d (%d+) %-?%d+'))
+add_part(engines_key, 'engines', function(text)
   local is_json, figures = pcall(cjson.decode, text)
   return is_json and type(figures) == 'table'
 end)
-local is_lease, is_time = record_of('^%S+ (%d+)'), record_of('^(%d+)')
-tidy(leases_key, 'leases', function(text, field)
+add_part(leases_key, 'leases', function(text, field)
   if field == 'worker' or string.find(field, '^events:') then
     return is_lease(text)
   end
   return is_time(text) or not (field == 'tick' or string.find(field, '^applier:'))
 end)
-tidy(asks_key, 'asks', function(text) return string.find(text, '^%l+$') end)
-tidy(reports_key, 'reports', is_time)
-tidy(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+ [%d.e?-]+$') end)
+add_part(asks_key, 'asks', function(text) return string.find(text, '^%l+$') end)
+add_part(reports_key, 'reports', is_time)
+add_part(base .. 'forgotten', 'forgotten', is_time)
+add_part(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+ [%d.e?-]+$') end)
 
 -- A gateway whose lease cannot be read has none: it states its requests again, or is reaped.
-tidy(gateways_key, 'gateways', record_of('^(%d+) (%d+)'), function() return '0 0' end)
+add_part(gateways_key, 'gateways', record_of('^(%d+) (%d+)'), function() return '0 0' end)
 
 -- How far streams have come, and were applied. Without a cursor a stream is read from its start, below what it says
 -- last.
-tidy(entries_key, 'entries', is_number)
-if was_foreign(cursors_key, 'hash', 'cursors', '') then
-  for replica in pairs(replicas) do
-    ask_again(replica)
+add_part(entries_key, 'entries', is_number)
+PARTS[#PARTS + 1] = function(from)
+  if from == 0 and was_foreign(cursors_key, 'hash', 'cursors', '') then
+    for replica in pairs(pairs_of(replicas_key)) do
+      ask_again(replica)
+    end
   end
-end
-for replica in pairs(pairs_of(cursors_key)) do
-  local _, _, is_lost = cursor_of(cursors_key, replica)
-  if is_lost then
-    note('cursors', replica, 1)
-    redis.call('HDEL', cursors_key, replica)
-    ask_again(replica)
+  local flat, behind = piece_of(cursors_key, from, 2)
+  for i = 1, #flat, 2 do
+    local _, _, is_lost = cursor_of(cursors_key, flat[i])
+    if is_lost then
+      note('cursors', flat[i], 1)
+      redis.call('HDEL', cursors_key, flat[i])
+      behind = behind > 0 and math.max(1, behind - 1) or 0
+      ask_again(flat[i])
+    end
   end
+  return #flat, behind
 end
-for replica, record in pairs(replicas) do
-  local floor = string.match(record, '^%S+ %S+ %d+ %d+ (%d+)')
-  entries_of(entries_key, replica, base .. 'events:' .. replica, cursors_key, floor)
-end
-
-if not was_foreign(turn_key, 'string', 'turn', '') and not is_number(redis.call('GET', turn_key) or '0') then
-  redis.call('UNLINK', turn_key)
-  note('turn', '', 1)
+PARTS[#PARTS + 1] = function(from)
+  local flat, behind = piece_of(replicas_key, from, 3)
+  for i = 1, #flat, 2 do
+    local floor = string.match(flat[i + 1], '^%S+ %S+ %d+ %d+ (%d+)')
+    entries_of(entries_key, flat[i], base .. 'events:' .. flat[i], cursors_key, floor)
+  end
+  return #flat, behind
 end
 
 -- Load: summed again where either sum, or something in flight, could not be read.
-for field, lost in pairs(pairs_of(active_key)) do
-  if string.sub(field, 1, 1) == '?' then
+PARTS[#PARTS + 1] = function(from)
+  local changed, checked, behind = tidy(active_key, 'active', from, function(text, field)
+    if string.sub(field, 1, 1) ~= '?' then
+      return is_number(text)
+    end
     must_sum_load = true
-    if sum_of(lost) > 0 then
-      note('flight', '', sum_of(lost))
+    if sum_of(text) > 0 then
+      note('flight', '', sum_of(text))
     end
     redis.call('HDEL', active_key, field)
+    return true
+  end)
+  must_sum_load = must_sum_load or changed
+  return checked, behind
+end
+PARTS[#PARTS + 1] = function(from)
+  local changed, checked, behind = tidy(backlog_tokens_key, 'backlog_tokens', from, is_number)
+  must_sum_load = must_sum_load or changed
+  return checked, behind
+end
+PARTS[#PARTS + 1] = function()
+  local gateways = redis.call('HKEYS', gateways_key)
+  must_sum_load = must_sum_load or check_flight
+  for i = 1, #gateways do
+    must_sum_load = was_foreign(base .. 'flight:' .. gateways[i], 'hash', 'flight', gateways[i]) or must_sum_load
   end
+  return #gateways, 0
 end
-must_sum_load = tidy(active_key, 'active', is_number) or must_sum_load
-must_sum_load = tidy(backlog_tokens_key, 'backlog_tokens', is_number) or must_sum_load
-for gateway in pairs(pairs_of(gateways_key)) do
-  must_sum_load = was_foreign(base .. 'flight:' .. gateway, 'hash', 'flight', gateway) or must_sum_load
-end
-if must_sum_load then
-  local active, backlog = {}, {}
+
+local function sum_load()
+  local replicas, active, backlog = pairs_of(replicas_key), {}, {}
   for replica in pairs(replicas) do
     active[replica], backlog[replica] = 0, 0
   end
@@ -205,64 +291,88 @@ if must_sum_load then
     end
   end
   for replica in pairs(replicas) do
-    redis.call('HSET', active_key, replica, string.format('%d', active[replica]))
-    redis.call('HSET', backlog_tokens_key, replica, string.format('%d', backlog[replica]))
+    write('HSET', active_key, replica, string.format('%d', active[replica]))
+    write('HSET', backlog_tokens_key, replica, string.format('%d', backlog[replica]))
   end
 end
 
 -- Owned tokens: which replicas' are to be summed again. The mark stays until that begins.
-local must_sum_all = was_foreign(owned_tokens_key, 'hash', 'owned_tokens', '')
-local to_sum = {}
-for field, text in pairs(pairs_of(owned_tokens_key)) do
-  local replica = string.match(field, '^%?(.*)$')
-  if replica then
-    if sum_of(text) > 0 then
-      note('own', replica, sum_of(text))
-      for of in pairs(replica == '' and replicas or { [replica] = true }) do
-        ask_again(of)
-      end
-    end
-    if replica == '' then
-      must_sum_all = true
-    end
-    if replicas[replica] then
-      to_sum[replica] = true
-      redis.call('HSET', owned_tokens_key, field, 0)
-    else
-      redis.call('HDEL', owned_tokens_key, field)
-    end
-  elseif not is_number(text) then
-    note('owned_tokens', field, 1)
-    redis.call('HDEL', owned_tokens_key, field)
-    if replicas[field] then
-      to_sum[field] = true
-    end
-  end
-end
-local replicas_to_sum = {}
-for replica in pairs(must_sum_all and replicas or to_sum) do
+local function sum_owned(replica)
   mark(owned_tokens_key, replica, 0)
   replicas_to_sum[#replicas_to_sum + 1] = replica
 end
+PARTS[#PARTS + 1] = function(from)
+  local must_sum_all = from == 0 and was_foreign(owned_tokens_key, 'hash', 'owned_tokens', '')
+  local flat, behind = piece_of(owned_tokens_key, from)
+  for i = 1, #flat, 2 do
+    local field, text = flat[i], flat[i + 1]
+    local replica = string.match(field, '^%?(.*)$')
+    if replica then
+      local lost = sum_of(text)
+      if lost > 0 then
+        note('own', replica, lost)
+        for _, of in ipairs(replica == '' and redis.call('HKEYS', replicas_key) or { replica }) do
+          ask_again(of)
+        end
+      end
+      must_sum_all = must_sum_all or replica == ''
+      if field_of(replicas_key, replica) then
+        redis.call('HSET', owned_tokens_key, field, 0)
+        sum_owned(replica)
+      else
+        redis.call('HDEL', owned_tokens_key, field)
+      end
+    elseif not is_number(text) then
+      note('owned_tokens', field, 1)
+      redis.call('HDEL', owned_tokens_key, field)
+      if field_of(replicas_key, field) then
+        sum_owned(field)
+      end
+    end
+  end
+  if must_sum_all then
+    for _, replica in ipairs(redis.call('HKEYS', replicas_key)) do
+      sum_owned(replica)
+    end
+  end
+  return #flat / 2, behind
+end
 
 -- What other scripts found and replaced.
-for field, times in pairs(pairs_of(unreadable_key)) do
-  local key, of = string.match(field, '^%?(%S*) (.*)$')
-  if key then
-    note(key, of, sum_of(times))
-    redis.call('HDEL', unreadable_key, field)
+PARTS[#PARTS + 1] = function()
+  was_foreign(unreadable_key, 'hash', 'unreadable', '')
+  for field, times in pairs(pairs_of(unreadable_key)) do
+    local key, of = string.match(field, '^%?(%S*) (.*)$')
+    if key then
+      note(key, of, sum_of(times))
+      redis.call('HDEL', unreadable_key, field)
+    end
   end
+  return 1, 0
+end
+
+local checked = 0
+while part <= #PARTS and checked < at_most and not must_know do
+  local count
+  count, offset = PARTS[part](offset)
+  checked = checked + 1 + count
+  part = offset == 0 and part + 1 or part
+end
+if must_know then
+  return { {}, {}, -1, 0 }
+end
+if must_sum_load then
+  sum_load()
 end
 
 -- What was found stays to be seen: for each key how often, when last, and where.
-was_foreign(unreadable_key, 'hash', 'unreadable', '')
 if #found > 0 then
   local now_text = string.format('%d', now_ms())
   for i = 1, #found, 3 do
     local before = string.match(field_of(unreadable_key, found[i]) or '', '^(%d+)') or '0'
     local times = string.format('%d', (is_number(before) and tonumber(before) or 0) + found[i + 2])
     local where = string.gsub(string.sub(found[i + 1], 1, 64), '[^\33-\126]', '?')
-    redis.call('HSET', unreadable_key, found[i], times .. ' ' .. now_text .. ' ' .. (where == '' and '-' or where))
+    write('HSET', unreadable_key, found[i], times .. ' ' .. now_text .. ' ' .. (where == '' and '-' or where))
   end
 end
-return { found, replicas_to_sum }
+return { found, replicas_to_sum, part <= #PARTS and part or 0, offset }

@@ -1,46 +1,60 @@
 -- Removes a replica's keys whose records are not valid any more: records of past incarnations, records that cannot be
--- read, residency below the floor, and claims that nothing has confirmed although their requests are over.
+-- read, residency below the floor, and claims that nothing has confirmed although their requests are over. One call
+-- checks a piece of the keys: a pass begins at the most recently used key and goes down, so a removal moves only keys
+-- that were checked already. The script makes the names of own:<key> and flight:<gateway> from its KEYS.
 --
 -- KEYS
---   hash    replicas, owned_tokens
+--   hash    replicas, owned_tokens, gateways
 --   zset    held:<replica>
---   hash    own:<key>[own_count]
---   hash    flight:<gateway>...: of all gateways
 -- ARGV
 --   text    replica
+--   number  left: how many of the least recently used keys the pass has not checked yet
+--   number  at_most: keys to check
 --   number  claims_before_ms: claims last used before it go; 0: no claims
---   number  own_count
---   text    keys...: in the order of own
--- Returns the number of keys removed; 0 if the replica is not known, or its record cannot be read.
+--   number  down_to_ms: the pass ends at keys last used before it
+-- Returns {how many are left now (0: the pass is over), how many were removed}. Nothing is left if the replica is not
+-- known, or its record cannot be read.
 
 -- include remove
 
 local incarnation, floor = string.match(redis.call('HGET', replicas_key, replica) or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
-if incarnation == nil then
-  return 0
+if incarnation == nil or left <= 0 then
+  return { 0, 0 }
 end
+floor = tonumber(floor)
 
+local flights
 local function is_in_flight(reservation)
-  for i = FLIGHT_OFFSET + 1, #KEYS do
-    if field_of(KEYS[i], reservation) then
+  if flights == nil then
+    flights = redis.call('HKEYS', gateways_key)
+  end
+  for i = 1, #flights do
+    if field_of(pool_base .. 'flight:' .. flights[i], reservation) then
       return true
     end
   end
   return false
 end
 
-return remove_keys(own_count, function(record)
+local start = math.max(0, left - at_most)
+local keys = redis.call('ZRANGE', held_key, start, left - 1)
+local removed = remove_keys(keys, function(record)
   if not record then
     return true
   end
-  local of, _, used_ms = string.match(record, OWNERSHIP)
+  local of, kind, used_ms, by = string.match(record, '^(%S+) (%l+) %S+ %d+ %d+ (%d+) (%S+)')
   if of ~= incarnation then
     return true
   end
-  local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')
-  if entry then
-    return tonumber(entry) < tonumber(floor)
+  if kind == 'resident' then
+    return (tonumber(by) or 0) < floor
   end
-  local by = tonumber(used_ms) < claims_before_ms and string.match(record, '^%S+ claim %S+ %S+ %S+ %S+ (%S+)')
-  return by and not is_in_flight(by)
+  return tonumber(used_ms) < claims_before_ms and not is_in_flight(by)
 end)
+if down_to_ms > 0 and start > 0 then
+  local lowest = redis.call('ZRANGE', held_key, start - 1, start - 1, 'WITHSCORES')
+  if lowest[2] == nil or tonumber(lowest[2]) < down_to_ms then
+    start = 0
+  end
+end
+return { start, removed }

@@ -1,17 +1,16 @@
 -- Takes back the claims that one reservation made: its request failed before the first token, so nothing was computed.
--- A claim that a later reservation has renewed is kept.
+-- A claim that a later reservation has renewed is kept. The script makes the names of own:<key> from its KEYS.
 --
 -- KEYS
 --   hash    replicas, owned_tokens
 --   zset    held:<replica>
---   hash    own:<key>...
 -- ARGV
 --   text    replica, reservation
---   text    keys...: in the order of own
+--   text    keys...
 -- Returns the number of claims withdrawn; 0 while the replica's record cannot be read.
 
 -- include remove
 
-return remove_keys(#KEYS - OWN_OFFSET, function(record)
+return remove_keys({ unpack(ARGV, KEYS_OFFSET + 1) }, function(record)
   return record and string.match(record, '^%S+ claim %S+ %S+ %S+ %S+ (%S+)') == reservation
 end)

@@ -78,6 +78,8 @@ class Pool:
         self.subsets = Subsets(gateway, self.run, self._restate)
         self.unreadable: Counter[str] = Counter()
         """Records that could not be read, by key: see repair.py."""
+        self.chores_lag_s: float | None = None
+        """How far the chores are behind, while this gateway does them: see chores/worker.py."""
         self._budget_s = budget_s
         self._epoch = 0
         self._wire: Wire | None = None
@@ -329,11 +331,6 @@ class Pool:
     def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
         if isinstance(reply, StoreError):
             self._lost_holds.append((replica, keys))
-
-    def drop(self, replica: str, before_ms: int, keys: Sequence[str]) -> asyncio.Future[Any]:
-        """Drop those of a replica's `keys` that were last used before `before_ms`; the future counts them."""
-        self._send_holds()
-        return self.run("drop", replica=replica, before_ms=before_ms, keys=keys)
 
     def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
         """Withdraw the claims that a dead gateway's reservation made; the future counts them."""

@@ -177,6 +177,13 @@ _EVENTS = Row(
             (Query(rate("kvgate_key_transitions_total", "replica", REPLICA), "{{replica}}"),),
         ),
         Panel(
+            "Chores behind",
+            "How long the oldest chore of a pool has been due: trimming, sweeping, removing what was forgotten. Good: "
+            "seconds; minutes after many replicas restarted at once.",
+            (Query(_of_store("kvgate_chores_lag_seconds", "pool"), "{{pool}}"),),
+            unit="s",
+        ),
+        Panel(
             "Streams cut, residency doubted",
             "Per second: streams that reached their cap before they were applied, and prefixes that events had "
             "promised and that were not there. Good: none.",

@@ -82,6 +82,10 @@ class Status:
         for key in KEYS:
             pools = [self._store.pool(name) for name in self._store.pool_names()]
             metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
+        metrics.chores_lag_s.clear()
+        for name in self._store.pool_names():
+            if (lag_s := self._store.pool(name).chores_lag_s) is not None:
+                metrics.chores_lag_s.labels(name).set(lag_s)
         for source, problem in self._discovery.problems().items():
             metrics.discovery_up.labels(source).set(not problem)
         for gauge in metrics.per_replica:

@@ -173,6 +173,12 @@ class Metrics:
             ("key",),
             registry,
         )
+        self.chores_lag_s = Gauge(
+            "kvgate_chores_lag_seconds",
+            "How long the oldest chore in the store has been due, in pools whose chores this gateway does.",
+            ("pool",),
+            registry=registry,
+        )
         self.discovery_up = Gauge(
             "kvgate_discovery_up", "1 while a discovery source works.", ("source",), registry=registry
         )

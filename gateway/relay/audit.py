@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.chores.worker import forget_older
+from coordinator.chores.held_keys import forget_older
 from coordinator.errors import StoreError
 from coordinator.pool.engine_feedback import ask_reset, credit, is_unchanged
 from coordinator.scripts import Placement

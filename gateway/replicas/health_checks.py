@@ -14,7 +14,7 @@ from zlib import crc32
 
 import structlog
 
-from coordinator.chores.worker import forget
+from coordinator.chores.held_keys import forget
 from coordinator.engine.facts import EngineFacts, base_card, parse_metrics, parse_models
 from coordinator.errors import StoreError
 from coordinator.keys import pool_slug

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from coordinator.chores.held_keys import forget_older
 from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
@@ -51,7 +52,10 @@ async def running(store: Store) -> AsyncIterator[Store]:
 async def beaten(pool: Pool) -> PoolState:
     """Sends a heartbeat and reaps the gateways that it names."""
     fleet = await pool.beat()
-    await Reaper(pool).reap(fleet)
+    reaper = Reaper(pool)
+    await reaper.give_back(fleet.expired_gateways)
+    if fleet.worker == pool.gateway:
+        await reaper.handle_claims()
     return fleet
 
 
@@ -66,6 +70,14 @@ async def drained(*pools: Pool) -> None:
     for pool in pools:
         for _ in range(3):  # a batch sent in the next turn, and the calls that its replies cause
             await pool.read("PING")
+
+
+async def drop(pool: Pool, client: redis.Redis, name: str, keys: list[str]) -> int:
+    """Makes these keys of a replica the least recently used ones and drops them, as the chores do."""
+    await drained(pool)
+    if keys:
+        await client.zadd(KEYS.held(name), dict.fromkeys(keys, 1), xx=True)
+    return await forget_older(pool, name, 2)
 
 
 def replica(name: str, incarnation: str = "life1", state: str = "ready", capacity_tokens: int = 0) -> ReplicaRecord:

@@ -11,16 +11,17 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.chores.applier import Appliers
-from coordinator.chores.worker import forget, rewind, sweep, trim
+from coordinator.chores.held_keys import forget, rewind, sweep, trim
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.response_owners import find, remember
-from coordinator.scripts import BreakerKnobs
+from coordinator.scripts import BreakerKnobs, PolicyKnobs
 from coordinator.store import Store, StoreOptions
-from tests.coordinator.stage import chain, drained, joined, now_ms, replica, request, running
+from gateway.settings.policies import POLICIES
+from tests.coordinator.stage import chain, drained, joined, now_ms, place, register, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
 from tests.coordinator.watch.stage import chunk, holds, watching
 from tests.polling import eventually
@@ -30,7 +31,8 @@ COMMANDS = (
     *("ping", "eval", "evalsha", "script|load", "time"),
     *("exists", "get", "mget", "strlen", "set", "del", "unlink", "incr", "expire"),
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
-    *("zadd", "zrem", "zcard", "zscore", "zrange", "zrangebyscore"),
+    *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
+    *("zscore", "zmscore", "zcount", "zrevrange", "zrandmember", "hrandfield"),
     *("sadd", "smembers", "rpush", "lrange", "ltrim", "xadd", "xread", "xdel"),
 )
 WATCHES = (
@@ -75,7 +77,7 @@ async def live_a_little(pool: Pool) -> None:
         for record in fleet.replicas.values():
             await trim(pool, record, fleet)
             await pool.read("ZADD", pool.keys.held(record.replica), fleet.now_ms + 60_000, chain(1)[0])
-            assert await rewind(pool, record, fleet.now_ms) == 1
+            assert await rewind(pool, record.replica) == 1
     pool.change_state("r1", "life1", "ready", "hung")
     write_progress(pool, {"r0": 1})
     assert await read_progress(pool, "r0") == f"{pool.gateway} 1".encode()
@@ -90,6 +92,15 @@ async def is_reaped(pool: Pool, client: redis.Redis, gateway: str) -> bool:
 
 async def is_exact(pool: Pool, name: str) -> bool:
     return (await pool.beat()).is_exact(name)
+
+
+async def live_among_many(pool: Pool) -> None:
+    """Places in a fleet that has orders. Busy replicas own the prompt of the last request, and idle ones do not."""
+    await register(pool, 100)
+    for number in range(40):
+        await place(pool, f"owner{number}", chain("many"), pinned=f"r{number}")
+    for policy in POLICIES:
+        await place(pool, policy, chain("many"), knobs=PolicyKnobs(policy))
 
 
 async def tell_and_apply(store: Store, url: str) -> None:
@@ -162,6 +173,7 @@ async def test_every_command_in_the_list_is_used(redis_server: RedisServer, clie
     store = Store(StoreOptions(redis_server.url, budget_s=5.0), "gw0")
     async with running(store):
         await live_a_little(store.pool("m"))
+        await live_among_many(store.pool("m"))
         await tell_and_apply(store, redis_server.url)
         await client.hset(store.pool("m").keys.gateways, "gw9", "1 1")
         await eventually(lambda: is_reaped(store.pool("m"), client, "gw9"))

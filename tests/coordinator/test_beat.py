@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 import redis.asyncio as redis
@@ -46,7 +45,8 @@ async def let_lease_end(client: redis.Redis, gateway: str, ago_ms: int = 1) -> N
 
 async def reap(pool: Pool, gateway: str) -> None:
     """Reaps a gateway as if a heartbeat had named it."""
-    await Reaper(pool).reap(replace(await pool.beat(), expired_gateways=(gateway,)))
+    await pool.beat()
+    await Reaper(pool).give_back([gateway])
 
 
 async def test_a_beat_renews_its_own_lease_and_nobody_elses(pool: Pool, other: Pool, client: redis.Redis) -> None:

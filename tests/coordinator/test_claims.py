@@ -13,6 +13,7 @@ from tests.coordinator.stage import (
     chain,
     chain_of,
     drained,
+    drop,
     dump,
     now_ms,
     numbers,
@@ -85,6 +86,20 @@ async def test_what_was_written_down_two_turns_ago_is_forgotten(pool: Pool, clie
     now = (await now_ms(client) // PolicyKnobs().bind_ttl_ms) % 2
     assert await chain_of(client, chain(1)[0]) is not None
     assert (await chain_of(client, f"tip{now}"), await chain_of(client, f"tip{1 - now}")) == (None, "old")
+
+
+async def test_chains_that_come_fast_take_shorter_turns_and_the_oldest_go(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    for number in range(5):
+        await place(pool, f"id{number}", chain(number))
+        there = [await chain_of(client, chain(each)[0]) is not None for each in range(number + 1)]
+        assert there == [each >= number - 1 for each in range(number + 1)]
+        newest_first = await read_chains(pool.read, KEYS, [chain(number)[0]])
+        assert newest_first[0] is not None
+        turn = await now_ms(client) // PolicyKnobs().bind_ttl_ms
+        for slot in (0, 1):
+            assert int(await client.hget(KEYS.bound_slot(slot), "@") or 0) <= turn + 1, "the clock did not go back"
+            await client.hset(KEYS.bound_slot(slot), "@bytes", 128 * 1024 * 1024)
 
 
 async def test_what_was_written_down_last_is_what_is_read(pool: Pool, client: redis.Redis) -> None:
@@ -256,6 +271,5 @@ async def test_an_incarnation_that_comes_back_counts_only_what_it_used_since(poo
     assert (touched.matched_keys, touched.touch) == (2, True)
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
     pool.hold("r0", [*chain("a", 1), *chain("b", 1)])
-    dropped = await pool.drop("r0", await now_ms(client) + 10_000, [*chain("a", 1), *chain("b", 1)])
-    assert dropped == 4
+    assert await drop(pool, client, "r0", [*chain("a", 1), *chain("b", 1)]) == 4
     assert await numbers(client, KEYS.owned_tokens) == {}

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
-from coordinator.chores.worker import sweep
+from coordinator.chores.held_keys import sweep
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement
-from tests.coordinator.stage import KEYS, chain, drained, now_ms, numbers, place, register, replica, request
+from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request
 from tests.coordinator.stream import RESET, Stream, attend, counted_tokens, gains, lead, linked, losses
 from tests.redis_server import RedisServer
 
@@ -121,7 +121,7 @@ class Books:
         await sweep(self._pool, name)
 
     async def drop(self, name: str, keys: list[str]) -> None:
-        await self._pool.drop(name, await now_ms(self._client) + 10_000, keys)
+        await drop(self._pool, self._client, name, keys)
 
 
 @settings(max_examples=80)

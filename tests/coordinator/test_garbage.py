@@ -38,7 +38,7 @@ VALUES = (
 PROMPT = chain("garbage", 1, 2, 3)
 HASHES = {
     **dict.fromkeys(("replicas", "breakers", "active", "backlog_tokens", "owned_tokens", "agents", "engines"), "r0"),
-    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable"), "r0"),
+    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten"), "r0"),
     "gateways": "gw0",
     "leases": "worker",
     "flight:gw0": "a",
@@ -251,6 +251,21 @@ async def test_garbage_in_what_is_no_hash_is_survived_and_mended(cluster: Cluste
     await mended(cluster)
 
 
+async def test_in_a_large_pool_garbage_is_mended_piece_by_piece(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_CHECKED_AT_ONCE", 1)
+    for key, field in HASHES.items():
+        await cluster.client.hset(BASE + key, field, "nan")
+    for key in ("active", "cursors"):
+        await cluster.client.hset(BASE + key, mapping={f"x{number}": "nan" for number in range(20)})
+    for _ in range(40):
+        await cluster.chores.tick()
+    await mended(cluster)
+    for key in ("active", "cursors"):
+        assert await cluster.client.hlen(BASE + key) <= 2
+
+
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:
     await cluster.client.hset(KEYS.active, "r0", 7)
     await cluster.client.hset(KEYS.backlog_tokens, "r1", 10**9)
@@ -261,7 +276,7 @@ async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(clu
 async def test_owned_tokens_that_change_while_they_are_summed_are_right(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drop follows each of the first five pieces of the sum. The sum may have passed the dropped key or not."""
+    """A withdrawal follows each of the first five pieces of the sum, which may have passed the key or not."""
     monkeypatch.setattr(repair, "_PIECE", 2)
     pool, run, changes = cluster.pool, cluster.pool.run, 5
     await place(pool, "more", chain("more", *range(9)), pinned="r1")
@@ -274,7 +289,7 @@ async def test_owned_tokens_that_change_while_they_are_summed_are_right(
         if name == "recount" and changes:
             changes -= 1
             lost = chain("more", *range(9))[changes]
-            pool.tell("drop", replica="r1", before_ms=10**15, keys=[lost])
+            pool.tell("withdraw", replica="r1", reservation="more", keys=[lost])
         return reply
 
     monkeypatch.setattr(pool, "run", changing)

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import Placement, PolicyKnobs
-from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, replica, request
+from tests.coordinator.stage import KEYS, beaten, chain, drained, drop, hash_of, joined, now_ms, replica, request
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gw0", "gw1", "gw2")
@@ -107,7 +107,7 @@ class Walk:
         name = self.dice.choice(REPLICAS)
         held = await self.client.zrange(KEYS.held(name), 0, -1)
         some = self.dice.sample(held, min(3, len(held)))
-        await self.dice.choice(self.pools).drop(name, await now_ms(self.client) + 10_000, some)
+        await drop(self.dice.choice(self.pools), self.client, name, some)
 
     async def step(self) -> str:
         steps = [self.place] * 10 + [self.first_token, self.done, self.done] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
@@ -13,7 +14,6 @@ from coordinator.chores.reaper import Reaper
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.registry import PoolState
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
 from tests.coordinator.stream import agent_record
 from tests.polling import eventually
@@ -85,18 +85,49 @@ async def is_seen_to(client: redis.Redis) -> bool:
 async def test_heartbeats_do_not_wait_for_the_reaper_of_which_there_is_one_at_a_time(
     pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[PoolState] = []
+    begun = list[str]()
 
-    async def hang(self: Reaper, fleet: PoolState) -> None:
-        begun.append(fleet)
+    async def hang(*_: Any) -> None:
+        begun.append("load")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Reaper, "reap", hang)
+    monkeypatch.setattr(Reaper, "give_back", hang)
     chores = Worker(pool)
     for _ in range(3):
         await chores.tick()
-    assert len(begun) == 1
+    assert begun == ["load"]
     chores.close()
+
+
+async def test_claims_that_take_long_keep_no_load_of_another_gateway(
+    pool: Pool, dead: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Reaper, "handle_claims", hang)
+    await client.hset(KEYS.reaped, "theirs", "r0 life1 1 0 - gw9")
+    chores = Worker(pool)
+    await chores.tick()
+    await eventually(lambda: is_given_back(client))
+    chores.close()
+
+
+async def is_given_back(client: redis.Redis) -> bool:
+    return await numbers(client, KEYS.active) == {}
+
+
+async def test_gateways_that_do_no_chores_reap_what_the_next_heartbeat_still_names(
+    pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async with joined(redis_server.url, "gw2") as other:
+        chores = Worker(other)
+        await chores.tick()
+        await drained(other)
+        assert await numbers(client, KEYS.active) == {"r0": REQUESTS}
+        await chores.tick()
+        await eventually(lambda: is_given_back(client))
+        chores.close()
 
 
 async def test_a_gateway_that_comes_back_while_it_is_reaped_starts_anew_with_its_live_requests(

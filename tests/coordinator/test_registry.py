@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import redis.asyncio as redis
 
-from coordinator.chores.worker import forget
+from coordinator.chores.held_keys import forget
+from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import BreakerKnobs
@@ -25,7 +26,7 @@ from tests.coordinator.stage import (
     register,
     replica,
 )
-from tests.coordinator.stream import Stream, agent_record, attend, gains, lead, linked
+from tests.coordinator.stream import Stream, attend, gains, lead, linked
 from tests.redis_server import RedisServer
 
 
@@ -135,6 +136,8 @@ async def test_of_a_dead_replica_that_is_forgotten_nothing_is_left(
         assert not await forgotten(pool), "its agent lives"
         await attend(link, leaving=True)
         assert await forgotten(pool)
+        assert list(await owners(client, chain(1)[0])) == ["r0"], "which means nothing without a record of the replica"
+        await Worker(other).tick()
         left = {
             key: value
             for key, value in (await dump(client)).items()
@@ -167,6 +170,26 @@ async def test_a_replica_that_was_forgotten_may_come_back(pool: Pool, client: re
     assert await numbers(client, KEYS.active) == {"r0": 1}
 
 
+async def test_a_replica_that_comes_back_before_its_old_keys_are_removed_keeps_its_new_ones(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain("old"))
+    pool.done("a")
+    await pool.register(replica("r0", state="dead"))
+    await drained(pool)
+    assert await forgotten(pool)
+    await client.zadd(KEYS.held("r0"), {chain("old")[0]: await now_ms(client) - 1000})
+    await register(pool, 1)
+    await place(pool, "b", chain("new"))
+    await drained(pool)
+    for _ in range(2):
+        await Worker(pool).tick()
+    assert await client.zrange(KEYS.held("r0"), 0, -1) == chain("new")
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
+    assert not await client.exists(KEYS.forgotten)
+
+
 async def test_of_a_replica_that_is_kept_nothing_is_dropped(
     pool: Pool, client: redis.Redis, redis_server: RedisServer
 ) -> None:
@@ -186,16 +209,6 @@ async def test_of_a_replica_that_is_kept_nothing_is_dropped(
         await drained(pool)
         assert not await forget(pool, dead), "it lives again"
         assert list(await owners(client, chain(1, 2)[1])) == ["r0"]
-
-
-async def test_an_agent_that_comes_while_its_replica_is_forgotten_is_asked_for_all_again(
-    pool: Pool, client: redis.Redis
-) -> None:
-    await pool.register(replica("r0", state="dead"))
-    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=False)) > 0
-    await agent_record(client)
-    assert int(await pool.run("forget", replica="r0", incarnation="life1", keys_dropped=True)) == 0
-    assert await hash_of(client, KEYS.asks) == {"r0": "restate"}
 
 
 async def test_a_store_that_lost_everything_has_forgotten_nobody(pool: Pool, client: redis.Redis) -> None:

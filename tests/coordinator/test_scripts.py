@@ -35,7 +35,7 @@ def test_a_body_reads_every_value_by_the_name_that_its_header_declares(name: str
     assert not re.search(r"(KEYS|ARGV)\[\d+\]|\((KEYS|ARGV), *\d", code)
     names = re.findall(r"[\w]+", " ".join(re.findall(r"local (.*?) =", local_line(name))))
     unused = [one for one in names if not re.search(rf"\b{one}\b", code)]
-    assert set(unused) <= {"own_count", "turn_key"}, "FLIGHT_OFFSET is made of the one; round_robin reads the other"
+    assert set(unused) <= {"turn_key"}, "which round_robin reads"
     redefined = [one for one in names if re.search(rf"^local (function )?([\w, ]+, )?{one}\b", code, re.MULTILINE)]
     assert redefined == []
 
@@ -68,9 +68,7 @@ async def test_callers_pass_what_a_script_must_receive(name: str) -> None:
         patterns.append({"watcher": WATCHER, "chunks": CHUNK}.get(key.name, spelled).replace("{m}", r"\{m\}"))
     rest = patterns[-1] if declared[-1].is_many else "$^"
     for at, sent in enumerate(keys):
-        assert any(re.fullmatch(pattern, sent) for pattern in (patterns[at : at + 1] or [rest])) or (
-            name == "sweep" and re.fullmatch(r"kvgate:\{m\}:(own|flight):[^:]+", sent)
-        )
+        assert any(re.fullmatch(pattern, sent) for pattern in (patterns[at : at + 1] or [rest]))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores import worker
+from coordinator.chores import held_keys
 from coordinator.chores.worker import Worker
 from coordinator.pool.engine_feedback import credit
 from coordinator.pool.pool import Pool
@@ -17,7 +17,7 @@ from tests.redis_server import RedisServer
 @pytest.fixture(autouse=True)
 def every_claim_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim counts as old enough for events to have confirmed it."""
-    monkeypatch.setattr(worker, "UNCONFIRMED_MS", -60_000)
+    monkeypatch.setattr(held_keys, "UNCONFIRMED_MS", -60_000)
 
 
 async def answered(pool: Pool, reservation: str, keys: list[str], cached_tokens: int = 0) -> None:

@@ -6,14 +6,16 @@ import pytest
 import redis.asyncio as redis
 from structlog.testing import capture_logs
 
-from coordinator.chores import worker
-from coordinator.chores.worker import CLAIM_TTL_MS, Worker, forget_older, trim
+from coordinator.chores import held_keys, worker
+from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget_older, trim
+from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState
 from tests.coordinator.stage import (
     KEYS,
     chain,
     drained,
+    drop,
     joined,
     now_ms,
     numbers,
@@ -51,41 +53,14 @@ async def start_of_life(client: redis.Redis, name: str, ago_ms: int) -> None:
 
 
 async def test_dropping_forgets_owner_holding_and_tokens(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    keys = chain(1, 2, 3)
-    await place(pool, "a", keys)
-    assert await pool.drop("r0", await now_ms(client) + 1000, keys[1:]) == 2
-    assert [list(await owners(client, key)) for key in keys] == [["r0"], [], []]
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
-    assert await client.zrange(KEYS.held("r0"), 0, -1) == keys[:1]
-
-
-async def test_dropping_twice_changes_nothing_more(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    keys = chain(1, 2)
-    await place(pool, "a", keys)
-    later = await now_ms(client) + 1000
-    assert [await pool.drop("r0", later, keys), await pool.drop("r0", later, keys)] == [2, 0]
-    assert await numbers(client, KEYS.owned_tokens) == {}
-
-
-async def test_a_key_used_in_between_is_not_dropped(pool: Pool, client: redis.Redis) -> None:
-    await register(pool, 1)
-    keys = chain(1, 2)
-    await place(pool, "a", keys)
-    await drained(pool)
-    assert await pool.drop("r0", await now_ms(client) - 60_000, keys) == 0
-    assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
-
-
-async def test_one_replicas_key_is_dropped_for_it_alone(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
-    keys = chain(1)
+    keys = chain(1, 2, 3)
     await place(pool, "a", keys, pinned="r0")
     await place(pool, "b", keys, pinned="r1")
-    await pool.drop("r0", await now_ms(client) + 1000, keys)
-    assert list(await owners(client, keys[0])) == ["r1"]
-    assert await numbers(client, KEYS.owned_tokens) == {"r1": 100}
+    assert [await drop(pool, client, "r0", keys[1:]) for _ in range(2)] == [2, 0]
+    assert [sorted(await owners(client, key)) for key in keys] == [["r0", "r1"], ["r1"], ["r1"]]
+    assert await numbers(client, KEYS.owned_tokens) == {"r0": 100, "r1": 300}
+    assert await client.zrange(KEYS.held("r0"), 0, -1) == keys[:1]
 
 
 async def test_what_fits_the_cache_is_left_alone(pool: Pool, client: redis.Redis) -> None:
@@ -136,7 +111,7 @@ async def test_trimming_a_prompt_leaves_its_beginning(pool: Pool, client: redis.
 async def test_where_the_capacity_is_unknown_the_number_of_keys_is_bounded(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MAX_KEYS", 30)
+    monkeypatch.setattr(held_keys, "MAX_KEYS", 30)
     await register(pool, 1)
     await start_of_life(client, "r0", 60_000)
     await fill(pool, client, 5, 20)
@@ -203,8 +178,8 @@ async def test_only_the_gateway_with_the_worker_lease_trims(
 async def test_chores_that_take_long_do_not_keep_the_next_heartbeat_waiting(
     pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_TRIM_S", 0.05)
-    monkeypatch.setattr(worker, "_BATCH", 1)
+    monkeypatch.setattr(worker, "_WORK_S", 0.05)
+    monkeypatch.setattr(held_keys, "_PIECE", 1)
     await register(pool, 1)
     await place(pool, "a", chain(1))
     await client.zadd(KEYS.held("r0"), {f"{i:032x}": i for i in range(20_000)})
@@ -237,7 +212,7 @@ async def test_what_a_replica_holds_is_not_trimmed_while_its_next_agent_may_stil
     await agent_record(client, lease_ms=-1)
     await chores.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
-    await agent_record(client, lease_ms=-worker.AGENT_RETURNS_MS - 1)
+    await agent_record(client, lease_ms=-AGENT_RETURNS_MS - 1)
     await chores.tick()
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
 

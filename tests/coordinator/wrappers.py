@@ -9,14 +9,14 @@ from typing import Any
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.chores.applier import Applier, _Entry
+from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind
 from coordinator.chores.reaper import Reaper
-from coordinator.chores.repair import Repair, _Recount
-from coordinator.chores.worker import forget, rewind, sweep
+from coordinator.chores.repair import Recount, Repair
 from coordinator.keys import PoolKeys
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
-from coordinator.registry import PoolState, ReplicaRecord
+from coordinator.registry import ReplicaRecord
 from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
 from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession, WatchSettings
@@ -25,7 +25,6 @@ from tests.coordinator.stage import chain
 
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
-_EXPIRED = PoolState(True, ("gw1",), {}, {}, "", 0, {}, {}, {}, {})
 _SUBSET = Subset.of(["s1"])
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
@@ -94,16 +93,17 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.attach(wire, allow_oom=True)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
     pool.reassert()
-    await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), sweep(pool, "r0"))
+    await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
+    await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
-    await _begun(forget(pool, record), rewind(pool, record, 0))
+    swept = HeldKeys(pool, "r0", left=43, claims_before_ms=44, down_to_ms=45)
+    await _begun(forget(pool, record), rewind(pool, "r0"), forget_older(pool, "r0", 41), swept.do_piece())
+    recount = Recount(pool, "r0", keys=list(_KEYS), names_read=-1, sum_so_far="61")
+    await _begun(Repair(pool).repair(), recount.do_piece())
     pool.subsets._next[_SUBSET.digest] = 0
     await _begun(pool.subsets.keep(), pool.subsets._reorder(_SUBSET.digest, 1))
-    repair = Repair(pool)
-    await _begun(repair.repair(), repair._sum("r0", _Recount(keys=list(_KEYS), sum_so_far="61")))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
-    pool.drop("r0", 41, _KEYS)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
@@ -136,25 +136,26 @@ ARGUMENTS: dict[str, list[Any]] = {
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1],
-    "reap": ["gw1", 256],
+    "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
     "hold": ["r0", *_KEYS],
-    "drop": ["r0", 41, *_KEYS],
+    "look": ["r0", "r1"],
+    "trim": ["r0", 41, 0, 200_000, 128],
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
     "lead": ["gw0", 3000, 0],
     "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
-    "sweep": ["r0", 0, 2, *_KEYS],
+    "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
     "watch": ["gw0", 3000, 0],
-    "forget": ["r0", "life1", 0],
+    "forget": ["r0", "life1"],
     "mark": ["r0", "life1", "ready", "hung"],
-    "rewind": ["r0", 1000, 0, *_KEYS],
+    "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
-    "repair": [0],
+    "repair": [1, 0, 500, 0, 0],
     "recount": ["r0", "61"],
 }
 """The operands that each script must receive for the calls above, in the order of its header."""

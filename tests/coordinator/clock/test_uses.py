@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.worker import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, Worker, forget, rewind, trim
+from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget, rewind, trim
+from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.clock.stage import HOUR_MS, Clock
@@ -33,7 +34,7 @@ async def held(client: redis.Redis, name: str = "r0") -> list[str]:
 async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_order(
     pool: Pool, client: redis.Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.chores.worker._BATCH", 4)
+    monkeypatch.setattr("coordinator.chores.held_keys._PIECE", 4)
     for number in range(5):
         await place(pool, f"id{number}", chain(number, "end"), pinned="r0")
         await drained(pool)
@@ -42,9 +43,8 @@ async def test_last_uses_that_lie_in_the_future_count_as_now_and_keep_their_orde
     await clock.step(-HOUR_MS)
     await place(pool, "new", chain("new"), pinned="r0")
     await drained(pool)
-    fleet = await pool.beat()
-    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 10
-    assert await rewind(pool, fleet.replicas["r0"], fleet.now_ms) == 0
+    assert await rewind(pool, "r0") == 10
+    assert await rewind(pool, "r0") == 0
     assert [key for key in await held(client) if key in before] == before
     now = await clock.now_ms()
     for key in before:
@@ -156,6 +156,40 @@ async def test_chains_are_kept_for_their_agents_when_turns_go_back(
         await clock.step(ttl_ms)
         await place(pool, f"id{number}", chain(number))
     assert await chain_of(client, chain(1)[0]) is None, "they are not kept for ever"
+
+
+OLDER_WRITE_DOWN = """
+local turn = string.format('%d', math.floor(ARGV[1] / ARGV[2]))
+local slot = KEYS[1] .. ':' .. turn % 2
+local stands = redis.call('HGET', slot, '@')
+if stands ~= turn then
+  if tonumber(stands or 0) < tonumber(turn) then
+    redis.call('UNLINK', slot)
+  end
+  redis.call('HSET', slot, '@', turn)
+end
+redis.call('HSET', slot, ARGV[3], 'chain')
+"""
+"""How gateways of an older version write chains down. They share the records during an upgrade."""
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_gateways_of_two_versions_keep_chains_for_a_turn(
+    pool: Pool, client: redis.Redis, clock: Clock, is_full: bool
+) -> None:
+    ttl_ms, placed = PolicyKnobs().bind_ttl_ms, list[str]()
+    for number in range(8):
+        written = [chain(number)[0], f"older{number}"]
+        for tip in written if number % 3 else reversed(written):
+            if tip.startswith("older"):
+                await client.eval(OLDER_WRITE_DOWN, 1, KEYS.bound, await clock.now_ms(), ttl_ms, tip)
+            else:
+                await place(pool, f"id{number}", chain(number))
+        placed += written
+        assert all([await chain_of(client, tip) for tip in placed[-2 if is_full else -4 :]]), number
+        await clock.step(ttl_ms)
+        if is_full:
+            await client.hset(KEYS.bound_slot(number % 2), "@bytes", 10**9)
 
 
 async def test_reused_blocks_are_asked_for_though_they_were_last_asked_for_in_the_future(

@@ -1,0 +1,119 @@
+"""The chores of a pool that are due, done piece by piece in turns, within a bounded share of Redis' time.
+
+Pieces of several replicas are sent together. Redis runs them one behind another, and a placement waits for at most all
+of them: so together they take one to three ms. Then chores rest for REST_PER_WORK times as long as these pieces took,
+the way to Redis and other commands included. So they take at most 1 / (1 + REST_PER_WORK) of Redis' time, and less
+while Redis or this gateway is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from coordinator.errors import StoreRefused
+
+_log = structlog.get_logger("kvgate.chores")
+
+REST_PER_WORK = 5.0
+_MAX_REST_S = 0.03
+"""So that chores go on while Redis or this gateway is very busy."""
+_AT_ONCE = 4
+
+
+async def rest_after(begun_s: float) -> None:
+    """Leave Redis to others, after work that began at this time (loop time)."""
+    await asyncio.sleep(_rest_s(begun_s))
+
+
+def _rest_s(begun_s: float) -> float:
+    return min(_MAX_REST_S, REST_PER_WORK * (asyncio.get_running_loop().time() - begun_s))
+
+
+class Chore(Protocol):
+    """Work on one replica's keys. It takes any number of pieces."""
+
+    name: str
+    """Of its kind and its replica: two chores of one name are the same."""
+
+    async def do_piece(self) -> bool:
+        """Do one piece; returns whether the chore is done. Raises StoreError."""
+
+
+class _Entry(NamedTuple):
+    chore: Chore
+    is_urgent: bool
+    since_s: float
+    """When it became due (loop time)."""
+
+
+class ChoreQueue:
+    """Chores in two lines, urgent and routine. If both have chores, pieces come from them by turns. Within a line each
+    chore has one piece done in its turn and then goes to the end, so no chore waits for a long one to end."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._due: dict[str, _Entry] = {}
+        self._urgent: deque[Chore] = deque()
+        self._routine: deque[Chore] = deque()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._due
+
+    def add(self, chore: Chore, is_urgent: bool) -> None:
+        """A chore of this name that is in the queue stays, unless it is routine and this one is urgent."""
+        before = self._due.get(chore.name)
+        if before is None or (is_urgent and not before.is_urgent):
+            if before is not None:
+                self._routine.remove(before.chore)
+            self._due[chore.name] = _Entry(chore, is_urgent, asyncio.get_running_loop().time())
+            (self._urgent if is_urgent else self._routine).append(chore)
+
+    def clear(self) -> None:
+        """Another gateway does the chores now."""
+        for chores in (self._due, self._urgent, self._routine):
+            chores.clear()
+
+    def lag_s(self) -> float:
+        """For how long the oldest chore has been due; 0 if there is none."""
+        oldest_s = min((entry.since_s for entry in self._due.values()), default=None)
+        return 0.0 if oldest_s is None else asyncio.get_running_loop().time() - oldest_s
+
+    async def work(self, until_s: float) -> None:
+        """Do pieces until nothing is due, or until this time (loop time), at least once; the next call continues.
+        Raises StoreError."""
+        loop = asyncio.get_running_loop()
+        while self._due:
+            begun_s = loop.time()
+            await self._do_pieces(self._next())
+            rest_s = _rest_s(begun_s)
+            if loop.time() + rest_s >= until_s:
+                return
+            await asyncio.sleep(rest_s)
+
+    def _next(self) -> list[Chore]:
+        """The chores whose turn it is. A line with few chores leaves its share to the other."""
+        urgents = min(len(self._urgent), max(_AT_ONCE // 2, _AT_ONCE - len(self._routine)))
+        routines = min(len(self._routine), _AT_ONCE - urgents)
+        return [self._urgent.popleft() for _ in range(urgents)] + [self._routine.popleft() for _ in range(routines)]
+
+    async def _do_pieces(self, chores: list[Chore]) -> None:
+        outcomes = await asyncio.gather(*(chore.do_piece() for chore in chores), return_exceptions=True)
+        failure: BaseException | None = None
+        for chore, outcome in zip(chores, outcomes, strict=True):
+            if outcome is False:
+                (self._urgent if self._due[chore.name].is_urgent else self._routine).append(chore)
+                continue
+            del self._due[chore.name]
+            if isinstance(outcome, StoreRefused):  # a key of another type: repair.py removes it, then it is due again
+                _log.info("a chore was refused", pool=self._pool, chore=chore.name, reason=str(outcome))
+            elif isinstance(outcome, BaseException):
+                failure = outcome
+        if failure is not None:
+            raise failure
