@@ -4,11 +4,12 @@
     python -m bench.beats fleet [--replicas 1000] [--gateways 50] [--requests-per-s 800] [--seconds 20]
 
 `costs` runs each script alone, at the rate that the fleet would, on a pool at rest: the script's own time (Redis'
-commandstats), the bytes of its answers, and for `beat` the gateway's CPU time. An entry has 10 transitions.
+slow log), the bytes of its answers, and for `beat` the gateway's CPU time. An entry has 10 transitions.
 
 `fleet` runs all of them together: agents that publish what their engines store and evict for so many requests, and
-gateways that beat and apply. A request stores 25 keys and evicts as many, in two batches 100 ms apart. It tells how busy
-Redis is with each script, and the time from an engine's event to the map. Placements are not part of it (bench.place).
+gateways that beat and apply. A request stores 25 keys and evicts as many, in two batches 100 ms apart. It tells how
+busy Redis is with each script, and the time from an engine's event to the map. Placements are not part of it
+(bench.place).
 
 Both start an embedded Redis. Agents have a process of their own; connections are shared among agents.
 """
@@ -22,11 +23,10 @@ import logging
 import multiprocessing
 import os
 import random
-import re
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,13 @@ from bench import record, tables
 from bench.embedded import CAPACITY_TOKENS, INCARNATION, connect, embedded_redis, info, redis_version, usage
 from bench.options import count, counts
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals
+from coordinator.agent.engine_session import gather_s
 from coordinator.agent.residency import Evicted, Resident, Transition
 from coordinator.chores.applier import Applied, Applier
 from coordinator.keys import PoolKeys
-from coordinator.pool.pool import Pool
+from coordinator.pool.pool import LEASE_MS, Pool
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.registry import ReplicaRecord
+from coordinator.registry import pairs
 from coordinator.scripts import NAMES, load
 from gateway.tasks import Tasks
 
@@ -54,6 +55,8 @@ TRANSITIONS = 10
 KEYS_A_REQUEST = 25
 KEYS_HELD = 200
 BATCHES_A_REQUEST = 2
+SHARING_ROUNDS = 40
+"""Heartbeats of each applier until all have their shares."""
 BATCH_APART_S = 0.1
 COUNTERS = dict.fromkeys(
     (
@@ -89,7 +92,7 @@ class SimulatedAgent:
         self.replica = replica
         self.held: deque[str] = deque()
         self.seq = 0
-        self.window_s = 0.02
+        self.gather_s = gather_s(1)
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
 
@@ -98,6 +101,7 @@ class SimulatedAgent:
         counters = COUNTERS | {"generated_tokens": float(self.seq)}
         answer = await self.store.attend(Vitals("session", False, 1, self.seq, counters))
         assert isinstance(answer, Attended)
+        self.gather_s = gather_s(answer.agents)
 
     def changes(self, stored: int) -> list[Transition]:
         """Its engine stores so many keys, and evicts what its cache has no room for."""
@@ -108,15 +112,15 @@ class SimulatedAgent:
             found.append(Evicted(self.held.popleft()))
         return found
 
-    def happens(self, changes: list[Transition], tasks: Tasks) -> None:
-        """The engine tells of these changes now; they are published when the window is over."""
+    def stores(self, keys: int, tasks: Tasks) -> None:
+        """The engine stores so many keys now. They are published when the agent has gathered for long enough."""
         if not self._pending:
             self._oldest_s = time.monotonic()
             tasks.spawn(self._publish_later(), "publish")
-        self._pending += changes
+        self._pending += self.changes(keys)
 
     async def _publish_later(self) -> None:
-        await asyncio.sleep(self.window_s)
+        await asyncio.sleep(self.gather_s)
         batch, self._pending = self._pending, []
         self.seq += 1
         await self.store.publish(batch, time.monotonic() - self._oldest_s, self.seq)
@@ -160,68 +164,87 @@ class Costs:
         self._control = control
         self._replicas = replicas
         self._gateways = gateways
+        self._pools: list[Pool] = []
+        self._cursors: dict[str, dict[str, str]] = {}
+        """By gateway: those of the streams that it holds."""
 
     async def rows(self) -> list[Cost]:
         async with AsyncExitStack() as stack:
             await self._control.send("FLUSHALL")
             agents = await agents_on(self._url, self._replicas, stack)
-            pools = await gateways_on(self._url, self._gateways, stack)
-            appliers = [Applier(self._url, pool.gateway, POOL, lambda _applied: None) for pool in pools]
-            for _ in range(3):
-                for pool, applier in zip(pools, appliers, strict=True):
+            self._pools = await gateways_on(self._url, self._gateways, stack)
+            for _ in range(SHARING_ROUNDS):
+                for pool in self._pools:
                     await pool.beat()
-                    await self._lead(pool, applier)
-            in_turn, half_s = itertools.cycle(pools), 1 / (self._gateways / BEAT_S)
-            leading = itertools.cycle(zip(pools, appliers, strict=True))
-            attending = itertools.cycle(agents)
-            calls = 2 * self._gateways
-            found = [
-                await self._cost("beat", lambda: next(in_turn).beat(), calls, half_s, self._gateways / BEAT_S),
-                await self._cost("lead", lambda: self._lead(*next(leading)), calls, half_s, self._gateways / BEAT_S),
-                await self._cost("attend", lambda: next(attending).attend(), 500, 0, self._replicas / BEAT_S),
+                    await self._lead(pool)
+            await asyncio.gather(*(agent.attend() for agent in agents))
+            beating, leading = itertools.cycle(self._pools), itertools.cycle(self._pools)
+            attending, publishing = itertools.cycle(agents), itertools.cycle(agents)
+            calls, calls_per_s = 2 * self._gateways, self._gateways / BEAT_S
+            return [
+                await self._cost("beat", lambda: next(beating).beat(), calls, calls_per_s),
+                await self._cost("lead", lambda: self._lead(next(leading)), calls, calls_per_s),
+                await self._cost("attend", lambda: next(attending).attend(), 500, self._replicas / BEAT_S),
+                await self._cost("publish", lambda: _publish(next(publishing)), 500, 0),
+                await self._apply(),
             ]
-            publishing = itertools.cycle(agents)
-            found.append(await self._cost("publish", lambda: _publish(next(publishing)), 500, 0, 0))
-            found.append(await self._apply(list(zip(pools, appliers, strict=True))))
-            return found
 
-    async def _lead(self, pool: Pool, applier: Applier) -> None:
-        assert pool._wire is not None
-        await applier._lead(pool._wire)
+    async def _lead(self, pool: Pool) -> None:
+        known = list(self._cursors.get(pool.gateway, ()))
+        self._cursors[pool.gateway] = pairs(
+            await pool.run("lead", applier=pool.gateway, lease_ms=LEASE_MS, leaving=False, known=known)
+        )
 
-    async def _apply(self, crew: list[tuple[Pool, Applier]]) -> Cost:
+    async def _apply(self) -> Cost:
         """Applies what was published, one entry a call."""
-        async def apply(pool: Pool, applier: Applier, replica: str, entries: Any) -> None:
-            assert pool._wire is not None
-            await applier._apply(pool._wire, replica, entries)
+        unread = []
+        for pool in self._pools:
+            await self._lead(pool)
+            for replica, cursor in self._cursors[pool.gateway].items():
+                known = cursor
+                for stream_id, fields in await pool.read("XRANGE", pool.keys.events(replica), "-", "+"):
+                    entry = pairs(fields)
+                    unread.append((pool, replica, known, stream_id, entry))
+                    known = f"{stream_id.decode()} {entry['n']}"
+        each = iter(unread)
 
-        entries: list[Callable[[], Awaitable[None]]] = []
-        for pool, applier in crew:
-            assert pool._wire is not None
-            await self._lead(pool, applier)
-            found = await applier._read(pool._wire) if applier.held else []
-            for replica, several in found:
-                entries += [lambda p=pool, a=applier, r=replica, e=each: apply(p, a, r, [e]) for each in several]
-        each = iter(entries)
-        return await self._cost("apply", lambda: next(each)(), len(entries), 0, 0)
+        async def apply() -> None:
+            pool, replica, known, stream_id, entry = next(each)
+            lines = entry["transitions"].split("\n")
+            status, *_ = await pool.run(
+                "apply",
+                applier=pool.gateway,
+                replica=replica,
+                known_cursor=known,
+                stream_id=stream_id,
+                number=entry["n"],
+                incarnation=entry["inc"],
+                happened_ms=entry["at_ms"],
+                keys=[line.split(" ")[1] for line in lines],
+                transitions=lines,
+            )
+            assert status == b"ok", status
 
-    async def _cost(
-        self, script: str, call: Callable[[], Awaitable[Any]], calls: int, apart_s: float, calls_per_s: float
-    ) -> Cost:
+        return await self._cost("apply", apply, len(unread), 0)
+
+    async def _cost(self, script: str, call: Callable[[], Awaitable[Any]], calls: int, calls_per_s: float) -> Cost:
+        """Calls it so often: evenly, if gateways do so themselves; else without a pause."""
+        beating = Tasks()
+        beating.spawn(_beat_forever(self._pools[0], 0.0), "beat")  # without beats, leads look at everything
+        await asyncio.sleep(0)
         await self._control.send("CONFIG", "RESETSTAT")
         client_s = 0.0
-        for _ in range(calls):
-            began_s = time.process_time()
-            await call()
-            client_s += time.process_time() - began_s
-            await asyncio.sleep(apart_s)
-        stats = await info(self._control, "commandstats")
-        sent = int((await info(self._control, "stats"))["total_net_output_bytes"])
-        found = re.match(r"calls=(\d+),usec=(\d+)", stats["cmdstat_evalsha"])
-        assert found is not None
-        return Cost(
-            self._replicas, script, int(found[2]) / int(found[1]), sent / calls, client_s / calls * 1e6, calls_per_s
-        )
+        async with slow_log(self._control) as spent:
+            for _ in range(calls):
+                began_s = time.process_time()
+                await call()
+                client_s += time.process_time() - began_s
+                if script in ("beat", "lead"):
+                    await asyncio.sleep(1 / calls_per_s)
+            sent = int((await info(self._control, "stats"))["total_net_output_bytes"])
+        await beating.close()
+        script_us = sum(spent[script]) / len(spent[script])
+        return Cost(self._replicas, script, script_us, sent / calls, client_s / calls * 1e6, calls_per_s)
 
 
 async def _publish(agent: SimulatedAgent) -> None:
@@ -287,7 +310,7 @@ async def _run_agents(url: str, replicas: int, requests_per_s: float, ready: Any
             stored = KEYS_A_REQUEST // BATCHES_A_REQUEST
             for batch in range(BATCHES_A_REQUEST):
                 many = KEYS_A_REQUEST - stored * (BATCHES_A_REQUEST - 1) if batch == 0 else stored
-                loop.call_later(batch * BATCH_APART_S, lambda a=agent, n=many: a.happens(a.changes(n), tasks))
+                loop.call_later(batch * BATCH_APART_S, agent.stores, many, tasks)
 
 
 async def _attend_forever(agent: SimulatedAgent, delay_s: float) -> None:
@@ -314,8 +337,7 @@ async def fleet(url: str, replicas: int, gateways: int, requests_per_s: float, s
     async with AsyncExitStack() as stack:
         control = await connect(url)
         stack.push_async_callback(control.close)
-        while not ready.is_set():
-            await asyncio.sleep(0.1)
+        await asyncio.to_thread(ready.wait)
         tasks = Tasks()
         stack.push_async_callback(tasks.close)
         for i, pool in enumerate(await gateways_on(url, gateways, stack)):
@@ -337,7 +359,7 @@ async def _measure(control: Wire, applied: list[Applied], seconds: float) -> Run
     lags = sorted(one.lag_ms for one in applied) or [0]
     transitions, entries = sum(one.transitions for one in applied), len(applied)
     return Run(
-        [share async for share in _shares(control)],
+        await _shares(control),
         load.cpu_share,
         int(stats["total_net_output_bytes"]) / took_s,
         int(stats["total_net_input_bytes"]) / took_s,
@@ -348,24 +370,31 @@ async def _measure(control: Wire, applied: list[Applied], seconds: float) -> Run
     )
 
 
-async def _shares(control: Wire, seconds: float = 2.0) -> Any:
-    """How much of a core each script and command takes, by Redis' slow log with a threshold of 0."""
+async def _shares(control: Wire, seconds: float = 2.0) -> list[Share]:
+    """How much of a core each script and command takes."""
+    began_s = time.monotonic()
+    async with slow_log(control) as spent:
+        await asyncio.sleep(seconds)
+    took_s = time.monotonic() - began_s
+    shares = [Share(name, len(us) / took_s, sum(us) / len(us), sum(us) / took_s / 1e6) for name, us in spent.items()]
+    return sorted(shares, key=lambda share: -share.core_share)
+
+
+@asynccontextmanager
+async def slow_log(control: Wire) -> AsyncIterator[dict[str, list[int]]]:
+    """The time of each call meanwhile, in us, by script or command. Filled in at the end, from Redis' slow log with a
+    threshold of 0."""
     names = {load(name, allow_oom).sha.encode(): name for name in NAMES for allow_oom in (True, False)}
+    spent: dict[str, list[int]] = defaultdict(list)
     await control.send("CONFIG", "SET", "slowlog-max-len", 1_000_000)
     await control.send("SLOWLOG", "RESET")
     await control.send("CONFIG", "SET", "slowlog-log-slower-than", 0)
-    began_s = time.monotonic()
-    await asyncio.sleep(seconds)
+    yield spent
     await control.send("CONFIG", "SET", "slowlog-log-slower-than", -1)
-    took_s = time.monotonic() - began_s
-    calls, usec = Counter[str](), defaultdict[str, int](int)
     for _, _, spent_us, arguments, *_ in await control.send("SLOWLOG", "GET", -1):
         command = arguments[0].upper()
         name = names.get(arguments[1], "?") if command in (b"EVALSHA", b"EVAL") else command.decode()
-        calls[name] += 1
-        usec[name] += spent_us
-    for name in sorted(calls, key=lambda name: -usec[name]):
-        yield Share(name, calls[name] / took_s, usec[name] / calls[name], usec[name] / took_s / 1e6)
+        spent[name].append(spent_us)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

@@ -129,6 +129,14 @@ class PoolKeys:
     def tiers(self) -> str:
         return f"{self._base}:tiers"
 
+    @cached_property
+    def view(self) -> str:
+        return f"{self._base}:view"
+
+    @cached_property
+    def view_changes(self) -> str:
+        return f"{self._base}:view_changes"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

@@ -32,7 +32,11 @@ _log = structlog.get_logger("kvgate.agent")
 BEAT_S = 0.5
 
 _GATHER_S = 0.02
-"""Events are gathered for this time before they are applied."""
+"""Events are gathered for this time, or longer in a large fleet, before they are applied and published."""
+_GATHER_S_AN_AGENT = 0.00025
+"""All agents together publish at most this often: 4000 times a second."""
+_MAX_GATHER_S = 0.25
+"""Half of the time in which an event should reach the map; and claims are withdrawn after pool.CONFIRM_S (2 s)."""
 _QUEUE = 1000
 _SILENCE_S = 15.0
 
@@ -47,6 +51,11 @@ _READ_AGAIN_S = 0.5
 _MAX_REMEMBERED = 16_384
 _REPORTS_S = 10.0
 """For this time after relearning, the engine may still report blocks as it was asked to."""
+
+
+def gather_s(agents: int) -> float:
+    """For how long an agent gathers events in a pool with so many agents."""
+    return min(max(_GATHER_S, _GATHER_S_AN_AGENT * agents), _MAX_GATHER_S)
 
 
 class SessionOver(Exception):
@@ -224,6 +233,7 @@ class EngineSession:
 
     async def _handle(self, store: AgentStore, answer: Attended) -> None:
         """Do what the gateways asked for, and take in the prompts that they measured, before or after their events."""
+        self._intake.gather_s = gather_s(answer.agents)
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
             self._must_restate = True
         # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
@@ -326,6 +336,7 @@ class EventIntake:
         self._replica = replica
         self._events = events
         self._replay = replay
+        self.gather_s = _GATHER_S
         self._items: asyncio.Queue[Item] = asyncio.Queue(_QUEUE)
         self._feed: Feed | None = None
         self._was_receiving = False
@@ -345,7 +356,7 @@ class EventIntake:
                 items = [await self._items.get()]
         except TimeoutError:
             return []
-        await asyncio.sleep(min(_GATHER_S, max(0.0, until_s - loop.time())))
+        await asyncio.sleep(min(self.gather_s, max(0.0, until_s - loop.time())))
         while not self._items.empty():
             items.append(self._items.get_nowait())
         return items

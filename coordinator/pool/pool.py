@@ -26,7 +26,7 @@ from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.prefills import Prefills
 from coordinator.redis.wire import Reply, Wire, fail, has_result
-from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, readable, still_known
+from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
@@ -68,6 +68,8 @@ class Pool:
         self.does_chores = does_chores
         self.state: PoolState | None = None
         """As of the last heartbeat; None before the first."""
+        self.figures = ReplicaFigures({}, {})
+        """As `read_figures` read them last."""
         self.records: dict[str, ReplicaRecord] = {}
         """Every replica known to this gateway: from the store, or discovered while the store was away."""
         self.live: dict[str, Reservation] = {}
@@ -77,6 +79,8 @@ class Pool:
         """Records that could not be read, by key: see repair.py."""
         self._budget_s = budget_s
         self._epoch = 0
+        self._version = ""
+        """Of the state: the next heartbeat tells what has changed since; "" asks for everything."""
         self._wire: Wire | None = None
         self._allow_oom = True
         self._placing: set[str] = set()
@@ -103,6 +107,7 @@ class Pool:
     def attach(self, wire: Wire, allow_oom: bool) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
         self._wire, self._allow_oom = wire, allow_oom
+        self._version = ""  # it may lead to another server, which lacks the last writes
         self.reassert()
         self._repair_claims()
 
@@ -410,13 +415,20 @@ class Pool:
             max_gap_ms=MAX_GAP_MS,
             leaving=leaving,
             does_chores=self.does_chores,
+            version=self._version,
         )
         state = parse_pool_state(reply, self.state)
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:
             self.records = still_known(self.records, self.state, state)
-        self.state = state
+        self.state, self._version = state, state.version
         self._withdraw_unconfirmed(state)
         self.prefills.end_finished_backlogs(state)
         return state
+
+    async def read_figures(self) -> None:
+        """Read the replicas' figures for the metrics. Raises StoreError."""
+        k = self.keys
+        active, engines = await asyncio.gather(self.read("HGETALL", k.active), self.read("HGETALL", k.engines))
+        self.figures = ReplicaFigures.parse(active, engines)

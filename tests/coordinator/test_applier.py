@@ -281,11 +281,12 @@ async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
 ) -> None:
     apply = Applier._apply
 
-    async def slow(self: Applier, wire: Wire, replica: str, entries: Any) -> None:
+    async def slow(self: Applier, wire: Wire, streams: Any) -> None:
         await asyncio.sleep(0.2)  # for three replicas this takes longer than a lease
-        await apply(self, wire, replica, entries)
+        await apply(self, wire, streams)
 
     monkeypatch.setattr(Applier, "_apply", slow)
+    monkeypatch.setattr(applier_module, "_TRANSITIONS_AT_ONCE", 1)
     async with agents(redis_server.url) as links, crew_on(redis_server.url, "gw0"):
         await say(links)
         await caught_up(links, SENT)
