@@ -55,6 +55,8 @@ TRANSITIONS = 10
 KEYS_A_REQUEST = 25
 KEYS_HELD = 200
 BATCHES_A_REQUEST = 2
+LOGGED_US = 8
+"""Scripts take longer; commands in scripts seldom do."""
 SHARING_ROUNDS = 40
 """Heartbeats of each applier until all have their shares."""
 BATCH_APART_S = 0.1
@@ -95,6 +97,7 @@ class SimulatedAgent:
         self.gather_s = gather_s(1)
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
+        self._is_publishing = False
 
     async def attend(self) -> None:
         self.seq += 1
@@ -116,14 +119,18 @@ class SimulatedAgent:
         """The engine stores so many keys now. They are published when the agent has gathered for long enough."""
         if not self._pending:
             self._oldest_s = time.monotonic()
-            tasks.spawn(self._publish_later(), "publish")
         self._pending += self.changes(keys)
+        if not self._is_publishing:
+            self._is_publishing = True
+            tasks.spawn(self._publish_all(), "publish")
 
-    async def _publish_later(self) -> None:
-        await asyncio.sleep(self.gather_s)
-        batch, self._pending = self._pending, []
-        self.seq += 1
-        await self.store.publish(batch, time.monotonic() - self._oldest_s, self.seq)
+    async def _publish_all(self) -> None:
+        while self._pending:
+            await asyncio.sleep(self.gather_s)
+            batch, self._pending = self._pending, []
+            self.seq += 1
+            await self.store.publish(batch, time.monotonic() - self._oldest_s, self.seq)
+        self._is_publishing = False
 
 
 async def agents_on(url: str, replicas: int, stack: AsyncExitStack) -> list[SimulatedAgent]:
@@ -279,6 +286,8 @@ class Run:
 
     shares: list[Share]
     redis_core_share: float
+    redis_waiting_share: float
+    """The share of the time in which Redis waited for a core: if it is large, this machine was too busy."""
     sent_bytes_per_s: float
     received_bytes_per_s: float
     lag_p50_ms: int
@@ -361,6 +370,7 @@ async def _measure(control: Wire, applied: list[Applied], seconds: float) -> Run
     return Run(
         await _shares(control),
         load.cpu_share,
+        load.waiting_share,
         int(stats["total_net_output_bytes"]) / took_s,
         int(stats["total_net_input_bytes"]) / took_s,
         lags[len(lags) // 2],
@@ -382,19 +392,19 @@ async def _shares(control: Wire, seconds: float = 2.0) -> list[Share]:
 
 @asynccontextmanager
 async def slow_log(control: Wire) -> AsyncIterator[dict[str, list[int]]]:
-    """The time of each call meanwhile, in us, by script or command. Filled in at the end, from Redis' slow log with a
-    threshold of 0."""
+    """The time of each call meanwhile, in us, by script (and XREAD). Filled in at the end, from Redis' slow log, which
+    also logs the commands in scripts: the threshold leaves nearly all of these out, as logging takes time as well."""
     names = {load(name, allow_oom).sha.encode(): name for name in NAMES for allow_oom in (True, False)}
     spent: dict[str, list[int]] = defaultdict(list)
     await control.send("CONFIG", "SET", "slowlog-max-len", 1_000_000)
     await control.send("SLOWLOG", "RESET")
-    await control.send("CONFIG", "SET", "slowlog-log-slower-than", 0)
+    await control.send("CONFIG", "SET", "slowlog-log-slower-than", LOGGED_US)
     yield spent
     await control.send("CONFIG", "SET", "slowlog-log-slower-than", -1)
     for _, _, spent_us, arguments, *_ in await control.send("SLOWLOG", "GET", -1):
         command = arguments[0].upper()
-        name = names.get(arguments[1], "?") if command in (b"EVALSHA", b"EVAL") else command.decode()
-        spent[name].append(spent_us)
+        if command in (b"EVALSHA", b"EVAL", b"XREAD"):
+            spent[names.get(arguments[1], "XREAD")].append(spent_us)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -423,7 +433,7 @@ def costs_table(rows: list[Cost]) -> Any:
 
 def fleet_table(run: Run) -> Any:
     caption = (
-        f"Redis: {run.redis_core_share:.0%} of a core, {run.sent_bytes_per_s / 1000:.0f} KB/s out, "
+        f"Redis: {run.redis_core_share:.0%} of a core (waiting {run.redis_waiting_share:.0%}), {run.sent_bytes_per_s / 1000:.0f} KB/s out, "
         f"{run.received_bytes_per_s / 1000:.0f} KB/s in; event lag p50 {run.lag_p50_ms} ms, p99 {run.lag_p99_ms} ms; "
         f"{run.transitions_per_s:.0f} transitions/s in {run.entries_per_s:.0f} entries/s"
     )
