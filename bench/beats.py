@@ -433,7 +433,8 @@ def costs_table(rows: list[Cost]) -> Any:
 
 def fleet_table(run: Run) -> Any:
     caption = (
-        f"Redis: {run.redis_core_share:.0%} of a core (waiting {run.redis_waiting_share:.0%}), {run.sent_bytes_per_s / 1000:.0f} KB/s out, "
+        f"Redis: {run.redis_core_share:.0%} of a core (it waited for one {run.redis_waiting_share:.0%} of the time), "
+        f"{run.sent_bytes_per_s / 1000:.0f} KB/s out, "
         f"{run.received_bytes_per_s / 1000:.0f} KB/s in; event lag p50 {run.lag_p50_ms} ms, p99 {run.lag_p99_ms} ms; "
         f"{run.transitions_per_s:.0f} transitions/s in {run.entries_per_s:.0f} entries/s"
     )

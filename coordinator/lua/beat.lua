@@ -16,6 +16,7 @@
 --   flag    leaving: the gateway gives its leases up
 --   flag    does_chores: false for a coordinator that stands alone, which cannot check replicas' health
 --   text    version: what the last answer said; "" asks for everything
+--   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
 -- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
 -- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
 -- `view`; "" if it is gone)}. `status` is "ok", or "stale" if this gateway's lease or epoch is not known: then it must
@@ -178,7 +179,9 @@ local function renew_view(id, version)
     changed = redis.call('HKEYS', replicas_key)
   end
   local scored = {}
-  version = version + (#changed > 0 and 1 or 0)
+  if #changed > 0 then -- never a version that a gateway may know from before the store lost its last writes
+    version = math.max(version + 1, now)
+  end
   for i = 1, #changed do
     scored[#scored + 1], scored[#scored + 2] = string.format('%d', version), changed[i]
   end
@@ -218,7 +221,7 @@ end
 local expired = {}
 local id, view_version, made_ms = view_head(view_key)
 local is_fresh = made_ms and now >= made_ms and now - made_ms < view_lasts_ms(records)
-if not is_fresh or jumped_ms > 0 or back_ms > 0 then
+if has_written or not is_fresh or jumped_ms > 0 or back_ms > 0 then
   expired = lapsed_gateways()
   id, view_version = renew_view(id, view_version)
 end

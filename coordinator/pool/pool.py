@@ -81,6 +81,8 @@ class Pool:
         self._epoch = 0
         self._version = ""
         """Of the state: the next heartbeat tells what has changed since; "" asks for everything."""
+        self._has_written = False
+        """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
         self._allow_oom = True
         self._placing: set[str] = set()
@@ -120,6 +122,7 @@ class Pool:
 
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
+        self._has_written = True
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
@@ -378,6 +381,7 @@ class Pool:
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self.records[record.replica] = record
+        self._has_written = True
         return self.run("register", **record.register_arguments(only_if_absent))
 
     def change_state(self, replica: str, incarnation: str, before: str, after: str) -> None:
@@ -385,6 +389,7 @@ class Pool:
         record = self.records.get(replica)
         if record is not None and (record.incarnation, record.state) == (incarnation, before):
             self.records[replica] = replace(record, state=after)
+        self._has_written = True
         self.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)
 
     def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
@@ -407,6 +412,7 @@ class Pool:
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
         epoch = self._epoch
+        has_written, self._has_written = self._has_written, False
         reply = await self.run(
             "beat",
             gateway=self.gateway,
@@ -416,6 +422,7 @@ class Pool:
             leaving=leaving,
             does_chores=self.does_chores,
             version=self._version,
+            has_written=has_written,
         )
         state = parse_pool_state(reply, self.state)
         if not state.known and epoch == self._epoch and not leaving:

@@ -130,7 +130,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
-    "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84"],
+    "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", 1],
     "reap": ["gw1", 256],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
