@@ -199,7 +199,9 @@ def still_known(
     """A gateway's records after a heartbeat: the store's, and those that the store does not have yet. A record that the
     store had and has no more was forgotten, unless the store does not know the gateway: then it has lost its data."""
     forgotten = before.replicas.keys() - now.replicas.keys() if before is not None and now.known else set()
-    return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
+    if forgotten:
+        records = {name: record for name, record in records.items() if name not in forgotten}
+    return records | now.replicas
 
 
 def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
