@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
+from coordinator.errors import StoreDown
 from coordinator.pool.pool import LEASE_MS, MAX_GAP_MS, Pool
-from coordinator.registry import PoolState
-from tests.coordinator.stage import KEYS, calls_of, dump, hash_of, joined, now_ms, register, replica
+from coordinator.registry import PoolState, ReplicaFigures
+from tests.coordinator.stage import (
+    KEYS,
+    calls_of,
+    chain,
+    drained,
+    dump,
+    hash_of,
+    joined,
+    now_ms,
+    place,
+    register,
+    replica,
+)
 from tests.coordinator.stream import attend, followed, lead, linked
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -205,3 +218,21 @@ async def test_replicas_that_come_and_go_leave_no_growing_list(pool: Pool, other
         await pool.beat()
     assert await client.zcard(KEYS.view_changes) <= 90
     assert sorted((await other.beat()).replicas) == ["r0"]
+
+
+async def test_figures_are_those_of_the_scrape_and_stay_while_the_store_is_away(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await client.hset(KEYS.engines, "r0", '{"running":2}')
+    await place(pool, "a", chain(1))
+    await pool.read_figures()
+    assert pool.figures == ReplicaFigures({"r0": 1}, {"r0": {"running": 2.0}})
+    pool.done("a")
+    await drained(pool)
+    await pool.read_figures()
+    assert pool.figures.active == {"r0": 0}
+    pool.detach()
+    with pytest.raises(StoreDown):
+        await pool.read_figures()
+    assert pool.figures.engines == {"r0": {"running": 2.0}}
