@@ -163,7 +163,7 @@ local function renew_view(id, version)
     local name = replicas[i]
     local applied = until_of[name] and until_of[name] >= now and ' 1' or ' 0'
     local line = (open_until[name] or '-') .. applied .. (agents[name] or '') .. '\n' .. replicas[i + 1]
-    if stood[name] ~= line then
+    if stood[name] ~= line and name ~= '?' then -- "?" is no replica's name
       lines[#lines + 1], lines[#lines + 2] = name, line
       changed[#changed + 1] = name
     end

@@ -217,6 +217,14 @@ async def test_who_only_renews_learns_from_heartbeats_what_is_free_and_what_is_t
     assert set(await lead(pool, "gw1")) == held - kept
 
 
+async def test_a_stream_whose_agent_was_forgotten_is_not_renewed(pool: Pool, client: redis.Redis) -> None:
+    await agents(client, 2)
+    held = set(await lead(pool))
+    await client.hdel(KEYS.agents, "r1")
+    await pool.beat()
+    assert set(await lead(pool, known=held)) == {"r0"}
+
+
 @pytest.mark.parametrize("why", ["a lease has lapsed", "another has a lease", "a cursor", "the note is old", "nothing"])
 async def test_who_cannot_be_sure_of_its_leases_looks_at_all(pool: Pool, client: redis.Redis, why: str) -> None:
     await agents(client, 3)
