@@ -38,7 +38,7 @@ from bench import record, tables
 from bench.embedded import CAPACITY_TOKENS, INCARNATION, connect, embedded_redis, info, redis_version, usage
 from bench.options import count, counts
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals
-from coordinator.agent.engine_session import gather_s
+from coordinator.agent.engine_session import publish_at_s
 from coordinator.agent.residency import Evicted, Resident, Transition
 from coordinator.chores.applier import Applied, Applier
 from coordinator.keys import PoolKeys
@@ -94,9 +94,10 @@ class SimulatedAgent:
         self.replica = replica
         self.held: deque[str] = deque()
         self.seq = 0
-        self.gather_s = gather_s(1)
+        self.agents = 1
         self._pending: list[Transition] = []
         self._oldest_s = 0.0
+        self._published_at_s = 0.0
         self._is_publishing = False
 
     async def attend(self) -> None:
@@ -104,7 +105,7 @@ class SimulatedAgent:
         counters = COUNTERS | {"generated_tokens": float(self.seq)}
         answer = await self.store.attend(Vitals("session", False, 1, self.seq, counters))
         assert isinstance(answer, Attended)
-        self.gather_s = gather_s(answer.agents)
+        self.agents = answer.agents
 
     def changes(self, stored: int) -> list[Transition]:
         """Its engine stores so many keys, and evicts what its cache has no room for."""
@@ -126,7 +127,9 @@ class SimulatedAgent:
 
     async def _publish_all(self) -> None:
         while self._pending:
-            await asyncio.sleep(self.gather_s)
+            now_s = time.monotonic()
+            await asyncio.sleep(publish_at_s(now_s, self._published_at_s, self.agents) - now_s)
+            self._published_at_s = time.monotonic()
             batch, self._pending = self._pending, []
             self.seq += 1
             await self.store.publish(batch, time.monotonic() - self._oldest_s, self.seq)
