@@ -32,8 +32,9 @@ _LEAD_S = 0.5
 _BLOCK_MS = 200
 _ENTRIES = 64
 """The most of one stream that are read at once."""
-_READ_S_A_STREAM = 0.00005
-"""Redis takes about a microsecond for each stream that it is asked for, so many streams are read less often."""
+_APART_S_A_STREAM, _MAX_APART_S = 0.004, 0.1
+"""Two reads are at least so far apart, for each stream that is held: Redis takes several microseconds for each stream,
+so a read that finds one entry is dear."""
 _TRANSITIONS_AT_ONCE = 2000
 """About this many are applied in one write: some 10 ms of Redis' time. Leases are renewed in between."""
 _LOGGED = 8
@@ -166,7 +167,7 @@ class Applier:
             if not self._cursors:
                 await asyncio.sleep(max(0.0, self._lead_at_s - loop.time()))
                 continue
-            next_read_at_s = loop.time() + _READ_S_A_STREAM * len(self._cursors)
+            next_read_at_s = loop.time() + min(_APART_S_A_STREAM * len(self._cursors), _MAX_APART_S)
             for streams in _in_parts(await self._read(wire)):
                 await self._lead_when_due(wire)  # leases must not lapse behind many long streams
                 await self._apply(wire, streams)
