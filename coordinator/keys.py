@@ -148,6 +148,14 @@ class PoolKeys:
     def forgotten(self) -> str:
         return f"{self._base}:forgotten"
 
+    @cached_property
+    def view(self) -> str:
+        return f"{self._base}:view"
+
+    @cached_property
+    def view_changes(self) -> str:
+        return f"{self._base}:view_changes"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

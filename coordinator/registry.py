@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -13,6 +13,9 @@ _DIGITS = 15
 """How many digits a number may have; see lua/lib/safe.lua."""
 _MARK = "?"
 """The beginning of the marks that scripts leave beside sums: see lua/lib/safe.lua."""
+GOOD_MS = 10**_DIGITS - 1
+"""Stands for the end of a lease that is good and whose end is not known."""
+_AGENT_FIELDS = 5
 _STREAM = "events:"
 """The beginning of the names of leases on event streams in `leases`."""
 
@@ -63,8 +66,10 @@ class AgentRecord:
     lease_until_ms: int
     mode: str
     is_relearning: bool
-    waiting: int
-    seq: int
+    waiting: int = 0
+    """The length of the engine's queue; heartbeats do not tell it."""
+    seq: int = -1
+    """The last engine batch that the agent has worked in; heartbeats do not tell it."""
 
     @classmethod
     def parse(cls, text: str) -> AgentRecord:
@@ -74,8 +79,24 @@ class AgentRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """The figures of a pool's replicas that change all the time."""
+
+    active: dict[str, int]
+    """Requests in flight, by replica."""
+    engines: dict[str, dict[str, float]]
+    """The engines' own counters, under vLLM's names, as their agents read them last."""
+
+    @classmethod
+    def parse(cls, active: Sequence[bytes], engines: Sequence[bytes]) -> ReplicaFigures:
+        """The two hashes, as flat replies. What cannot be read is left out."""
+        counts = {name: count for name, count in each(active, _count).items() if not name.startswith(_MARK)}
+        return cls(counts, each(engines, _figures))
+
+
+@dataclass(frozen=True, slots=True)
 class PoolState:
-    """What a heartbeat returns."""
+    """What heartbeats have told of a pool."""
 
     known: bool
     """Whether the store knows this gateway under its epoch; if not, the gateway must reassert."""
@@ -87,17 +108,16 @@ class PoolState:
     worker: str
     """The gateway that holds the lease on the pool's chores."""
     now_ms: int
-    active: dict[str, int]
     agents: dict[str, AgentRecord]
     applied_until_ms: dict[str, int]
     """Until when an applier has the lease on a replica's event stream."""
-    engines: dict[str, dict[str, float]]
-    """The engines' own counters, under vLLM's names, as their agents read them last."""
     jumped: tuple[int, int] = (0, 0)
     """When the clock last jumped ahead (Redis time), and by how many ms within an hour: it was set, or no gateway had
     beaten. Zeros: never."""
     reaped: int = 0
     """How many reservations of dead gateways still have claims to handle."""
+    version: str = ""
+    """Of the replicas, their breakers, agents and streams; the next heartbeat is told what has changed since."""
 
     def uncounted_ms(self, since_ms: int) -> int:
         """How much of the time since then may not have passed, or passed while the store did not serve."""
@@ -161,19 +181,16 @@ def _count(_: str, text: str) -> int:
 
 def moment_of(leases: dict[str, str], name: str) -> tuple[int, int]:
     """When the clock last `jumped` or `went_back` (Redis time), and by how many ms; zeros if it never did."""
-    at_ms, _, by_ms = leases.get(name, "").partition(" ")
+    return _moment(leases.get(name, ""))
+
+
+def _moment(text: str) -> tuple[int, int]:
+    at_ms, _, by_ms = text.partition(" ")
     return (int(at_ms), int(by_ms)) if is_number(at_ms) and is_number(by_ms) else (0, 0)
 
 
 def _figures(_: str, text: str) -> dict[str, float]:
     return {str(name): float(value) for name, value in orjson.loads(text).items()}
-
-
-def _replicas(flat: Sequence[bytes], before: PoolState | None) -> dict[str, ReplicaRecord]:
-    """The registry. A record that cannot be read is as it was before."""
-    known = before.replicas if before is not None else {}
-    found = each(flat, ReplicaRecord.parse)
-    return {name: known[name] for name in pairs(flat) if name not in found and name in known} | found
 
 
 def still_known(
@@ -182,23 +199,77 @@ def still_known(
     """A gateway's records after a heartbeat: the store's, and those that the store does not have yet. A record that the
     store had and has no more was forgotten, unless the store does not know the gateway: then it has lost its data."""
     forgotten = before.replicas.keys() - now.replicas.keys() if before is not None and now.known else set()
-    return {name: record for name, record in records.items() if name not in forgotten} | now.replicas
+    if forgotten:
+        records = {name: record for name, record in records.items() if name not in forgotten}
+    return records | now.replicas
 
 
 def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
-    """A heartbeat's answer, whatever is in the store; `before` is the state of the last one."""
-    status, expired, replicas, breakers, worker, now_ms, active, agents, engines, leases, reaped = reply
-    return PoolState(
+    """A heartbeat's answer, whatever is in the store; `before` is the state of the last one. A lease that is good ends
+    at GOOD_MS: the answer does not say when it ends."""
+    status, expired, worker, now_ms, jumped, reaped, version, is_all, lines = reply
+    known = before if before is not None else _EMPTY
+    told = known
+    if is_all or lines:
+        start = _EMPTY if is_all else known
+        told = replace(
+            start,
+            replicas=dict(start.replicas),
+            open_until_ms=dict(start.open_until_ms),
+            agents=dict(start.agents),
+            applied_until_ms=dict(start.applied_until_ms),
+        )
+        for name, line in pairs(lines).items():
+            _take_line(told, name, line, known.replicas.get(name))
+    return replace(
+        told,
         known=status == b"ok",
         expired_gateways=tuple(readable(name) for name in expired),
-        replicas=_replicas(replicas, before),
-        open_until_ms=each(breakers, lambda _, text: int(text.split(" ")[1])),
         worker=readable(worker),
         now_ms=now_ms,
-        active={name: count for name, count in each(active, _count).items() if not name.startswith(_MARK)},
+        jumped=_moment(readable(jumped)),
+        reaped=reaped,
+        version=readable(version),
+    )
+
+
+def _take_line(state: PoolState, name: str, line: str, known: ReplicaRecord | None) -> None:
+    """Put a line of `view` (see lua/lib/view.lua) in the place of what was told of this replica; an empty line says
+    that it is gone. A record that cannot be read is as it was before."""
+    for records in (state.replicas, state.open_until_ms, state.agents, state.applied_until_ms):
+        records.pop(name, None)
+    facts, has_record, text = line.partition("\n")
+    if not has_record:
+        return
+    try:
+        state.replicas[name] = ReplicaRecord.parse(name, text)
+    except ValueError:
+        if known is not None:
+            state.replicas[name] = known
+    open_until_ms, *others = facts.split(" ")
+    if is_number(open_until_ms):
+        state.open_until_ms[name] = int(open_until_ms)
+    if others[:1] == ["1"]:
+        state.applied_until_ms[name] = GOOD_MS
+    if len(others) == 1 + _AGENT_FIELDS and (others[3] == "+" or is_number(others[3])):
+        _, who, incarnation, until_ms, mode, relearning = others
+        lease_until_ms = GOOD_MS if until_ms == "+" else int(until_ms)
+        state.agents[name] = AgentRecord(who, incarnation, lease_until_ms, mode, relearning == "1")
+
+
+def surveyed_state(
+    now_ms: int, replicas: Sequence[bytes], breakers: Sequence[bytes], agents: Sequence[bytes], leases: Sequence[bytes]
+) -> PoolState:
+    """A pool's state at one moment, from its hashes as flat replies, without a heartbeat."""
+    return replace(
+        _EMPTY,
+        replicas=each(replicas, ReplicaRecord.parse),
+        open_until_ms=each(breakers, lambda _, text: int(text.split(" ")[1])),
+        now_ms=now_ms,
         agents=each(agents, lambda _, text: AgentRecord.parse(text)),
         applied_until_ms=_applied_until_ms(leases),
-        engines=each(engines, _figures),
         jumped=moment_of(pairs(leases), "jumped"),
-        reaped=reaped,
     )
+
+
+_EMPTY = PoolState(True, (), {}, {}, "", 0, {}, {})

@@ -21,7 +21,7 @@ from coordinator.redis.checks import RANDOM_PICKS, RedisEvidence, SampledKey
 from coordinator.redis.info import read_info
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
-from coordinator.registry import PoolState, each, is_number, moment_of, pairs, parse_pool_state
+from coordinator.registry import PoolState, ReplicaFigures, each, is_number, moment_of, pairs, surveyed_state
 
 _PINGS = 9
 _OF_KVGATE = f"{PREFIX}:".encode()
@@ -43,6 +43,7 @@ class PoolSnapshot:
 
     pool: str
     state: PoolState
+    figures: ReplicaFigures
     gateway_leases_ms: dict[str, int]
     """The end of each gateway's lease."""
     oldest_unapplied_ms: dict[str, int]
@@ -119,7 +120,7 @@ class Survey:
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
         replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
-        state = parse_pool_state([b"ok", (), replicas, breakers, b"", now_ms, active, agents, engines, leases, 0])
+        state = surveyed_state(now_ms, replicas, breakers, agents, leases)
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
         found = each(repaired, _unreadable).values()
@@ -129,6 +130,7 @@ class Survey:
         return PoolSnapshot(
             pool=pool,
             state=state,
+            figures=ReplicaFigures.parse(active, engines),
             gateway_leases_ms=each(gateways, lambda _, text: int(text.split(" ")[1])),
             oldest_unapplied_ms={
                 replica: now_ms - at_ms for replica, at_ms in zip(state.agents, oldest, strict=True) if at_ms

@@ -86,6 +86,8 @@ class Attended:
     entries: int
     had_lapsed: bool
     """Whether this agent's lease had run out: meanwhile, others may have treated its replica's keys as claims."""
+    agents: int
+    """How many agents the pool has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class AgentStore:
         self._entries = int(reply[4]) if self._entries is None else self._entries
         self._taken = reply[3]
         measured = [prompt for text in reply[3] if (prompt := _measured(text)) is not None]
-        return Attended(PreviousAgent.parse(reply[1]), readable(reply[2]), measured, int(reply[4]), reply[5] == 1)
+        before, asked = PreviousAgent.parse(reply[1]), readable(reply[2])
+        return Attended(before, asked, measured, int(reply[4]), reply[5] == 1, int(reply[6]))
 
     async def bindings(self, sessions: Sequence[str], elsewhere_is_report: bool) -> list[Binding]:
         """The chains of these sessions. If a session was placed on another replica since, its record no longer tells

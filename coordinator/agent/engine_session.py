@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 
 import structlog
 
@@ -32,7 +33,12 @@ _log = structlog.get_logger("kvgate.agent")
 BEAT_S = 0.5
 
 _GATHER_S = 0.02
-"""Events are gathered for this time before they are applied."""
+"""Events are gathered for this time before they are applied and published; longer if the last ones were published a
+moment ago and the fleet is large."""
+_APART_S_AN_AGENT = 0.00025
+"""All agents together publish at most 4000 times a second."""
+_MAX_APART_S = 0.25
+"""Half of the time in which an event should reach the map. Claims are withdrawn after pool.CONFIRM_S (2 s)."""
 _QUEUE = 1000
 _SILENCE_S = 15.0
 
@@ -47,6 +53,11 @@ _READ_AGAIN_S = 0.5
 _MAX_REMEMBERED = 16_384
 _REPORTS_S = 10.0
 """For this time after relearning, the engine may still report blocks as it was asked to."""
+
+
+def publish_at_s(now_s: float, last_s: float, agents: int) -> float:
+    """When an agent publishes what happens now, if it has last published at `last_s`, in a pool with so many agents."""
+    return max(now_s + _GATHER_S, last_s + min(_APART_S_AN_AGENT * agents, _MAX_APART_S))
 
 
 class SessionOver(Exception):
@@ -224,6 +235,7 @@ class EngineSession:
 
     async def _handle(self, store: AgentStore, answer: Attended) -> None:
         """Do what the gateways asked for, and take in the prompts that they measured, before or after their events."""
+        self._intake.agents = answer.agents
         if answer.before is None or answer.had_lapsed or answer.asked == "restate":
             self._must_restate = True
         # With other groups of blocks, a prefix can be a miss although the engine holds all of its attention blocks.
@@ -326,6 +338,9 @@ class EventIntake:
         self._replica = replica
         self._events = events
         self._replay = replay
+        self.agents = 1
+        """How many agents the pool has."""
+        self._collected_at_s = -inf
         self._items: asyncio.Queue[Item] = asyncio.Queue(_QUEUE)
         self._feed: Feed | None = None
         self._was_receiving = False
@@ -345,9 +360,11 @@ class EventIntake:
                 items = [await self._items.get()]
         except TimeoutError:
             return []
-        await asyncio.sleep(min(_GATHER_S, max(0.0, until_s - loop.time())))
+        now_s = loop.time()
+        await asyncio.sleep(max(0.0, min(publish_at_s(now_s, self._collected_at_s, self.agents), until_s) - now_s))
         while not self._items.empty():
             items.append(self._items.get_nowait())
+        self._collected_at_s = loop.time()
         return items
 
     def is_receiving(self) -> bool:

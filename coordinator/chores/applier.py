@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ LEASE_MS = 3000
 _LEAD_S = 0.5
 _BLOCK_MS = 200
 _ENTRIES = 64
+"""The most of one stream that are read at once."""
+_APART_S_A_STREAM, _MAX_APART_S = 0.004, 0.1
+"""Two reads are at least so far apart, for each stream that is held: Redis takes several microseconds for each stream,
+so a read that finds one entry is dear."""
+_TRANSITIONS_AT_ONCE = 2000
+"""About this many are applied in one write: some 10 ms of Redis' time. Leases are renewed in between."""
+_LOGGED = 8
 _CONNECT_S = 1.0
 _ANSWER_S = 3.0
 _RETRY_S = 0.5
@@ -62,6 +69,10 @@ class _Entry(NamedTuple):
     @property
     def cursor(self) -> str:
         return f"{self.id} {self.number}"
+
+
+_Streams = Sequence[tuple[str, Sequence[_Entry]]]
+"""Replicas with entries of their streams, in order."""
 
 
 class Appliers:
@@ -104,6 +115,9 @@ class Applier:
         self._observe = observe
         self._allow_oom = True
         self._cursors: dict[str, str] = {}
+        """Replica → the cursor of its stream, for the streams that it holds."""
+        self._may_hold_more = True
+        """Whether it may have leases that `_cursors` does not have: then the next heartbeat looks for all."""
         self._lead_at_s = 0.0
         self._outage = Outage()
 
@@ -132,6 +146,7 @@ class Applier:
                 _log.error("applying failed", pool=self._pool, error=type(error).__name__, detail=str(error))
             finally:
                 self._cursors.clear()
+                self._may_hold_more = True
                 await wire.close()
             await asyncio.sleep(_RETRY_S)
 
@@ -152,10 +167,11 @@ class Applier:
             if not self._cursors:
                 await asyncio.sleep(max(0.0, self._lead_at_s - loop.time()))
                 continue
-            for replica, entries in await self._read(wire):
+            next_read_at_s = loop.time() + min(_APART_S_A_STREAM * len(self._cursors), _MAX_APART_S)
+            for streams in _in_parts(await self._read(wire)):
                 await self._lead_when_due(wire)  # leases must not lapse behind many long streams
-                if replica in self._cursors:
-                    await self._apply(wire, replica, entries)
+                await self._apply(wire, streams)
+            await asyncio.sleep(next_read_at_s - loop.time())
 
     async def _lead_when_due(self, wire: Wire) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -165,15 +181,19 @@ class Applier:
 
     async def _lead(self, wire: Wire) -> None:
         """Renew the leases, and take or hand over some: see lua/lead.lua."""
-        flat = await answered(self._run_lead(wire, leaving=False), _ANSWER_S)
-        cursors = pairs(flat)
-        if cursors.keys() != self._cursors.keys():
-            _log.info("streams", pool=self._pool, applied=sorted(cursors))
-        self._cursors = cursors
+        cursors = pairs(await answered(self._run_lead(wire, leaving=False), _ANSWER_S))
+        taken, let_go = sorted(cursors.keys() - self._cursors.keys()), sorted(self._cursors.keys() - cursors.keys())
+        if taken or let_go:
+            changes = {"taken": taken[:_LOGGED], "let_go": let_go[:_LOGGED]}
+            _log.info("streams", pool=self._pool, held=len(cursors), **changes)
+        self._cursors, self._may_hold_more = cursors, False
 
     def _run_lead(self, wire: Wire, *, leaving: bool) -> asyncio.Future[Any]:
         script = load("lead", self._allow_oom)
-        return wire.run(script, script.operands(self._keys, applier=self._who, lease_ms=LEASE_MS, leaving=leaving))
+        known = [] if self._may_hold_more else list(self._cursors)
+        return wire.run(
+            script, script.operands(self._keys, applier=self._who, lease_ms=LEASE_MS, leaving=leaving, known=known)
+        )
 
     async def _give_back(self, wire: Wire) -> None:
         if not self._cursors:
@@ -183,7 +203,7 @@ class Applier:
         except StoreError:
             return
 
-    async def _read(self, wire: Wire) -> list[tuple[str, list[_Entry]]]:
+    async def _read(self, wire: Wire) -> _Streams:
         """New entries of the streams held; waits 200 ms for the first."""
         replica_of = {self._keys.events(replica): replica for replica in self.held}
         after = [cursor.split(" ")[0] or "0" for _, cursor in sorted(self._cursors.items())]
@@ -202,25 +222,29 @@ class Applier:
                 wire.send("XDEL", stream, stream_id)
         return found
 
-    async def _apply(self, wire: Wire, replica: str, entries: Sequence[_Entry]) -> None:
-        """Apply entries in order, in one write: each expects the cursor that the one before it leaves."""
-        cursor, replies = self._cursors[replica], []
-        for entry in entries:
-            replies.append(self._run_apply(wire, replica, cursor, entry))
-            cursor = entry.cursor
-        for entry, reply in zip(entries, replies, strict=True):
+    async def _apply(self, wire: Wire, streams: _Streams) -> None:
+        """Apply these entries in one write. Those of one stream are in order: each expects the cursor that the one
+        before it leaves."""
+        sent = []
+        for replica, entries in streams:
+            cursor = self._cursors.get(replica)
+            for entry in entries if cursor is not None else ():
+                sent.append((replica, entry, self._run_apply(wire, replica, cursor, entry)))
+                cursor = entry.cursor
+        for replica, entry, reply in sent:
             status, *rest = await answered(reply, _ANSWER_S)
+            if replica not in self._cursors:
+                continue  # the lease was lost at an earlier entry
             if status == b"ok":
                 self._cursors[replica] = entry.cursor
                 self._observe(Applied(self._pool, replica, len(entry.transitions), int(rest[0]), rest[1] == 1))
             elif status == b"moved":
-                self._cursors[replica] = readable(rest[0])
-                return  # another applier has applied them: continue from there
+                self._cursors[replica] = readable(rest[0])  # another applier has applied it: continue from there
             else:
                 del self._cursors[replica]
-                return
+                self._may_hold_more = True
 
-    def _run_apply(self, wire: Wire, replica: str, cursor: str, entry: _Entry) -> asyncio.Future[Any]:
+    def _run_apply(self, wire: Wire, replica: str, cursor: str | None, entry: _Entry) -> asyncio.Future[Any]:
         script = load("apply", self._allow_oom)
         operands = script.operands(
             self._keys,
@@ -235,6 +259,20 @@ class Applier:
             transitions=entry.transitions,
         )
         return wire.run(script, operands)
+
+
+def _in_parts(streams: _Streams) -> Iterator[_Streams]:
+    """Streams that together have about _TRANSITIONS_AT_ONCE transitions, or one that has more."""
+    part: list[tuple[str, Sequence[_Entry]]] = []
+    transitions = 0
+    for replica, entries in streams:
+        part.append((replica, entries))
+        transitions += sum(len(entry.transitions) for entry in entries)
+        if transitions >= _TRANSITIONS_AT_ONCE:
+            yield part
+            part, transitions = [], 0
+    if part:
+        yield part
 
 
 def _entry(stream_id: bytes, flat: list[bytes]) -> _Entry:

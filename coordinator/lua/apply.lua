@@ -20,8 +20,9 @@
 -- include time
 -- include owned
 -- include entries
+-- include parts
 
-check_hashes(leases_key, cursors_key, replicas_key, owned_tokens_key, asks_key)
+check_hashes(owned_tokens_key, asks_key)
 redis.call('ZCARD', held_key)
 local now = now_ms()
 local holder = string.match(redis.call('HGET', leases_key, 'events:' .. replica) or '', '^%S+')
@@ -58,6 +59,8 @@ if missing then
 end
 
 local owned, index, since = 0, OWN_OFFSET, tonumber(since_ms)
+local now_text = string.format('%d', math.max(now, since))
+local to_remove, to_hold = {}, {} -- of held, in one call each
 local void = 0 -- everything that the entry says before a reset in it is void, too
 for i = TRANSITIONS_OFFSET + 1, #ARGV do
   if ARGV[i] == 'reset' then
@@ -75,7 +78,7 @@ for i = TRANSITIONS_OFFSET + 1, #ARGV do
   if what == '+' then
     local key, tokens, span, medium, block_hash = string.match(rest, '^(%S+) (%S+) (%S+) (%S+) (%S+)')
     local record = field_of(KEYS[index], replica)
-    local hits, used = '0', string.format('%d', math.max(now, since))
+    local hits, used = '0', now_text
     if record then
       owned = owned - counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
       local of, was_hits, was_used = string.match(record, '^(%S+) %S+ %S+ %S+ (%d+) (%d+)')
@@ -85,7 +88,7 @@ for i = TRANSITIONS_OFFSET + 1, #ARGV do
     end
     write_counted(owned_tokens_key, '', KEYS[index], replica, table.concat(
       { incarnation, 'resident', medium, span, hits, used, number, tokens, block_hash }, ' '))
-    redis.call('ZADD', held_key, 'NX', used, key)
+    to_hold[key] = used
     owned = owned + tonumber(span)
   elseif what == '-' then
     -- A claim stays: entries are in order, so the request that made it computes the key again after this.
@@ -93,15 +96,24 @@ for i = TRANSITIONS_OFFSET + 1, #ARGV do
     if record and string.find(record, '^%S+ resident ') then
       owned = owned - counted_span(record, incarnation, since_ms, owned_tokens_key, replica)
       redis.call('HDEL', KEYS[index], replica)
-      redis.call('ZREM', held_key, rest)
+      to_remove[#to_remove + 1] = rest
+      to_hold[rest] = nil
     end
   elseif what == 'floor' then
     floor = math.max(floor, tonumber(rest))
   end
 end
+in_parts(to_remove, function(...) redis.call('ZREM', held_key, ...) end)
+local scored = {}
+for key, used in pairs(to_hold) do
+  scored[#scored + 1], scored[#scored + 2] = used, key
+end
+in_parts(scored, function(...) redis.call('ZADD', held_key, 'NX', ...) end)
 if owned ~= 0 then
   add(owned_tokens_key, replica, owned)
 end
-redis.call('HSET', replicas_key, replica, table.concat(
-  { incarnation, state, capacity, since_ms, string.format('%d', floor), url }, ' '))
+local changed = table.concat({ incarnation, state, capacity, since_ms, string.format('%d', floor), url }, ' ')
+if changed ~= record then
+  redis.call('HSET', replicas_key, replica, changed)
+end
 return { 'ok', lag_ms, missing and 1 or 0 }

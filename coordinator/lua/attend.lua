@@ -23,29 +23,27 @@
 -- Returns {"held", ms until the replica may be free} if another agent has it, {"unregistered"} if this is not the
 -- replica's current incarnation, {"unreadable"} if the replica's record cannot be read, or
 -- {"ok", the record in `agents` as it was ("": none), what the agent is asked ("" | "restate" | "reset"),
--- measured prompts, entries published so far, 1 if this agent's own lease had lapsed, else 0}
+-- measured prompts, entries published so far, 1 if this agent's own lease had lapsed, else 0, number of agents in the
+-- pool}. Every hash is read before the first write, so that a key of another type stops the script before it.
 
 -- include time
 -- include entries
 
-check_hashes(agents_key, replicas_key, asks_key, engines_key, entries_key, cursors_key)
-redis.call('LRANGE', measured_key, 0, 0)
-check_stream(events_key)
 local now = now_ms()
 local record = redis.call('HGET', agents_key, replica) or ''
 local holder, watched, until_ms, last_seq = string.match(record, '^(%S+) (%S+) (%d+) %S+ %S+ %S+ (%-?%d+)')
-if record ~= '' and holder == nil then
-  tell(agents_key, replica)
-end
 if holder and holder ~= agent and tonumber(until_ms) >= now then
   return { 'held', math.min(tonumber(until_ms) - now, lease_ms) } -- it is longer only if the clock went back
+end
+if record ~= '' and holder == nil then
+  tell(agents_key, replica)
 end
 if lease_ms == 0 then
   if holder == agent then -- its record is kept for its successor, with the time at which it left
     redis.call('HSET', agents_key, replica,
       (string.gsub(record, '^(%S+ %S+) %d+', '%1 ' .. string.format('%d', now - 1))))
   end
-  return { 'ok', record, '', {}, 0, 0 }
+  return { 'ok', record, '', {}, 0, 0, 0 }
 end
 local registered = redis.call('HGET', replicas_key, replica)
 local current, floor = string.match(registered or '', '^(%S+) %S+ %d+ %d+ (%d+) %S')
@@ -54,6 +52,12 @@ if registered and current == nil then
 elseif current ~= incarnation then
   return { 'unregistered' }
 end
+local asked = redis.call('HGET', asks_key, replica) or ''
+local measured = redis.call('LRANGE', measured_key, 0, -1)
+if counters ~= '' then
+  check_hashes(engines_key)
+end
+local entries = entries_of(entries_key, replica, events_key, cursors_key, floor)
 if seq == '' then
   seq = watched == incarnation and last_seq or '-1'
 end
@@ -63,14 +67,12 @@ redis.call('HSET', agents_key, replica,
 if counters ~= '' then
   redis.call('HSET', engines_key, replica, counters)
 end
-local asked = redis.call('HGET', asks_key, replica) or ''
 if asked ~= '' then
   redis.call('HDEL', asks_key, replica)
 end
-if taken > 0 and redis.call('LINDEX', measured_key, taken - 1) == last_taken then
+if taken > 0 and measured[taken] == last_taken then
   redis.call('LTRIM', measured_key, taken, -1)
+  measured = { unpack(measured, taken + 1) }
 end
-local measured = redis.call('LRANGE', measured_key, 0, -1)
-local entries = entries_of(entries_key, replica, events_key, cursors_key, floor)
 local lapsed = holder == agent and tonumber(until_ms) < now and 1 or 0
-return { 'ok', record, asked, measured, entries, lapsed }
+return { 'ok', record, asked, measured, entries, lapsed, redis.call('HLEN', agents_key) }

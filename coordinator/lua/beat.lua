@@ -1,79 +1,239 @@
--- A gateway's heartbeat. It renews the gateway's lease, returns the state of the pool, and names the gateways to reap.
--- Time in which the store itself did not serve never counts against a lease: if the last tick of any gateway is more
--- than max_gap_ms ago, every gateway's lease is first extended by the gap. If the last tick lies more than max_gap_ms
--- in the future, the clock went back, and every expiry moves back by the same time. No lease ever lasts longer than if
--- it were renewed now.
+-- A gateway's heartbeat. It renews the gateway's lease, tells what has changed in the pool since the version that the
+-- gateway knows, and names the gateways to reap. Time in which the store itself did not serve never counts against a
+-- lease: if the last tick of any gateway is more than max_gap_ms ago, every gateway's lease is first extended by the
+-- gap. If the last tick lies more than max_gap_ms in the future, the clock went back, and every expiry moves back by
+-- the same time. No lease ever lasts longer than if it were renewed now.
+--
+-- Most heartbeats look at a few records. One looks at all of them if the last look is not fresh any more (see
+-- lib/view.lua) or the clock jumped: only such a heartbeat finds gateways to reap, and expiries to correct.
 --
 -- KEYS
---   hash    gateways, leases, replicas, breakers, active, agents, engines, reaped
+--   hash    gateways, leases, replicas, breakers, agents, reaped, view
+--   zset    view_changes
 -- ARGV
 --   text    gateway, epoch
 --   number  lease_ms, max_gap_ms
 --   flag    leaving: the gateway gives its leases up
 --   flag    does_chores: false for a coordinator that stands alone, which cannot check replicas' health
--- Returns {status, expired gateways, replicas (flat pairs), breakers (flat pairs), worker, now_ms, active (flat pairs),
--- agents (flat pairs), engines (flat pairs), leases (flat pairs), number of reservations in reaped}. `status` is "ok",
--- or "stale" if this gateway's lease or epoch is not known: then it must reassert. `worker` is the gateway that holds
--- the lease on the pool's chores (health checks, trimming).
+--   text    version: what the last answer said; "" asks for everything
+--   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
+-- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
+-- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
+-- `view`; "" if it is gone)}. `status` is "ok", or "stale" if this gateway's lease or epoch is not known: then it must
+-- reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
 
 local HOUR_MS = 3600000
 
 -- include time
 -- include expiries
+-- include view
 
+check_hashes(breakers_key, agents_key)
+local records = redis.call('HLEN', replicas_key) + redis.call('HLEN', gateways_key)
+local reaped = redis.call('HLEN', reaped_key)
 local now = now_ms()
 local now_text = string.format('%d', now)
+local latest_ms = now + lease_ms
+local latest_text = string.format('%d', latest_ms)
 
-local last_tick = tonumber(redis.call('HGET', leases_key, 'tick') or now) or now
+local tick, jumped = unpack(redis.call('HMGET', leases_key, 'tick', 'jumped'), 1, 2)
+local last_tick = tonumber(tick or now) or now
 local gap = now - last_tick
 local jumped_ms = gap > max_gap_ms and gap or 0
 local back_ms = -gap > max_gap_ms and -gap or 0
 if jumped_ms > 0 then -- jumps of one hour count together: keys may go unused for an hour
-  local at_ms, by_ms = string.match(redis.call('HGET', leases_key, 'jumped') or '', '^(%d+) (%d+)')
+  local at_ms, by_ms = string.match(jumped or '', '^(%d+) (%d+)')
   local ago_ms = last_tick - tonumber(at_ms or 0)
   local before_ms = ago_ms >= 0 and ago_ms < HOUR_MS and tonumber(by_ms) or 0
-  redis.call('HSET', leases_key, 'jumped', now_text .. ' ' .. string.format('%d', before_ms + jumped_ms))
+  jumped = now_text .. ' ' .. string.format('%d', before_ms + jumped_ms)
+  redis.call('HSET', leases_key, 'jumped', jumped)
 end
 if back_ms > 0 then
   redis.call('HSET', leases_key, 'went_back', now_text .. ' ' .. string.format('%d', back_ms))
 end
-
-local gateways, agents = redis.call('HGETALL', gateways_key), redis.call('HGETALL', agents_key)
-local leases, breakers = redis.call('HGETALL', leases_key), redis.call('HGETALL', breakers_key)
-local latest_ms = now + lease_ms
-keep_in_time(gateways_key, gateways, '^(%d+ )(%d+)(.*)', back_ms, latest_ms, latest_ms)
-keep_in_time(agents_key, agents, '^(%S+ %S+ )(%d+)( .*)', back_ms, latest_ms, latest_ms)
-for i = 1, #leases, 2 do
-  local names_holder = leases[i] == 'worker' or string.match(leases[i], '^events:')
-  if names_holder or string.match(leases[i], '^applier:') then
-    local pattern = names_holder and '^(%S+ )(%d+)(.*)' or '^(%s*)(%d+)(.*)'
-    keep_in_time(leases_key, { leases[i], leases[i + 1] }, pattern, back_ms, latest_ms, latest_ms)
-  end
+if type(redis.pcall('HLEN', view_key)) == 'table' or type(redis.pcall('ZCARD', view_changes_key)) == 'table' then
+  redis.call('UNLINK', view_key, view_changes_key) -- one of them is of another type
 end
-if back_ms > 0 then
-  keep_in_time(breakers_key, breakers, '^(%d+ )(%d+)(.*)', back_ms, now, math.huge)
+
+-- Corrects the gateways' leases; returns those that have lapsed.
+local function lapsed_gateways()
+  local gateways, lapsed = redis.call('HGETALL', gateways_key), {}
+  for i = 1, #gateways, 2 do
+    local known_epoch, until_text = string.match(gateways[i + 1], '^(%d+) (%d+)')
+    if until_text then -- repair.lua mends a record that cannot be read
+      local until_ms = end_in_time(tonumber(until_text), back_ms, latest_ms, latest_ms)
+      if jumped_ms > 0 and known_epoch ~= '0' then
+        until_ms = until_ms + jumped_ms
+      end
+      if until_ms ~= tonumber(until_text) then
+        write_expiry(gateways_key, gateways[i], gateways[i + 1], '^(%d+ )', until_ms)
+      end
+      if gateways[i] ~= gateway and (until_ms < now or known_epoch == '0') then
+        lapsed[#lapsed + 1] = gateways[i]
+      end
+    end
+  end
+  return lapsed
+end
+
+-- Corrects the leases of appliers and of the worker. Returns until when each stream is held, by whom, and how many
+-- appliers ask for streams.
+local function stream_leases()
+  local leases, until_of, holders, asking = redis.call('HGETALL', leases_key), {}, {}, 0
+  for i = 1, #leases, 2 do
+    local name, record = leases[i], leases[i + 1]
+    local replica = string.sub(name, 1, 7) == 'events:' and string.sub(name, 8)
+    local head = (replica or name == 'worker') and '^(%S+ )' or string.sub(name, 1, 8) == 'applier:' and '^(%s*)'
+    local holder, until_text
+    if head then
+      holder, until_text = string.match(record, head .. '(%d+)')
+    end
+    if until_text then
+      local until_ms = tonumber(until_text)
+      local ends_ms = end_in_time(until_ms, back_ms, latest_ms, latest_ms)
+      if ends_ms ~= until_ms then
+        write_expiry(leases_key, name, record, head, ends_ms)
+      end
+      if replica then
+        until_of[replica], holders[replica] = ends_ms, holder
+      elseif name ~= 'worker' and ends_ms >= now then
+        asking = asking + 1
+      end
+    end
+  end
+  return until_of, holders, asking
+end
+
+-- Corrects the agents' leases. Returns their part of the replicas' lines, and how many agents have a stream that nobody
+-- holds.
+local function agents_lines(until_of, holders)
+  local agents, lines, free = redis.call('HGETALL', agents_key), {}, 0
+  for i = 1, #agents, 2 do
+    local replica, record = agents[i], agents[i + 1]
+    local who, until_text, mode = string.match(record, '^(%S+ %S+) (%d+) (%S+ %S+) %d+ %-?%d+')
+    if who then
+      local until_ms = tonumber(until_text)
+      local ends_ms = end_in_time(until_ms, back_ms, latest_ms, latest_ms)
+      if ends_ms ~= until_ms then
+        write_expiry(agents_key, replica, record, '^(%S+ %S+ )', ends_ms)
+      end
+      lines[replica] = ' ' .. who .. ' ' .. (ends_ms >= now and '+' or string.format('%d', ends_ms)) .. ' ' .. mode
+    end
+    local is_held = until_of[replica] and until_of[replica] >= now
+    if not is_held or holders[replica] == '- ' then
+      free = free + 1
+    end
+    holders[replica] = nil
+  end
+  for replica in pairs(holders) do -- streams that have no agent any more
+    free = free + (until_of[replica] >= now and 1 or 0)
+  end
+  return lines, free, #agents / 2
+end
+
+-- When the breakers open again, by replica.
+local function open_untils()
+  local breakers, found = redis.call('HGETALL', breakers_key), {}
+  for i = 1, #breakers, 2 do
+    local head, until_text = string.match(breakers[i + 1], '^(%d+ )(%d+)')
+    if until_text and back_ms > 0 then
+      local ends_ms = end_in_time(tonumber(until_text), back_ms, now, math.huge)
+      if ends_ms ~= tonumber(until_text) then
+        write_expiry(breakers_key, breakers[i], breakers[i + 1], '^(%d+ )', ends_ms)
+        until_text = string.format('%d', ends_ms)
+      end
+    end
+    found[breakers[i]] = head and until_text
+  end
+  return found
+end
+
+-- Makes all lines and writes those that differ. Returns the new id and version.
+local function renew_view(id, version)
+  local until_of, holders, asking = stream_leases()
+  local agents, untended, streams = agents_lines(until_of, holders)
+  local open_until = open_untils()
+  local replicas, flat, stood = redis.call('HGETALL', replicas_key), redis.call('HGETALL', view_key), {}
+  for i = 1, #flat, 2 do
+    stood[flat[i]] = flat[i + 1]
+  end
+  stood['?'] = nil
+  local changed, lines, gone = {}, {}, {}
+  for i = 1, #replicas, 2 do
+    local name = replicas[i]
+    local applied = until_of[name] and until_of[name] >= now and ' 1' or ' 0'
+    local line = (open_until[name] or '-') .. applied .. (agents[name] or '') .. '\n' .. replicas[i + 1]
+    if stood[name] ~= line and name ~= '?' then -- "?" is no replica's name
+      lines[#lines + 1], lines[#lines + 2] = name, line
+      changed[#changed + 1] = name
+    end
+    stood[name] = nil
+  end
+  for name in pairs(stood) do
+    gone[#gone + 1], changed[#changed + 1] = name, name
+  end
+  local noted = redis.call('ZCARD', view_changes_key)
+  if id == nil or noted + #changed < #replicas / 2 or noted > #replicas + 64 then
+    id, version = now_text, 0 -- every gateway gets all lines
+    redis.call('UNLINK', view_changes_key)
+    changed = redis.call('HKEYS', replicas_key)
+  end
+  local scored = {}
+  if #changed > 0 then -- never a version that a gateway may know from before the store lost its last writes
+    version = math.max(version + 1, now)
+  end
+  for i = 1, #changed do
+    scored[#scored + 1], scored[#scored + 2] = string.format('%d', version), changed[i]
+  end
+  in_parts(scored, function(...) redis.call('ZADD', view_changes_key, ...) end)
+  in_parts(lines, function(...) redis.call('HSET', view_key, ...) end)
+  in_parts(gone, function(...) redis.call('HDEL', view_key, ...) end)
+  local share = math.ceil(streams / math.max(asking, 1))
+  redis.call('HSET', view_key, '?', string.format('%s %d %s %d %d', id, version, now_text, share, untended))
+  return id, version
+end
+
+-- What a gateway that knows `known` has to be told: 1 if that is everything, and the lines.
+local function told(id, version_now, known)
+  local known_id, known_version = string.match(known, '^(%d+)%-(%d+)$')
+  known_version = tonumber(known_version or -1)
+  local lines = {}
+  if known_id ~= id or known_version > version_now then
+    local flat = redis.call('HGETALL', view_key)
+    for i = 1, #flat, 2 do
+      if flat[i] ~= '?' then
+        lines[#lines + 1], lines[#lines + 2] = flat[i], flat[i + 1]
+      end
+    end
+    return 1, lines
+  elseif known_version < version_now then
+    local names = redis.call('ZRANGEBYSCORE', view_changes_key, '(' .. string.format('%d', known_version), '+inf')
+    in_parts(names, function(...)
+      local found = redis.call('HMGET', view_key, ...)
+      for i, name in ipairs({ ... }) do
+        lines[#lines + 1], lines[#lines + 2] = name, found[i] or ''
+      end
+    end)
+  end
+  return 0, lines
 end
 
 local expired = {}
+local id, view_version, made_ms = view_head(view_key)
+local is_fresh = made_ms and now >= made_ms and now - made_ms < view_lasts_ms(records)
+if has_written or not is_fresh or jumped_ms > 0 or back_ms > 0 then
+  expired = lapsed_gateways()
+  id, view_version = renew_view(id, view_version)
+end
+
 local status = 'stale'
-for i = 1, #gateways, 2 do
-  local known_epoch, until_ms = string.match(gateways[i + 1], '^(%d+) (%d+)')
-  until_ms = tonumber(until_ms)
-  if jumped_ms > 0 and until_ms and known_epoch ~= '0' then
-    until_ms = until_ms + jumped_ms
-    redis.call('HSET', gateways_key, gateways[i], known_epoch .. ' ' .. string.format('%d', until_ms))
-  end
-  if gateways[i] == gateway then
-    if known_epoch == epoch then
-      status = 'ok'
-      if not leaving then
-        redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now + lease_ms))
-      else
-        redis.call('HDEL', gateways_key, gateway)
-      end
-    end
-  elseif until_ms and (until_ms < now or known_epoch == '0') then -- repair.lua mends a record that cannot be read
-    expired[#expired + 1] = gateways[i]
+local known_epoch = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) %d+')
+if known_epoch == epoch then
+  status = 'ok'
+  if not leaving then
+    redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. latest_text)
+  else
+    redis.call('HDEL', gateways_key, gateway)
   end
 end
 redis.call('HSET', leases_key, 'tick', now_text)
@@ -83,14 +243,14 @@ local worker, worker_until = string.match(redis.call('HGET', leases_key, 'worker
 if does_chores and (worker == nil or worker == gateway or tonumber(worker_until) < now) then
   worker = gateway
   if not leaving then
-    redis.call('HSET', leases_key, 'worker', worker .. ' ' .. string.format('%d', now + lease_ms))
+    redis.call('HSET', leases_key, 'worker', worker .. ' ' .. latest_text)
   else
     redis.call('HDEL', leases_key, 'worker')
   end
 end
 
+local is_all, lines = told(id, view_version, version)
 return {
-  status, expired, redis.call('HGETALL', replicas_key), breakers, worker or '', now,
-  redis.call('HGETALL', active_key), agents, redis.call('HGETALL', engines_key),
-  redis.call('HGETALL', leases_key), redis.call('HLEN', reaped_key),
+  status, expired, worker or '', now, jumped or '', reaped,
+  id .. '-' .. string.format('%d', view_version), is_all, lines,
 }

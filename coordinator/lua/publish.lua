@@ -20,8 +20,6 @@
 -- include time
 -- include entries
 
-check_hashes(agents_key, replicas_key, entries_key, cursors_key)
-check_stream(events_key)
 local record = redis.call('HGET', agents_key, replica) or ''
 local holder = string.match(record, '^(%S+) %S+ %d+ %S+ %S+ %S+ %S')
 local registered = redis.call('HGET', replicas_key, replica)
@@ -36,11 +34,12 @@ end
 if entries_of(entries_key, replica, events_key, cursors_key, floor) ~= last_entry then
   return -1
 end
-local number = redis.call('HINCRBY', entries_key, replica, 1)
+local number = string.format('%d', last_entry + 1)
 local happened_ms = string.format('%d', now_ms() - age_ms)
-redis.call('XADD', events_key, 'MAXLEN', '~', cap, '*',
+redis.call('XADD', events_key, 'MAXLEN', '~', cap, '*', -- first: it fails if the key is of another type
   'n', number, 'inc', incarnation, 'at_ms', happened_ms, 'transitions', transitions)
+redis.call('HSET', entries_key, replica, number)
 if seq ~= '' then
   redis.call('HSET', agents_key, replica, (string.gsub(record, '%S+$', seq)))
 end
-return number
+return last_entry + 1

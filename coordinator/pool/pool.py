@@ -27,7 +27,7 @@ from coordinator.keys import PoolKeys
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
-from coordinator.registry import PoolState, ReplicaRecord, parse_pool_state, readable, still_known
+from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.subset import Subset
 
@@ -70,6 +70,8 @@ class Pool:
         self.does_chores = does_chores
         self.state: PoolState | None = None
         """As of the last heartbeat; None before the first."""
+        self.figures = ReplicaFigures({}, {})
+        """As `read_figures` read them last."""
         self.records: dict[str, ReplicaRecord] = {}
         """Every replica known to this gateway: from the store, or discovered while the store was away."""
         self.live: dict[str, Reservation] = {}
@@ -82,6 +84,10 @@ class Pool:
         """How far the chores are behind, while this gateway does them: see chores/worker.py."""
         self._budget_s = budget_s
         self._epoch = 0
+        self._version = ""
+        """Of the state: the next heartbeat tells what has changed since; "" asks for everything."""
+        self._has_written = False
+        """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
         self._allow_oom = True
         self._placing: set[str] = set()
@@ -108,6 +114,7 @@ class Pool:
     def attach(self, wire: Wire, allow_oom: bool) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
         self._wire, self._allow_oom = wire, allow_oom
+        self._version = ""  # it may lead to another server, which lacks the last writes
         self.reassert()
         self._repair_claims()
 
@@ -121,6 +128,7 @@ class Pool:
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
         self.subsets.forget()
+        self._has_written = True
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
@@ -394,6 +402,7 @@ class Pool:
     def register(self, record: ReplicaRecord, only_if_absent: bool = False) -> asyncio.Future[Any]:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self.records[record.replica] = record
+        self._has_written = True
         return self.run("register", **record.register_arguments(only_if_absent))
 
     def change_state(self, replica: str, incarnation: str, before: str, after: str) -> None:
@@ -401,6 +410,7 @@ class Pool:
         record = self.records.get(replica)
         if record is not None and (record.incarnation, record.state) == (incarnation, before):
             self.records[replica] = replace(record, state=after)
+        self._has_written = True
         self.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)
 
     def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
@@ -423,6 +433,7 @@ class Pool:
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
         epoch = self._epoch
+        has_written, self._has_written = self._has_written, False
         reply = await self.run(
             "beat",
             gateway=self.gateway,
@@ -431,13 +442,21 @@ class Pool:
             max_gap_ms=MAX_GAP_MS,
             leaving=leaving,
             does_chores=self.does_chores,
+            version=self._version,
+            has_written=has_written,
         )
         state = parse_pool_state(reply, self.state)
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:
             self.records = still_known(self.records, self.state, state)
-        self.state = state
+        self.state, self._version = state, state.version
         self._withdraw_unconfirmed(state)
         self.prefills.end_finished_backlogs(state)
         return state
+
+    async def read_figures(self) -> None:
+        """Read the replicas' figures for the metrics. Raises StoreError."""
+        k = self.keys
+        active, engines = await asyncio.gather(self.read("HGETALL", k.active), self.read("HGETALL", k.engines))
+        self.figures = ReplicaFigures.parse(active, engines)

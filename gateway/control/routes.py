@@ -63,7 +63,7 @@ def _add_probes(app: FastAPI, status: Status, metrics: Metrics) -> None:
 
     @app.api_route("/metrics", methods=_GET_OR_HEAD)
     async def expose() -> Response:
-        status.refresh_gauges()
+        await status.refresh_gauges()
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 

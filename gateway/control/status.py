@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 from coordinator.chores.repair import KEYS
+from coordinator.errors import StoreError
+from coordinator.redis.time_limit import answered
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
 from gateway import __version__
@@ -13,6 +17,9 @@ from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.settings.gateway_settings import GatewaySettings
+
+_FIGURES_S = 1.0
+"""How long a scrape waits for the store."""
 
 
 class Status:
@@ -72,8 +79,15 @@ class Status:
             body["store_warnings"] = list(report.conditions.values())
         return not reasons, body
 
-    def refresh_gauges(self) -> None:
-        """Set the gauges whose values are kept elsewhere; called for each scrape."""
+    async def refresh_gauges(self) -> None:
+        """Set the gauges whose values are kept elsewhere; called for each scrape. Replicas' figures are read from the
+        store now: they change all the time, and only scrapes need them. While it is away, they are those read last."""
+        reads = (self._store.pool(name).read_figures() for name in self._store.pool_names())
+        with suppress(StoreError):
+            await answered(asyncio.gather(*reads), _FIGURES_S)
+        self._set_gauges()
+
+    def _set_gauges(self) -> None:
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
         metrics.in_flight.set(self._admission.requests.taken)
@@ -97,12 +111,12 @@ class Status:
                 counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
-            state = self._store.pool(member.pool).state if member.pool else None
-            if state is not None and not member.identity.is_taken:
+            pool = self._store.pool(member.pool) if member.pool else None
+            if pool is not None and (state := pool.state) is not None and not member.identity.is_taken:
                 is_open = state.open_until_ms.get(member.id, 0) > state.now_ms
                 metrics.breaker_open.labels(member.id).set(is_open)
-                metrics.replica_active.labels(member.id).set(state.active.get(member.id, 0))
+                metrics.replica_active.labels(member.id).set(pool.figures.active.get(member.id, 0))
                 metrics.replica_exact.labels(member.id).set(self._fleet.is_exact(member.id))
-                for name, figure in state.engines.get(member.id, {}).items():
+                for name, figure in pool.figures.engines.get(member.id, {}).items():
                     if name in metrics.engine:
                         metrics.engine[name].labels(member.id).set(figure)

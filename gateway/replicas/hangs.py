@@ -168,13 +168,10 @@ class HangDetector:
         """All progress that the replica shows to this gateway, to the others and to its agent. None if its engine never
         told any counters: then it may just be slow. Raises StoreError."""
         pool = self._store.pool(member.pool)
-        last_shared = await read_progress(pool, member.id)
-        agent = pool.state.agents.get(member.id) if pool.state is not None else None
-        if agent is not None and pool.state is not None and pool.state.is_followed(member.id):
-            figures = pool.state.engines.get(member.id, {})
-        else:
+        last_shared, seq, figures = await read_progress(pool, member.id)
+        if pool.state is None or not pool.state.is_followed(member.id):
             figures = await self._engine_figures(member)
-        work = timer.work_done(figures, agent.seq if agent is not None else -1)
+        work = timer.work_done(figures, seq)
         return None if work is None else (self._progress.pieces[member.id], last_shared, work)
 
     async def _engine_figures(self, member: Member) -> dict[str, float]:

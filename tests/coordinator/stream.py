@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -71,9 +71,11 @@ def losses(keys: list[str]) -> list[Evicted]:
     return [Evicted(key) for key in keys]
 
 
-async def lead(pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False) -> dict[str, str]:
+async def lead(
+    pool: Pool, who: str = "gw0", lease_ms: int = 60_000, leaving: bool = False, known: Iterable[str] = ()
+) -> dict[str, str]:
     """One heartbeat of an applier: the replicas that it holds, and their cursors."""
-    flat = await pool.run("lead", applier=who, lease_ms=lease_ms, leaving=leaving)
+    flat = await pool.run("lead", applier=who, lease_ms=lease_ms, leaving=leaving, known=list(known))
     return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
 

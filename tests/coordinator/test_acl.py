@@ -80,7 +80,7 @@ async def live_a_little(pool: Pool) -> None:
             assert await rewind(pool, record.replica) == 1
     pool.change_state("r1", "life1", "ready", "hung")
     write_progress(pool, {"r0": 1})
-    assert await read_progress(pool, "r0") == f"{pool.gateway} 1".encode()
+    assert (await read_progress(pool, "r0"))[0] == f"{pool.gateway} 1".encode()
     pool.register(replica("r2", state="dead"))
     assert await forget(pool, (await pool.beat()).replicas["r2"])
     await pool.beat(leaving=True)

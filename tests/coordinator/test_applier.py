@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from coordinator.agent.agent_store import AgentStore
 from coordinator.chores import applier as applier_module
 from coordinator.chores.applier import Applied, Applier
+from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
 from tests.coordinator.stage import KEYS, chain, dump, hash_of, now_ms, numbers, owners
 from tests.coordinator.stream import attend, gains, linked, losses
@@ -281,13 +282,36 @@ async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
 ) -> None:
     apply = Applier._apply
 
-    async def slow(self: Applier, wire: Wire, replica: str, entries: Any) -> None:
+    async def slow(self: Applier, wire: Wire, streams: Any) -> None:
         await asyncio.sleep(0.2)  # for three replicas this takes longer than a lease
-        await apply(self, wire, replica, entries)
+        await apply(self, wire, streams)
 
     monkeypatch.setattr(Applier, "_apply", slow)
+    monkeypatch.setattr(applier_module, "_TRANSITIONS_AT_ONCE", 1)
     async with agents(redis_server.url) as links, crew_on(redis_server.url, "gw0"):
         await say(links)
         await caught_up(links, SENT)
         assert await hash_of(client, KEYS.asks) == {}
     await assert_map(client)
+
+
+async def test_a_stream_that_is_lost_in_the_middle_of_a_write_holds_up_no_other(
+    client: redis.Redis, redis_server: RedisServer, pool: Pool
+) -> None:
+    applied: list[Applied] = []
+    applier = Applier(redis_server.url, "gw0", "m", applied.append)
+    wire = pool._wire
+    assert wire is not None
+    async with agents(redis_server.url) as links:
+        await say(links, count=3)
+        await applier._lead(wire)
+        streams = await applier._read(wire)
+        assert sorted(name for name, _ in streams) == list(REPLICAS)
+        await client.hset(KEYS.leases, "events:r1", f"gw1 {await now_ms(client) + 60_000}")
+        await applier._apply(wire, streams)
+        assert [one.replica for one in applied] == ["r0"] * 3 + ["r2"] * 3
+        assert applier.held == ["r0", "r2"]
+        await client.hset(KEYS.leases, "events:r1", f"gw0 {await now_ms(client) + 60_000}")
+        await pool.beat()  # no stream is free
+        await applier._lead(wire)
+        assert applier.held == list(REPLICAS), "it may hold more than it knew"

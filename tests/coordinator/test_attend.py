@@ -3,6 +3,8 @@ once."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import redis.asyncio as redis
 
@@ -12,7 +14,7 @@ from coordinator.agent.engine_session import Handover, NotApplied
 from coordinator.errors import StoreDown
 from coordinator.pool.engine_feedback import ask_reset, tell_measured
 from coordinator.pool.pool import Pool
-from coordinator.registry import AgentRecord
+from coordinator.registry import GOOD_MS, AgentRecord
 from tests.coordinator.stage import KEYS, chain, drained, dump, hash_of, now_ms, register, replica, request
 from tests.coordinator.stream import VITALS, Stream, attend, followed, gains, lead, linked, losses
 from tests.redis_server import RedisServer
@@ -37,8 +39,9 @@ async def test_a_heartbeat_records_what_the_agent_knows(
         assert (record.is_relearning, record.waiting, record.seq) == (True, 3, 41)
         await lead(pool)
         fleet = await pool.beat()
-        assert fleet.agents == {"r0": record}
-        assert fleet.engines == {"r0": {"hits": 7.0}}
+        assert fleet.agents == {"r0": replace(record, lease_until_ms=GOOD_MS, waiting=0, seq=-1)}
+        await pool.read_figures()
+        assert pool.figures.engines == {"r0": {"hits": 7.0}}
         assert fleet.is_exact("r0")
 
 

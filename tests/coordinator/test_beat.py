@@ -73,7 +73,8 @@ async def test_a_beat_tells_of_the_fleet(pool: Pool, client: redis.Redis) -> Non
     }
     assert fleet.replicas["r0"].since_ms > 0
     assert fleet.open_until_ms == {"r0": 0, "r1": 77}
-    assert fleet.active == {"r0": 1, "r1": 0}
+    await pool.read_figures()
+    assert pool.figures.active == {"r0": 1, "r1": 0}
 
 
 async def test_a_beat_learns_replicas_that_other_gateways_registered(pool: Pool, other: Pool) -> None:

@@ -39,6 +39,7 @@ PROMPT = chain("garbage", 1, 2, 3)
 HASHES = {
     **dict.fromkeys(("replicas", "breakers", "active", "backlog_tokens", "owned_tokens", "agents", "engines"), "r0"),
     **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten"), "r0"),
+    "view": "?",
     "gateways": "gw0",
     "leases": "worker",
     "flight:gw0": "a",
@@ -48,7 +49,7 @@ HASHES = {
     f"own:{PROMPT[-1]}": "r0",
 }
 """Every hash, with a field that scripts read."""
-OTHERS = ("turn", "held:r0", "measured:r0", "events:r0")
+OTHERS = ("turn", "held:r0", "measured:r0", "events:r0", "view_changes")
 BASE = KEYS.anchor.removesuffix("-")
 
 
@@ -122,8 +123,8 @@ class Cluster:
         wire = self.pool._wire
         assert wire is not None
         await self.applier._lead(wire)
-        for name, entries in await self.applier._read(wire) if self.applier.held else ():
-            await self.applier._apply(wire, name, entries)
+        if self.applier.held:
+            await self.applier._apply(wire, await self.applier._read(wire))
 
     async def _read(self) -> None:
         await read_owners(self.pool, PROMPT)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.agent.agent_store import Measured, PreviousAgent, _binding, _measured, _resident
 from coordinator.chores.applier import _Entry, _entry
 from coordinator.known_pools import pool_names
-from coordinator.registry import AgentRecord, ReplicaRecord, parse_pool_state, readable
+from coordinator.registry import AgentRecord, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, surveyed_state
 
 RECORD = ReplicaRecord("r0", "life1", "ready", 5, 1, "http://r0", 2)
 WORDS = st.sampled_from(
@@ -27,18 +27,25 @@ NAMES = st.one_of(TEXTS, st.sampled_from([b"r0", b"tick", b"jumped", b"worker", 
 HASHES = st.lists(st.tuples(NAMES, TEXTS), max_size=4).map(lambda pairs: [text for pair in pairs for text in pair])
 
 
-@given(st.lists(HASHES, min_size=6, max_size=6), TEXTS, st.lists(TEXTS, max_size=2))
-def test_a_heartbeat_brings_what_can_be_read(hashes: list[list[bytes]], worker: bytes, expired: list[bytes]) -> None:
-    replicas, breakers, active, agents, engines, leases = hashes
-    good = [b"good", RECORD.text.encode()]
-    reply = [b"ok", expired, replicas + good, breakers, worker, 5, [*active, b"good", b"1"], agents, engines, leases, 0]
+@given(st.lists(TEXTS, min_size=3, max_size=3), st.lists(TEXTS, max_size=2))
+def test_a_heartbeat_brings_what_can_be_read(texts: list[bytes], expired: list[bytes]) -> None:
+    worker, facts, record = texts
+    lines = [b"good", b"- 0\n" + RECORD.text.encode(), b"facts", facts, b"record", b"- 1\n" + record]
+    reply = [b"ok", expired, worker, 5, record, 0, b"1-1", 1, lines]
     fleet = parse_pool_state(reply)
     assert fleet.replicas["good"].url == "http://r0"
-    assert fleet.active["good"] == 1
     assert all(isinstance(fleet.is_exact(name), bool) for name in fleet.replicas)
-    before = parse_pool_state([*reply[:2], good, *reply[3:]])
-    now = parse_pool_state([*reply[:2], [b"good", b"garbage"], *reply[3:]], before)
-    assert now.replicas == before.replicas, "one that cannot be read is as it was"
+    now = parse_pool_state([*reply[:7], 0, [b"good", b"- 0\ngarbage"]], fleet)
+    assert now.replicas == fleet.replicas, "one that cannot be read is as it was"
+
+
+@given(st.lists(HASHES, min_size=6, max_size=6))
+def test_a_survey_brings_what_can_be_read(hashes: list[list[bytes]]) -> None:
+    replicas, breakers, active, agents, engines, leases = hashes
+    state = surveyed_state(5, [*replicas, b"good", RECORD.text.encode()], breakers, agents, leases)
+    assert state.replicas["good"].url == "http://r0"
+    assert all(isinstance(state.is_exact(name), bool) for name in state.replicas)
+    assert ReplicaFigures.parse([*active, b"good", b"1"], engines).active["good"] == 1
 
 
 @given(TEXTS, st.lists(TEXTS, min_size=4, max_size=4))

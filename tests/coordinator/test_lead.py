@@ -6,7 +6,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
-from tests.coordinator.stage import KEYS, chain, hash_of, now_ms, replica
+from tests.coordinator.stage import KEYS, calls_of, chain, hash_of, now_ms, replica
 from tests.coordinator.stream import Stream, agent_record, gains, lead
 
 
@@ -178,3 +178,76 @@ async def test_the_leases_of_other_chores_are_left_alone(pool: Pool, client: red
     left = await hash_of(client, KEYS.leases)
     assert left.pop("events:r0").startswith("- ")
     assert left == chores
+
+
+async def test_who_has_its_share_renews_it_without_a_look_at_the_others(pool: Pool, client: redis.Redis) -> None:
+    names = await agents(client, 6)
+    held = await beats(pool, "gw0", "gw1")
+    await pool.beat()
+    await client.hset(KEYS.cursors, sorted(held["gw0"])[0], "17-0 4")
+    before = await hash_of(client, KEYS.leases)
+    await client.config_resetstat()
+    renewed = await lead(pool, lease_ms=90_000, known=held["gw0"])
+    calls = await calls_of(client)
+    assert renewed == dict.fromkeys(held["gw0"], "") | {sorted(held["gw0"])[0]: "17-0 4"}
+    assert calls.keys().isdisjoint({"hgetall", "hkeys"})
+    after = await hash_of(client, KEYS.leases)
+    changed = {field for field in after if after[field] != before.get(field)}
+    assert changed == {"applier:gw0", *(f"events:{name}" for name in held["gw0"])}
+    assert len(names) == len(held["gw0"]) + len(held["gw1"])
+
+
+async def test_who_only_renews_learns_from_heartbeats_what_is_free_and_what_is_too_much(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await agents(client, 2)
+    held = set(await lead(pool, "gw0"))
+    await pool.beat()
+    await agent_record(client, "r2")
+    assert set(await lead(pool, known=held)) == held, "no heartbeat has noticed it yet"
+    await pool.beat()
+    held = set(await lead(pool, known=held))
+    assert held == {"r0", "r1", "r2"}
+    await pool.beat()
+    assert await lead(pool, "gw1") == {}
+    await pool.beat()
+    kept = set(await lead(pool, known=held))
+    assert len(kept) == 2
+    await pool.beat()
+    assert set(await lead(pool, "gw1")) == held - kept
+
+
+async def test_a_stream_whose_agent_was_forgotten_is_not_renewed(pool: Pool, client: redis.Redis) -> None:
+    await agents(client, 2)
+    held = set(await lead(pool))
+    await client.hdel(KEYS.agents, "r1")
+    await pool.beat()
+    assert set(await lead(pool, known=held)) == {"r0"}
+
+
+@pytest.mark.parametrize("why", ["a lease has lapsed", "another has a lease", "a cursor", "the note is old", "nothing"])
+async def test_who_cannot_be_sure_of_its_leases_looks_at_all(pool: Pool, client: redis.Redis, why: str) -> None:
+    await agents(client, 3)
+    held = set(await lead(pool, "gw0"))
+    await pool.beat()
+    if why == "a lease has lapsed":
+        await client.hset(KEYS.cursors, "r1", "17-0 4")
+        await client.hset(KEYS.leases, "events:r1", f"gw0 {await now_ms(client) - 1}")
+    elif why == "another has a lease":
+        await client.hset(KEYS.leases, "events:r1", f"gw1 {await now_ms(client) + 60_000}")
+    elif why == "a cursor":
+        await client.hset(KEYS.cursors, "r1", "garbage")
+    elif why == "the note is old":
+        await client.hdel(KEYS.view, "?")
+    await client.config_resetstat()
+    found = set(await lead(pool, known=held))
+    assert found == (held - {"r1"} if why == "another has a lease" else held)
+    assert ("hgetall" in await calls_of(client)) == (why != "nothing")
+    assert await hash_of(client, KEYS.asks) == ({"r1": "restate"} if why in ("a lease has lapsed", "a cursor") else {})
+
+
+async def test_who_has_far_too_much_gives_a_quarter_of_it_back_at_a_time(pool: Pool, client: redis.Redis) -> None:
+    await agents(client, 32)
+    assert len(await lead(pool, "gw0")) == 32
+    await lead(pool, "gw1")
+    assert [len(await lead(pool, "gw0")) for _ in range(3)] == [28, 25, 22]

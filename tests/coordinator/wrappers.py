@@ -74,9 +74,9 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     await _gateway_calls(wire)
     await _agent_calls(wire)
     applier = Applier("redis://", "gw0", "m", lambda _applied: None)
-    applier._cursors["r0"] = "61-0 62"
+    applier._cursors["r0"], applier._may_hold_more = "61-0 62", False
     entry = _Entry("63-0", "64", "life1", "65", list(_LINES))
-    await _begun(applier._lead(wire), applier._apply(wire, "r0", [entry]))
+    await _begun(applier._lead(wire), applier._apply(wire, [("r0", [entry])]))
     watcher = Watcher("redis://", "gw0", WatchSettings())
     session = WatchSession(wire, True, "redis://", WatchSettings(chunk_ttl_s=91))
     await _begun(watcher._holds_lease(wire), session._run_tend([CHUNK], [92.5]))
@@ -91,6 +91,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
+    pool._version = "83-84"
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
@@ -135,7 +136,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
-    "beat": ["gw0", 3, 3000, 1000, 1, 1],
+    "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
@@ -145,7 +146,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],
-    "lead": ["gw0", 3000, 0],
+    "lead": ["gw0", 3000, 0, "r0"],
     "apply": ["gw0", "r0", "61-0 62", "63-0", "64", "life1", "65", *_LINES],
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],

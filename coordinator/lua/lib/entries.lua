@@ -14,11 +14,6 @@ local function cursor_of(cursors_key, replica)
   return '', 0, cursor ~= ''
 end
 
--- Raises an error, before the script writes anything, if the key is of another type than a stream.
-local function check_stream(key)
-  redis.call('XREAD', 'COUNT', 1, 'STREAMS', key, '$')
-end
-
 -- How many entries were published to a replica's stream; the next one gets the number after it. The count is made again
 -- if it cannot be read, or if it is below the last number applied or below the floor: it is the largest of these two
 -- and of the numbers in the entries behind the cursor.

@@ -1,17 +1,15 @@
--- Corrects the expiries in a hash's records after Redis' clock went back by `back_ms` (0: it did not). An expiry beyond
--- `seen_ms` must have been written before the clock went back, so it moves back by as much. An expiry that is still
--- beyond `latest_ms` is set to `latest_ms`. `flat` is the hash as HGETALL returns it, and is changed as well. `pattern`
--- splits a record in three parts, of which the second is the expiry.
-local function keep_in_time(key, flat, pattern, back_ms, seen_ms, latest_ms)
-  for i = 1, #flat, 2 do
-    local head, until_text, rest = string.match(flat[i + 1], pattern)
-    local until_ms = tonumber(until_text or '')
-    if until_ms then
-      local ends_ms = math.min(until_ms > seen_ms and math.max(until_ms - back_ms, 0) or until_ms, latest_ms)
-      if ends_ms ~= until_ms then
-        flat[i + 1] = head .. string.format('%d', ends_ms) .. rest
-        redis.call('HSET', key, flat[i], flat[i + 1])
-      end
-    end
+-- Expiries after Redis' clock was set.
+
+-- Returns when something ends that is to end at `until_ms`. If the clock went back by `back_ms` (0: it did not), an
+-- expiry beyond `seen_ms` was written before that, so it moves back by as much. No expiry lies beyond `latest_ms`.
+local function end_in_time(until_ms, back_ms, seen_ms, latest_ms)
+  if back_ms > 0 and until_ms > seen_ms then
+    until_ms = math.max(until_ms - back_ms, 0)
   end
+  return math.min(until_ms, latest_ms)
+end
+
+-- Writes a record again with another expiry. `head` is the pattern of what stands before the expiry, in a capture.
+local function write_expiry(key, field, record, head, ends_ms)
+  redis.call('HSET', key, field, (string.gsub(record, head .. '%d+', '%1' .. string.format('%d', ends_ms), 1)))
 end

@@ -10,7 +10,8 @@ import redis.asyncio as redis
 
 from coordinator.agent import engine_session
 from coordinator.agent.agent_store import Registration
-from coordinator.agent.engine_session import EngineSession
+from coordinator.agent.batch_sequence import Restarted
+from coordinator.agent.engine_session import EngineSession, EventIntake, publish_at_s
 from coordinator.agent.http_engine import EngineSnapshot
 from coordinator.keys import PoolKeys
 from coordinator.registry import AgentRecord
@@ -96,3 +97,44 @@ async def test_an_engine_that_is_heard_again_has_everything_said_again(
     finally:
         session.cancel()
         await asyncio.gather(session, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("agents", "apart_s"), [(0, 0.02), (80, 0.02), (400, 0.1), (1000, 0.25), (100_000, 0.25)])
+def test_the_larger_the_fleet_the_less_often_an_agent_publishes(agents: int, apart_s: float) -> None:
+    assert publish_at_s(100.0, 100.0, agents) == pytest.approx(100 + apart_s)
+    assert publish_at_s(100.0, 99.0, agents) == pytest.approx(100.02), "at once after a pause"
+
+
+async def test_an_agent_learns_from_its_heartbeat_how_large_the_fleet_is(
+    engine: Publisher, server: RedisServer, store: redis.Redis
+) -> None:
+    others = {f"other{i}": "agent life1 1 session 0 0 -1" for i in range(399)}
+    await store.hset(KEYS.agents, mapping=others)
+    seen = QuietEngine(engine)
+    follows = EngineSession(Registration(server.url, "r0", "agent0"), "r0", await seen.look(), seen)
+    session = asyncio.ensure_future(follows.run())
+    try:
+        await eventually(lambda: follows._intake.agents == 400)
+    finally:
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)
+
+
+async def test_what_happens_while_an_agent_gathers_is_published_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    intake, slept_s, sleep = EventIntake("r0", "tcp://events", ""), list[float](), asyncio.sleep
+    intake.agents = 1000
+
+    async def meanwhile(delay_s: float) -> None:
+        slept_s.append(delay_s)
+        await intake._items.put(Restarted())
+        await sleep(0)
+
+    async def collected(within_s: float) -> int:
+        await intake._items.put(Restarted())
+        return len(await intake.collect(asyncio.get_running_loop().time() + within_s))
+
+    monkeypatch.setattr(asyncio, "sleep", meanwhile)
+    assert [await collected(3600), await collected(3600), await collected(0.1)] == [2, 2, 2]
+    assert slept_s[0] == pytest.approx(0.02)
+    assert 0.02 < slept_s[1] <= 0.25
+    assert slept_s[2] <= 0.1, "a heartbeat does not wait for it"

@@ -115,3 +115,21 @@ async def test_a_step_back_is_written_down_for_the_doctor(
         await survey.close()
     assert abs(at_ms - await clock.now_ms()) < 10_000
     assert HOUR_MS - 10_000 < by_ms <= HOUR_MS
+
+
+@pytest.mark.parametrize("back_ms", [HOUR_MS, 300])
+async def test_in_a_large_pool_too_every_expiry_moves_back_with_the_clock(
+    pool: Pool, client: redis.Redis, clock: Clock, back_ms: int
+) -> None:
+    """Heartbeats of a large pool seldom look at all records. One that finds that the clock went back does."""
+    since_ms = await clock.now_ms()
+    many = {f"many{i}": f"life1 ready 0 {since_ms} 0 http://many{i}.test" for i in range(3000)}
+    await client.hset(KEYS.replicas, mapping=many)
+    await pool.beat()
+    await clock.follow("many7")
+    await client.hset(KEYS.breakers, "many7", f"3 {await clock.now_ms() + 5000} 0")
+    await clock.step(-back_ms)
+    assert (await pool.beat()).is_exact("many7")
+    for key, field, position in ((KEYS.leases, "events:many7", 1), (KEYS.agents, "many7", 2)):
+        assert 0 < await clock.left_ms(key, field, position) <= LEASE_MS, field
+    assert 0 < await clock.left_ms(KEYS.breakers, "many7") <= 5000 + 300

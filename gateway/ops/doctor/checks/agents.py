@@ -139,7 +139,7 @@ def _publishes(pool: PoolEvidence, replica: str) -> bool:
 
 def _computed(snapshot: PoolSnapshot, record: ReplicaRecord) -> tuple[int, float]:
     """The last event that its agent applied and the prompt tokens that its engine computed, in its current life."""
-    agent, figures = snapshot.state.agents.get(record.replica), snapshot.state.engines.get(record.replica, {})
+    agent, figures = snapshot.state.agents.get(record.replica), snapshot.figures.engines.get(record.replica, {})
     if agent is None or agent.incarnation != record.incarnation:
         return _NO_EVENT, 0.0
     return agent.seq, figures.get("prefix_queries_tokens", 0) - figures.get("prefix_hits_tokens", 0)

@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.engine.facts import ModelCard
 from coordinator.redis.checks import RedisEvidence, SampledKey
 from coordinator.redis.info import RedisInfo, read_info
-from coordinator.registry import AgentRecord, PoolState, ReplicaRecord
+from coordinator.registry import AgentRecord, PoolState, ReplicaFigures, ReplicaRecord
 from coordinator.survey import PoolSnapshot, UnreadableRecords
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
 
@@ -87,13 +87,14 @@ def snapshot_at(at_s: float = 0.0) -> PoolSnapshot:
             open_until_ms={},
             worker="gw0.aaaaaa",
             now_ms=now_ms,
-            active={},
             agents={
                 name: AgentRecord(f"{name}.bbbbbb", LIFE, now_ms + 2500, "session", False, 0, 100 + int(at_s))
                 for name in IDS
             },
             applied_until_ms=dict.fromkeys(IDS, now_ms + 2500),
-            engines={name: {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 4000.0} for name in IDS},
+        ),
+        figures=ReplicaFigures(
+            {}, {name: {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 4000.0} for name in IDS}
         ),
         gateway_leases_ms={"gw0.aaaaaa": now_ms + 2500, "gw1.aaaaaa": now_ms + 2500, "coordinator.c": now_ms + 2500},
         oldest_unapplied_ms={},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.registry import ReplicaFigures
 from gateway.ops.doctor.evidence import Evidence, LmcacheEvidence, Unknown
 from gateway.ops.doctor.examine import examine, kinds
 from tests.gateway.ops.doctor.cluster import (
@@ -44,8 +45,8 @@ def unheard_while_computing(*tokens_at_each_snapshot: int) -> Evidence:
     snapshots = []
     for snapshot, tokens in zip(POOL.snapshots, tokens_at_each_snapshot, strict=True):
         agents = snapshot.state.agents | {"r1": replace(snapshot.state.agents["r1"], seq=100)}
-        engines = snapshot.state.engines | {"r1": counted(tokens)}
-        snapshots.append(replace(snapshot, state=replace(snapshot.state, agents=agents, engines=engines)))
+        figures = ReplicaFigures({}, snapshot.figures.engines | {"r1": counted(tokens)})
+        snapshots.append(replace(snapshot, state=replace(snapshot.state, agents=agents), figures=figures))
     return replace(HEALTHY, pools=(replace(POOL, snapshots=tuple(snapshots)),))
 
 
@@ -57,9 +58,9 @@ def another_pool() -> Evidence:
         replicas={"r9": replace(here.replicas["r0"], replica="r9")},
         agents={"r9": here.agents["r0"]},
         applied_until_ms={"r9": NOW_MS + 1000},
-        engines={},
     )
-    snapshots = tuple(replace(snapshot, pool="n", state=state) for snapshot in POOL.snapshots)
+    figures = ReplicaFigures({}, {})
+    snapshots = tuple(replace(snapshot, pool="n", state=state, figures=figures) for snapshot in POOL.snapshots)
     return replace(HEALTHY, pools=(POOL, replace(POOL, name="n", replicas=(other,), snapshots=snapshots)))
 
 

@@ -1,0 +1,32 @@
+-- What gateways are told of a pool: `view` has a line for each replica, and `view_changes` the version at which each
+-- line changed last. Nobody has to raise a version: a heartbeat makes the lines from the records and compares them with
+-- those that are there, so a change is found whoever wrote it. The heartbeats of all gateways share one comparison as
+-- long as it is fresh: a comparison takes some microseconds a replica, and there is at most one in 0.4 ms a replica.
+--
+-- A line is
+--   "<open_until_ms | -> <1 if an applier has the lease on its stream, else 0>[ <agent> <its incarnation> <lease_until_ms |
+--   + while the lease is good> <mode> <1 while relearning, else 0>]\n<its record in the registry>"
+-- It has no time that moves while all is well. The field "?" of `view` is
+--   "<id> <version> <made_ms> <share> <untended>"
+-- where `id` changes when `view` begins anew, `share` is the number of streams that an applier may hold, and `untended`
+-- is not 0 if a lease on a stream is free, or on a stream that has no agent any more.
+
+-- include safe
+-- include parts
+
+local VIEW_MS_A_RECORD, SMALL_POOL = 0.4, 8
+
+-- The id, the version, when it was made, the share and the untended streams; nil if there is no view, or it cannot be
+-- read.
+local function view_head(view_key)
+  local text = redis.call('HGET', view_key, '?') or ''
+  local id, version, made_ms, share, untended = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+  if id and is_number(version) and is_number(made_ms) and is_number(share) then
+    return id, tonumber(version), tonumber(made_ms), tonumber(share), tonumber(untended)
+  end
+end
+
+-- For how long a view of so many records is fresh.
+local function view_lasts_ms(records)
+  return math.max(0, records - SMALL_POOL) * VIEW_MS_A_RECORD
+end
