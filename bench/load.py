@@ -18,7 +18,7 @@ from bench.workloads import Message, Session
 BLOCK_TOKENS = 16
 """The block size of the simulated engines. It is vLLM's default."""
 MODEL = "sim"
-_TIMEOUT_S = 120
+TIMEOUT_S = 120
 """Timeout of a request. It is longer than any answered request takes."""
 
 Body = dict[str, Any]
@@ -145,7 +145,7 @@ async def run(
     result, turns = Result(), Turns(sessions, order)
     started = time.perf_counter()
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
     ) as http:
         failed_since = [0] * concurrency
         """Failures of each client since the last answer to any client."""
@@ -159,7 +159,7 @@ async def run(
                 started = time.perf_counter()
                 try:
                     url = await spread(session, body)
-                    answer = await _send(http, body, url, started, result, block_tokens)
+                    answer = await send(http, body, url, started, result, block_tokens)
                     failed_since[:] = [0] * concurrency
                 except (aiohttp.ClientError, OSError, TimeoutError, NotAnAnswer):
                     result.failed += 1
@@ -177,7 +177,7 @@ class NotAnAnswer(Exception):
     """The reply is not a complete answer to a chat request."""
 
 
-async def _send(
+async def send(
     http: aiohttp.ClientSession, body: Body, url: str, started: float, result: Result, block_tokens: int
 ) -> str:
     """Returns the answer's text. Raises NotAnAnswer and aiohttp's errors."""

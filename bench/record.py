@@ -68,10 +68,12 @@ class Found(Generic[_Row]):
     rows: list[_Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Each with its reason."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """More about the whole run."""
 
     def leave_out(self, why: str) -> None:
         self.left_out.append(why)
         self.console.print(f"left out: {why}")
 
     def save(self) -> None:
-        write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
+        write(self.out, [row.as_dict() for row in self.rows], self.versions, **self.facts, left_out=self.left_out)
