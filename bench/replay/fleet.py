@@ -1,21 +1,22 @@
-"""The simulated replicas of a replay: their number, their caches and their speed."""
+"""The light replicas of a replay: their number, their caches and their speed."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from bench.cluster import running_replicas
+from bench.embedded import embedded_redis
+from bench.fleet.replicas import light_replicas
+from bench.fleet.settings import LightSettings
 from bench.load import BLOCK_TOKENS, MODEL
 from bench.replay.prompts import findable_tokens, longest_tokens, sent_tokens
 from bench.replay.trace import Trace
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S, Fleet
 
-_STEP_TOKENS = 8192
-"""The most tokens that an engine computes in one step, before scaling. It is the simulator's default."""
+_CHUNK_TOKENS = 32
+"""The tokens of the recording in one chunk of a stream, after the first token. Chunks of one token would cost this
+machine more than everything else."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,14 @@ class Setup:
     """Divides all times, those of the recording and of the engines."""
 
     @property
-    def prefill_tokens_per_s(self) -> float:
-        return PREFILL_TOKENS_PER_S * self.tokens_scale
-
-    @property
     def decode_s_per_token(self) -> float:
         return DECODE_S_PER_TOKEN / self.tokens_scale
+
+    @property
+    def first_token_excess_s(self) -> float:
+        """How much longer the first token takes than in the recording's tokens, because a scaled token stands for
+        several. Not divided by `speed`."""
+        return self.decode_s_per_token - DECODE_S_PER_TOKEN
 
     def capacity_tokens(self, trace: Trace) -> int:
         """The cache of each replica, in whole blocks of its engine."""
@@ -77,17 +80,15 @@ def setup(
 
 @contextmanager
 def running_fleet(setup: Setup, trace: Trace) -> Iterator[Fleet]:
-    """New replicas with empty caches."""
-    arguments = {
-        "--speed": setup.speed,
-        "--num-gpu-blocks": setup.capacity_tokens(trace) // BLOCK_TOKENS,
-        "--max-num-batched-tokens": max(BLOCK_TOKENS, round(_STEP_TOKENS * setup.tokens_scale)),
-        "--prefill-tokens-per-s": setup.prefill_tokens_per_s,
-        "--decode-s-per-token": setup.decode_s_per_token,
-    }
-    flat = tuple(str(part) for pair in arguments.items() for part in pair)
-    with (
-        tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder,
-        running_replicas(Path(folder), setup.replicas, flat) as replicas,
-    ):
-        yield Fleet("simulated", {replica.id: replica.url for replica in replicas}, MODEL, BLOCK_TOKENS, setup.speed)
+    """New replicas with empty caches, and a new Redis to which their agents publish."""
+    settings = LightSettings(
+        served_name=MODEL,
+        block_tokens=BLOCK_TOKENS,
+        num_blocks=setup.capacity_tokens(trace) // BLOCK_TOKENS,
+        prefill_tokens_per_s=PREFILL_TOKENS_PER_S * setup.tokens_scale,
+        decode_s_per_token=setup.decode_s_per_token,
+        speed=setup.speed,
+        tokens_per_chunk=max(1, round(_CHUNK_TOKENS * setup.tokens_scale)),
+    )
+    with embedded_redis() as redis_url, light_replicas(setup.replicas, settings, redis_url) as replicas:
+        yield Fleet("light", replicas.urls, MODEL, BLOCK_TOKENS, setup.speed, redis_url)

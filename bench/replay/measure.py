@@ -121,7 +121,8 @@ def _row(
     counted: Sequence[Counters],
     idle_share: float,
 ) -> Row:
-    ttft_ms = scaled_time.ttft_ms(result, setup.speed)
+    excess_ms = setup.first_token_excess_s * 1000
+    ttft_ms = [round(each - excess_ms, 2) for each in scaled_time.ttft_ms(result, setup.speed)]
     requests = [each.requests for each in counted]
     computed = [each.queries_tokens - each.hits_tokens for each in counted]
     return Row(

@@ -38,6 +38,8 @@ class Fleet:
     block_tokens: int
     speed: float
     """Divides the engines' times. It is 1 for real engines."""
+    redis_url: str | None = None
+    """The Redis of agents that already run. Without it, gateways start with their own Redis and agents."""
 
     def counters(self) -> list[Counters]:
         """The engines' counters, in the order of `urls`."""

@@ -69,7 +69,9 @@ def _oracle(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AbstractAs
 def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
-        with running_gateways(fleet.urls, gateways=gateways, policy=policy, config=_CONFIG) as cluster:
+        with running_gateways(
+            fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, redis_url=fleet.redis_url
+        ) as cluster:
             yield random_spread(cluster.gateway_urls, seed)
 
     return start

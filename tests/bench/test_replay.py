@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ from typing import Any
 import pytest
 
 from bench.load import BLOCK_TOKENS, MODEL
+from bench.replay.__main__ import main
+from bench.replay.fleet import prefill_load, setup
+from bench.replay.measure import busiest, variation
 from bench.replay.prompts import content, findable_tokens, sent_tokens, session
 from bench.replay.trace import BadTrace, Trace, TraceRequest, read_trace
+from bench.routing.systems import OURS
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.prompt import BlockHasher, EnginePrompt
 from gateway.simulator.replica import SimReplica
@@ -159,3 +164,54 @@ def test_a_block_has_the_same_text_in_every_prompt() -> None:
     long, short = (content(request, 64) for request in trace.requests)
     assert long.startswith(short)
     assert len(long) == 130 * 4
+
+
+def conversations(groups: int, turns: int) -> list[dict[str, Any]]:
+    """Conversations whose prompts grow by two blocks a turn, under one system prompt of a block."""
+    return [
+        row(
+            1000 * (turn * groups + group),
+            512 + 1024 * (turn + 1),
+            0,
+            *(1000 * (group + 1) + block for block in range(2 * (turn + 1))),
+            output_length=16,
+        )
+        for turn in range(turns)
+        for group in range(groups)
+    ]
+
+
+def test_a_small_recording_goes_through_real_gateways_and_finds_most_of_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = written(tmp_path, conversations(groups=7, turns=5)), tmp_path / "out.json"
+    options = ["--systems", OURS, "--replicas", "3", "--caches", "6,0.01", "--busy", "0.1", "--per-s", "25"]
+    monkeypatch.setattr(sys, "argv", ["bench.replay", str(trace), *options, "--out", str(out)])
+    monkeypatch.setattr("bench.record.begin", lambda: None)  # it installs signal handlers for a benchmark
+    main()
+    written_down = json.loads(out.read_text())
+    (found,) = written_down["rows"]
+    sent = read_trace(trace).scaled(64)
+    assert (found["requests"], found["failed"]) == (35, 0)
+    assert found["prompt_tokens"] == sum(map(sent_tokens, sent.requests))
+    assert found["findable_tokens"] == findable_tokens(sent)
+    assert 0.8 < found["of_bound"] <= 1  # taking turns finds less than half of it
+    assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"]
+    assert "the longest request has" in written_down["left_out"][0]
+    assert "64 here for 512 of the recording" in written_down["scaling"][1]
+    assert "3 replicas that hold 6 of the distinct blocks" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_rate_keeps_the_engines_as_busy_as_asked_and_time_fits_the_machine(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, conversations(groups=6, turns=6))).scaled(64)
+    for replicas in (2, 20):
+        fleet = setup(trace, replicas, held=1, tokens_scale=1 / 8, busy=0.5, rate=None, per_s=10)
+        assert prefill_load(trace, replicas, 1 / 8)[0] * fleet.rate == pytest.approx(0.5)
+        sent_within_s = trace.span_s / fleet.rate / fleet.speed
+        assert len(trace.requests) / sent_within_s == pytest.approx(10)
+    assert setup(trace, 2, 1, 1 / 8, busy=0.5, rate=3, per_s=10).rate == 3
+
+
+def test_balance_is_told_by_the_busiest_and_by_the_variation() -> None:
+    assert (busiest([1, 2, 3]), variation([1, 2, 3])) == (1.5, 0.4082)
+    assert (busiest([0, 0]), variation([0, 0])) == (0.0, 0.0)
