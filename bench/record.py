@@ -16,12 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.machine import machine
+from gateway.interpreter import is_optimised
+
+_SLOW_PYTHON = (
+    "warning: this Python was built without optimisation, so gateways cost a third more here than with Debian's Python "
+    "or that of the official images; make install PYTHON=/usr/bin/python3 installs with another one"
+)
 
 
 def begin() -> None:
     """Makes SIGTERM unwind like Ctrl-C, so that every started process is stopped. Reads the commit now, because results
-    come hours later and files may change meanwhile."""
+    come hours later and files may change meanwhile. Warns of a slow Python."""
     machine()
+    if not is_optimised():
+        print(_SLOW_PYTHON, file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 

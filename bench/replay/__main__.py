@@ -184,6 +184,7 @@ def run(
         for setup in setups:
             if refusal := setup.refusal(trace):
                 found.leave_out(refusal)
+                found.save()
                 progress.advance(task, len(routed_by))
                 continue
             rows: list[Row] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from coordinator.chores.repair import KEYS
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
-from gateway import __version__
+from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
@@ -31,7 +32,11 @@ class Status:
     ) -> None:
         self.gateway = gateway
         self._watcher = watcher
-        self.about = {"version": __version__, "settings": settings.fingerprint()}
+        self.about = {
+            "version": __version__,
+            "settings": settings.fingerprint(),
+            "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
+        }
         """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
         self._admission = admission
         self._store = store
