@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bench.routing.mixes import Mix, Workload
-from bench.routing.whatif import VirtualTimeLoop, Weights, run, variant
+from bench.routing.whatif import VirtualTimeLoop, Variant, Weights, run, variant
 from bench.workloads import about, text, user, words
 
 SMALL = Mix("small", "questions about six documents", 2, 8_000, 4, lambda seed: _documents(seed))
@@ -31,17 +31,17 @@ def test_an_hour_takes_no_time() -> None:
 
 
 def test_a_seed_gives_the_same_figures_every_time_and_another_seed_others() -> None:
-    first = run(SMALL, Weights(), 1)
+    first = run(SMALL, Variant(), 1)
     assert sum(first.requests) == len(first.ttft_s) == 60
-    assert first.figures == run(SMALL, Weights(), 1).figures != run(SMALL, Weights(), 2).figures
+    assert first.figures == run(SMALL, Variant(), 1).figures != run(SMALL, Variant(), 2).figures
 
 
 def test_where_computing_costs_nothing_less_is_found_in_the_caches() -> None:
-    blind = run(SMALL, variant("charged=0,displaced=0"), 1).figures["cached"]
-    assert run(SMALL, Weights(), 1).figures["cached"] > blind + 0.1
+    blind = run(SMALL, variant("charged=0,displaced=0"), 1).figures["cached %"]
+    assert run(SMALL, Variant(), 1).figures["cached %"] > blind + 10
 
 
 def test_a_variant_names_its_weights() -> None:
-    assert variant("charged=2,copy=8") == Weights(charged=2, copy=8)
+    assert variant("charged=2,copy=8") == Variant(Weights(charged=2, copy=8))
     with pytest.raises(ValueError, match="nonsense"):
         variant("nonsense=1")
