@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bench.routing.mixes import Mix, Workload
-from bench.routing.whatif import VirtualTimeLoop, Variant, Weights, run, variant
+from bench.routing.whatif import Variant, VirtualTimeLoop, Weights, run, variant
 from bench.workloads import about, text, user, words
 
 SMALL = Mix("small", "questions about six documents", 2, 8_000, 4, lambda seed: _documents(seed))
