@@ -105,20 +105,21 @@ class Load:
 def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
     """Computes the same as coordinator/lua/lib/choose.lua, for replicas of one size."""
     best = max(load.matched_tokens for load in loads)
+    per_request = weights.request + weights.fresh * (prompt_tokens - best)
+    of_prompt: dict[int, tuple[float, float]] = {}
+    """What is charged, and the room that the copy takes, by the tokens that a replica lacks. Most lack the same."""
     found = []
     for load in loads:
         lacks = best - load.matched_tokens
-        share = 1.0
-        if hits > 0:
-            share = max(1 / (1 + hits), min(1.0, weights.copy * lacks / capacity_tokens))
-        copied = lacks * share if best else prompt_tokens
-        room = capacity_tokens - _occupied(load, capacity_tokens)
-        found.append(
-            load.backlog_tokens
-            + weights.charged * (prompt_tokens - best + lacks * share)
-            + weights.displaced * max(0.0, copied - room)
-            + (weights.request + weights.fresh * (prompt_tokens - best)) * load.active
-        )
+        if lacks not in of_prompt:
+            share = 1.0
+            if hits > 0:
+                share = max(1 / (1 + hits), min(1.0, weights.copy * lacks / capacity_tokens))
+            charged = weights.charged * (prompt_tokens - best + lacks * share)
+            of_prompt[lacks] = charged, lacks * share if best else prompt_tokens
+        charged, copied = of_prompt[lacks]
+        displaced = max(0.0, copied - capacity_tokens + _occupied(load, capacity_tokens))
+        found.append(load.backlog_tokens + charged + weights.displaced * displaced + per_request * load.active)
     return found
 
 
@@ -312,8 +313,7 @@ class Router:
         depths = self._holders.depths(hashes)
         seen = self._candidates(depths) if self._variant.candidates else range(len(self.loads))
         loads = [self.loads[replica] for replica in seen]
-        for replica, load in zip(seen, loads, strict=True):
-            load.matched_tokens = BLOCK_TOKENS * next((depth for depth, holders in depths if replica in holders), 0)
+        self._match(seen, depths)
         hits = 0
         if depths:
             best, deepest = depths[0]
@@ -322,10 +322,20 @@ class Router:
         cost = costs(self._variant.weights, loads, self._capacity_tokens, prompt_tokens, hits)
         limit = self._guard_limit()
         allowed = [at for at, load in enumerate(loads) if load.active < limit] or range(len(loads))
-        at = min(allowed, key=lambda at: (cost[at], _occupied(loads[at], self._capacity_tokens), self._rng.random()))
+        least = min(cost[at] for at in allowed)
+        equal = [at for at in allowed if cost[at] == least]
+        at = min(equal, key=lambda at: (_occupied(loads[at], self._capacity_tokens), self._rng.random()))
         matched_tokens = loads[at].matched_tokens
         self._sample_hit(seen[at], hashes, matched_tokens // BLOCK_TOKENS)
         return seen[at], matched_tokens
+
+    def _match(self, seen: Sequence[int], depths: Sequence[tuple[int, set[int]]]) -> None:
+        """Sets how many leading tokens of the prompt each of these replicas holds."""
+        for replica in seen:
+            self.loads[replica].matched_tokens = 0
+        for depth, holders in reversed(depths):
+            for replica in holders if len(seen) == len(self.loads) else holders.intersection(seen):
+                self.loads[replica].matched_tokens = depth * BLOCK_TOKENS
 
     def _guard_limit(self) -> float:
         """The load guard allows replicas with fewer requests than this."""
