@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
@@ -437,9 +438,12 @@ def _ignore(_seconds: float) -> None:
 def run(mix: Mix, variant: Variant, seed: int) -> Outcome:
     """Runs the mix with this seed. The result is the same every time."""
     loop = VirtualTimeLoop()
+    trial, workload = Trial(mix, variant, seed), mix.make(seed)
+    gc.freeze()  # a large fleet has millions of blocks, and every full collection would look at all of them
     try:
-        return loop.run_until_complete(Trial(mix, variant, seed).run(mix.make(seed)))
+        return loop.run_until_complete(trial.run(workload))
     finally:
+        gc.unfreeze()
         loop.close()
 
 
