@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import resource
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from importlib import metadata
@@ -63,7 +64,7 @@ _QUICK = {"requests": "1000", "replicas": "8", "caches": "0.3,1", "systems": f"{
 _LEGEND = (
     "of bound: found tokens, as a share of those that one endless cache finds. cached: of the prompts' tokens. "
     "busiest: the busiest replica's requests (or prompt tokens that it computed), divided by the mean. cv: the "
-    "coefficient of variation over replicas. idle: the idle share of the machine."
+    f"coefficient of variation over replicas. idle: the idle share of the machine. {INVALID}."
 )
 
 
@@ -164,7 +165,7 @@ def _table(setup: Setup, trace: Trace, rows: Sequence[Row]) -> Table:
     for row in rows:
         name = label(row.system, row.instances)
         shown.add_row(
-            name if row.valid else f"{name} [red]{INVALID}",
+            name if row.valid else f"{name} [red](invalid)",
             f"{row.of_bound:.1%}",
             f"{row.cache_share:.1%}",
             *(f"{each:.0f}" for each in (row.ttft_p50_ms, row.ttft_p95_ms, row.ttft_p99_ms)),
@@ -202,8 +203,15 @@ def run(
             found.save()
 
 
+def _raise_open_files() -> None:
+    """Lets the client have as many connections as the system allows: requests of an overloaded fleet pile up."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     record.begin()
+    _raise_open_files()
     options = _options()
     console = Console()
     try:

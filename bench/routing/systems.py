@@ -26,8 +26,9 @@ def _tight(peer: Peer) -> Peer:
 
 _AS_THEY_COME = ("sglang-router", "vllm-router")
 ROUTERS = {peer.name: peer for name in _AS_THEY_COME for peer in (PEERS[name], _tight(PEERS[name]))}
-# On a machine that also runs the replicas and the clients, a placement may have to wait for a core.
-_CONFIG = {"redis": {"budget_ms": 200}}
+# On a machine that also runs the replicas and the clients, a placement may have to wait for a core. The engines' queues
+# hold the requests of an overloaded fleet, not the gateways.
+_CONFIG = {"redis": {"budget_ms": 200}, "limits": {"max_in_flight": 65_536}}
 
 Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Spread]]
 """Starts a system for a fleet, the coming sessions and a seed."""
