@@ -25,9 +25,10 @@ The bound is what one endless cache finds of exactly the requests that are sent.
 of all replicas together hold the distinct blocks of these requests: from a tenth (0.1) to all of them (1). The caches
 are empty at the start. Answers need cache, too.
 
-KVGate's prefix_kv_aware runs with --gateways gateways. Other routers (`python -m bench.overhead --install`) run with
-their defaults. A run is invalid if the machine was less than 20 % idle: its times are those of the machine. Then lower
---per-s or --tokens-per-block.
+KVGate's prefix_kv_aware runs with --gateways gateways. KVGate has its defaults, except that a gateway takes any number
+of requests, may wait 200 ms for Redis, and takes no replica for hung while it computes a long prompt. Other routers
+(`python -m bench.overhead --install`) run with their defaults. A run is invalid if the machine was less than 20 % idle:
+its times are those of the machine. Then lower --per-s or --tokens-per-block.
 """
 
 from __future__ import annotations

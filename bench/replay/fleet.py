@@ -14,6 +14,12 @@ from bench.replay.prompts import findable_tokens, longest_tokens, sent_tokens
 from bench.replay.trace import Trace
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S, Fleet
 
+_CONFIG = {
+    # The engines' queues hold the requests of an overloaded fleet, not the gateways.
+    "limits": {"max_in_flight": 65_536},
+    # A long prompt takes half a minute. vLLM's events tell of every step meanwhile, but a light replica's do not.
+    "health": {"hang_s": 300},
+}
 _CHUNK_TOKENS = 32
 """The tokens of the recording in one chunk of a stream, after the first token. Chunks of one token would cost this
 machine more than everything else."""
@@ -91,4 +97,4 @@ def running_fleet(setup: Setup, trace: Trace) -> Iterator[Fleet]:
         tokens_per_chunk=max(1, round(_CHUNK_TOKENS * setup.tokens_scale)),
     )
     with embedded_redis() as redis_url, light_replicas(setup.replicas, settings, redis_url) as replicas:
-        yield Fleet("light", replicas.urls, MODEL, BLOCK_TOKENS, setup.speed, redis_url)
+        yield Fleet("light", replicas.urls, MODEL, BLOCK_TOKENS, setup.speed, redis_url, _CONFIG)

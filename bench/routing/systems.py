@@ -26,9 +26,8 @@ def _tight(peer: Peer) -> Peer:
 
 _AS_THEY_COME = ("sglang-router", "vllm-router")
 ROUTERS = {peer.name: peer for name in _AS_THEY_COME for peer in (PEERS[name], _tight(PEERS[name]))}
-# On a machine that also runs the replicas and the clients, a placement may have to wait for a core. The engines' queues
-# hold the requests of an overloaded fleet, not the gateways.
-_CONFIG = {"redis": {"budget_ms": 200}, "limits": {"max_in_flight": 65_536}}
+# On a machine that also runs the replicas and the clients, a placement may have to wait for a core.
+_CONFIG = {"redis": {"budget_ms": 200}}
 
 Start = Callable[[Fleet, Sequence[Session], int], AbstractAsyncContextManager[Spread]]
 """Starts a system for a fleet, the coming sessions and a seed."""
@@ -70,8 +69,9 @@ def _oracle(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AbstractAs
 def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
+        config = _CONFIG | fleet.config
         with running_gateways(
-            fleet.urls, gateways=gateways, policy=policy, config=_CONFIG, redis_url=fleet.redis_url
+            fleet.urls, gateways=gateways, policy=policy, config=config, redis_url=fleet.redis_url
         ) as cluster:
             yield random_spread(cluster.gateway_urls, seed)
 
