@@ -46,6 +46,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import record, tables
+from bench.fleet.gateways import NotReady
 from bench.load import BLOCK_TOKENS
 from bench.options import amounts, count, counts, names, positive
 from bench.peers import DoesNotStart
@@ -196,7 +197,7 @@ def run(
                 try:
                     with running_fleet(setup, trace) as fleet:
                         rows.append(asyncio.run(measure(fleet, trace, setup, system, seed)))
-                except (DoesNotStart, RuntimeError, OSError, httpx.HTTPError) as error:
+                except (DoesNotStart, NotReady, RuntimeError, OSError, httpx.HTTPError) as error:
                     found.leave_out(f"{what}: {error}")
                 progress.advance(task)
             found.rows += rows

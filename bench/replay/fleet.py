@@ -18,7 +18,8 @@ _CONFIG = {
     # The engines' queues hold the requests of an overloaded fleet, not the gateways.
     "limits": {"max_in_flight": 65_536},
     # A long prompt takes half a minute. vLLM's events tell of every step meanwhile, but a light replica's do not.
-    "health": {"hang_s": 300},
+    # One process answers for all replicas, so it may answer late.
+    "health": {"hang_s": 300, "timeout_s": 5},
 }
 _CHUNK_TOKENS = 32
 """The tokens of the recording in one chunk of a stream, after the first token. Chunks of one token would cost this
