@@ -6,8 +6,10 @@ import asyncio
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import aiohttp
@@ -18,7 +20,7 @@ from bench.workloads import Message, Session
 BLOCK_TOKENS = 16
 """The block size of the simulated engines. It is vLLM's default."""
 MODEL = "sim"
-_TIMEOUT_S = 120
+TIMEOUT_S = 120
 """Timeout of a request. It is longer than any answered request takes."""
 
 Body = dict[str, Any]
@@ -92,8 +94,14 @@ class Turns:
     answer."""
 
     def __init__(self, sessions: Sequence[Session], order: Sequence[int]) -> None:
-        self._left = list(order)
-        self._busy: set[int] = set()
+        self._left = len(order)
+        self._places: list[deque[int]] = [deque() for _ in sessions]
+        """The places of each session's coming turns in the order."""
+        for place, index in enumerate(order):
+            self._places[index].append(place)
+        self._idle = [(places[0], index) for index, places in enumerate(self._places) if places]
+        """Idle sessions with turns left, by the place of their next turn. A heap."""
+        heapify(self._idle)
         self._freed = asyncio.Condition()
         self._said: list[list[Message]] = [[] for _ in sessions]
         self._sessions = sessions
@@ -103,10 +111,10 @@ class Turns:
         """An idle session and all its messages up to its next turn. None if no session has turns left."""
         async with self._freed:
             while self._left:
-                at = next((at for at, index in enumerate(self._left) if index not in self._busy), None)
-                if at is not None:
-                    index = self._left.pop(at)
-                    self._busy.add(index)
+                if self._idle:
+                    _, index = heappop(self._idle)
+                    self._places[index].popleft()
+                    self._left -= 1
                     self._said[index] += self._sessions[index].turns[self._turn[index]]
                     self._turn[index] += 1
                     return index, list(self._said[index])
@@ -115,15 +123,18 @@ class Turns:
 
     def give_up(self) -> int:
         """Drops all remaining turns. Returns their number."""
-        left = len(self._left)
-        self._left.clear()
+        left, self._left = self._left, 0
         return left
 
     async def end(self, index: int, answer: str) -> None:
         self._said[index].append({"role": "assistant", "content": answer})
         async with self._freed:
-            self._busy.discard(index)
-            self._freed.notify_all()
+            if places := self._places[index]:
+                heappush(self._idle, (places[0], index))
+            if self._left:
+                self._freed.notify()
+            else:
+                self._freed.notify_all()
 
 
 async def run(
@@ -145,7 +156,7 @@ async def run(
     result, turns = Result(), Turns(sessions, order)
     started = time.perf_counter()
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
     ) as http:
         failed_since = [0] * concurrency
         """Failures of each client since the last answer to any client."""
@@ -159,7 +170,7 @@ async def run(
                 started = time.perf_counter()
                 try:
                     url = await spread(session, body)
-                    answer = await _send(http, body, url, started, result, block_tokens)
+                    answer = await send(http, body, url, started, result, block_tokens)
                     failed_since[:] = [0] * concurrency
                 except (aiohttp.ClientError, OSError, TimeoutError, NotAnAnswer):
                     result.failed += 1
@@ -177,7 +188,7 @@ class NotAnAnswer(Exception):
     """The reply is not a complete answer to a chat request."""
 
 
-async def _send(
+async def send(
     http: aiohttp.ClientSession, body: Body, url: str, started: float, result: Result, block_tokens: int
 ) -> str:
     """Returns the answer's text. Raises NotAnAnswer and aiohttp's errors."""

@@ -9,6 +9,8 @@ import time
 from functools import cache
 from pathlib import Path
 
+from gateway.interpreter import is_optimised
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """The unit of times in /proc."""
 
@@ -21,7 +23,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": processor,
         "cores": str(os.cpu_count()),
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()} ({'optimised' if is_optimised() else 'not optimised'})",
         "commit": _commit(),
     }
 

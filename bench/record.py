@@ -16,12 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.machine import machine
+from gateway.interpreter import is_optimised
+
+_SLOW_PYTHON = (
+    "warning: this Python was built without optimisation, so gateways cost a third more here than with Debian's Python "
+    "or that of the official images; make install PYTHON=/usr/bin/python3 installs with another one"
+)
 
 
 def begin() -> None:
     """Makes SIGTERM unwind like Ctrl-C, so that every started process is stopped. Reads the commit now, because results
-    come hours later and files may change meanwhile."""
+    come hours later and files may change meanwhile. Warns of a slow Python."""
     machine()
+    if not is_optimised():
+        print(_SLOW_PYTHON, file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -68,10 +76,12 @@ class Found(Generic[_Row]):
     rows: list[_Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Each with its reason."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """More about the whole run."""
 
     def leave_out(self, why: str) -> None:
         self.left_out.append(why)
         self.console.print(f"left out: {why}")
 
     def save(self) -> None:
-        write(self.out, [row.as_dict() for row in self.rows], self.versions, left_out=self.left_out)
+        write(self.out, [row.as_dict() for row in self.rows], self.versions, **self.facts, left_out=self.left_out)

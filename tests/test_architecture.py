@@ -21,7 +21,7 @@ LAYERS = (
     "coordinator.chores",
     "coordinator.store_connection coordinator.store coordinator.known_pools",
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
-    "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines",
+    "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
     "gateway.upstream",
     "gateway.replicas",

@@ -92,6 +92,6 @@ def _configuration(
         "host": "127.0.0.1",
         "id": f"gw{number}",
         "port": port,
-        "redis": {"url": redis_url},
+        "redis": {**config.get("redis", {}), "url": redis_url},
         "replicas": [{"id": replica, "url": url} for replica, url in listed.items()],
     }

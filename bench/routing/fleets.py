@@ -6,8 +6,9 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -38,6 +39,10 @@ class Fleet:
     block_tokens: int
     speed: float
     """Divides the engines' times. It is 1 for real engines."""
+    redis_url: str | None = None
+    """The Redis of agents that already run. Without it, gateways start with their own Redis and agents."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """More sections of the gateways' configuration."""
 
     def counters(self) -> list[Counters]:
         """The engines' counters, in the order of `urls`."""

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import dataclass, replace
 
 from bench.cluster import running_gateways
+from bench.fleet.gateways import running_gateways as before_light_replicas
 from bench.load import Spread, pinned_spread, random_spread
 from bench.peers import PEERS, Peer, running_peer
 from bench.routing.fleets import Fleet
@@ -69,8 +70,13 @@ def _oracle(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AbstractAs
 def _kvgate(policy: str, gateways: int) -> Start:
     @asynccontextmanager
     async def start(fleet: Fleet, _sessions: Sequence[Session], seed: int) -> AsyncIterator[Spread]:
-        with running_gateways(fleet.urls, gateways=gateways, policy=policy, config=_CONFIG) as cluster:
-            yield random_spread(cluster.gateway_urls, seed)
+        if fleet.redis_url is None:
+            with running_gateways(fleet.urls, gateways=gateways, policy=policy, config=_CONFIG) as cluster:
+                yield random_spread(cluster.gateway_urls, seed)
+            return
+        config = _CONFIG | fleet.config | {"policy": {"name": policy}}
+        with before_light_replicas(gateways, fleet.urls, len(fleet.urls), fleet.redis_url, config) as started:
+            yield random_spread([gateway.url for gateway in started], seed)
 
     return start
 

@@ -1,34 +1,44 @@
 """Tries out cost expressions: runs the mixes on simulated engines in virtual time, in seconds instead of hours.
 
-There is no HTTP, no Redis and no clock. The router knows every cache, as if each event were applied at once. A request
-takes a millisecond to its replica and one back. Check a good result with `python -m bench.routing`, which runs the
-real system.
+There is no HTTP, no Redis and no clock. The router knows every cache, as if each event were applied at once, and counts
+a prompt's blocks from its placement on. A request takes a millisecond to its replica and one back. Check a good result
+with `python -m bench.routing`, which runs the real system.
 
     python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
+    python -m bench.routing.whatif --replicas 8,64,240,1000 --seeds 1 candidates=on
 
 Each argument is a variant of the weights of coordinator/lua/lib/choose.lua. The first line shows the unchanged
-expression.
+expression, over all replicas. With candidates=on, the router looks at a few replicas instead: see CANDIDATES.
+
+--replicas scales each mix to fleets of other sizes: sessions, contexts and concurrency grow alike, so each replica's
+load and working set stay the same. There each replica gets at most --requests requests, so that a run of 1 000 replicas
+takes a minute or two.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import mean
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from statistics import mean, pstdev
 
 from rich.console import Console
 from rich.table import Table
 
 from bench import tables
 from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
-from bench.options import names
+from bench.options import count, counts, names
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.workloads import Session
+from gateway.simulator.cache import Block, BlockCache
+from gateway.simulator.engine import SimEngine
 from gateway.simulator.generation import Generation
 from gateway.simulator.openai_api import chat_prompt
 from gateway.simulator.planning import plan
@@ -56,6 +66,33 @@ class Weights:
     load_factor: float = 1.5
 
 
+@dataclass(frozen=True)
+class Variant:
+    """What is tried out."""
+
+    weights: Weights = field(default_factory=Weights)
+    candidates: bool = False
+    """Whether the router looks at candidates only, instead of all replicas."""
+
+
+@dataclass(frozen=True)
+class CandidateCounts:
+    """How many replicas a placement looks at. A replica may be among several of these."""
+
+    owners: int = 16
+    """Of the replicas that hold a prefix of the same length, chosen at random."""
+    least_active: int = 8
+    """Of the fewest requests in flight."""
+    least_work: int = 8
+    """Of the least backlog plus the weight of the requests in flight."""
+    most_room: int = 4
+    """Of the most free cache."""
+    random: int = 2
+
+
+CANDIDATES = CandidateCounts()
+
+
 @dataclass
 class Load:
     """The load of one replica when a prompt is placed."""
@@ -69,20 +106,21 @@ class Load:
 def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
     """Computes the same as coordinator/lua/lib/choose.lua, for replicas of one size."""
     best = max(load.matched_tokens for load in loads)
+    per_request = weights.request + weights.fresh * (prompt_tokens - best)
+    of_prompt: dict[int, tuple[float, float]] = {}
+    """What is charged, and the room that the copy takes, by the tokens that a replica lacks. Most lack the same."""
     found = []
     for load in loads:
         lacks = best - load.matched_tokens
-        share = 1.0
-        if hits > 0:
-            share = max(1 / (1 + hits), min(1.0, weights.copy * lacks / capacity_tokens))
-        copied = lacks * share if best else prompt_tokens
-        room = capacity_tokens - _occupied(load, capacity_tokens)
-        found.append(
-            load.backlog_tokens
-            + weights.charged * (prompt_tokens - best + lacks * share)
-            + weights.displaced * max(0.0, copied - room)
-            + (weights.request + weights.fresh * (prompt_tokens - best)) * load.active
-        )
+        if lacks not in of_prompt:
+            share = 1.0
+            if hits > 0:
+                share = max(1 / (1 + hits), min(1.0, weights.copy * lacks / capacity_tokens))
+            charged = weights.charged * (prompt_tokens - best + lacks * share)
+            of_prompt[lacks] = charged, lacks * share if best else prompt_tokens
+        charged, copied = of_prompt[lacks]
+        displaced = max(0.0, copied - capacity_tokens + _occupied(load, capacity_tokens))
+        found.append(load.backlog_tokens + charged + weights.displaced * displaced + per_request * load.active)
     return found
 
 
@@ -122,29 +160,227 @@ class Outcome:
             "p50 ms": percentile(self.ttft_s, 0.5) * 1000,
             "p95 ms": percentile(self.ttft_s, 0.95) * 1000,
             "req/s": answered / self.wall_s,
-            "cached": self.cached_tokens / self.prompt_tokens,
-            "busiest": max(self.requests) / answered,
+            "cached %": 100 * self.cached_tokens / self.prompt_tokens,
+            "busiest /mean": max(self.requests) / mean(self.requests),
+            "cv": pstdev(self.requests) / mean(self.requests),
         }
 
 
-class Trial:
-    """One mix with one variant of the expression."""
+class Holders:
+    """Which replicas hold each block, or will hold it because a prompt was placed there."""
 
-    def __init__(self, mix: Mix, weights: Weights, seed: int) -> None:
+    def __init__(self) -> None:
+        self._of: defaultdict[int, set[int]] = defaultdict(set)
+
+    def add(self, block: int, replica: int) -> None:
+        self._of[block].add(replica)
+
+    def discard(self, block: int, replica: int) -> None:
+        holders = self._of[block]
+        holders.discard(replica)
+        if not holders:
+            del self._of[block]
+
+    def depths(self, hashes: Sequence[int]) -> list[tuple[int, set[int]]]:
+        """How many leading blocks are held, and by which replicas. The deepest comes first, and each set is a part of
+        the next. Depths that the same replicas hold are one.
+
+        A replica that holds a block practically holds all blocks before it (gateway/simulator/cache.py).
+        """
+        found: list[tuple[int, set[int]]] = []
+        for at, block in enumerate(hashes, start=1):
+            holders = self._of.get(block)
+            if holders is None:
+                break
+            if found and len(found[-1][1]) == len(holders):
+                found.pop()
+            found.append((at, holders))
+        return found[::-1]
+
+
+class WatchedCache(BlockCache):
+    """A replica's cache that tells the router of every change."""
+
+    def __init__(self, num_blocks: int, replica: int, router: Router) -> None:
+        super().__init__(num_blocks)
+        self._replica = replica
+        self._router = router
+
+    def store(self, blocks: Sequence[Block], hashes: Sequence[int]) -> None:
+        super().store(blocks, hashes)
+        self._router.stored(self._replica, hashes, self.num_cached)
+
+    def _forget(self, block: Block) -> None:
+        block_hash = block.hash
+        super()._forget(block)
+        assert block_hash is not None
+        if block_hash not in self._cached:
+            self._router.evicted(self._replica, block_hash, self.num_cached)
+
+
+class Order:
+    """The replicas in the order of a score. Only those whose score changes are moved."""
+
+    def __init__(self, score: Callable[[Load], float], loads: Sequence[Load]) -> None:
+        self._score = score
+        self._scores = [score(load) for load in loads]
+        self._sorted = sorted((score, replica) for replica, score in enumerate(self._scores))
+
+    def update(self, replica: int, load: Load) -> None:
+        before, now = self._scores[replica], self._score(load)
+        if now != before:
+            del self._sorted[bisect_left(self._sorted, (before, replica))]
+            insort(self._sorted, (now, replica))
+            self._scores[replica] = now
+
+    def first(self, count: int, rng: random.Random) -> list[int]:
+        """The replicas with the lowest scores. Equal ones are chosen at random."""
+        count = min(count, len(self._sorted))
+        last_score = self._sorted[count - 1][0]
+        lower = bisect_left(self._sorted, (last_score, -1))
+        equal = range(lower, bisect_right(self._sorted, (last_score, len(self._sorted))))
+        return [self._sorted[at][1] for at in (*range(lower), *rng.sample(equal, count - lower))]
+
+
+class Router:
+    """What a router knows of all replicas, kept up to date with every change, and its choice."""
+
+    def __init__(self, variant: Variant, capacity_tokens: int, replicas: int, rng: random.Random) -> None:
+        self.loads = [Load() for _ in range(replicas)]
+        self._variant, self._capacity_tokens, self._rng = variant, capacity_tokens, rng
+        self._holders = Holders()
+        self._claims: list[Counter[int]] = [Counter() for _ in self.loads]
+        """How many placed prompts will bring each block to each replica."""
+        self._cached: list[set[int]] = [set() for _ in self.loads]
+        self._hits: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        """Hits by block and replica, as each owner's record counts them."""
+        self._active = 0
+        request = variant.weights.request
+        self._orders = [
+            (Order(lambda load: load.active, self.loads), CANDIDATES.least_active),
+            (Order(lambda load: load.backlog_tokens + request * load.active, self.loads), CANDIDATES.least_work),
+            (Order(lambda load: load.owned_tokens, self.loads), CANDIDATES.most_room),
+        ]
+        self._changed: set[int] = set()
+        """The replicas whose place in the orders may have changed."""
+
+    # -- what happens to replicas ------------------------------------------------------------------------------------
+
+    def stored(self, replica: int, hashes: Iterable[int], num_cached: int) -> None:
+        self._cached[replica].update(hashes)
+        for block in hashes:
+            self._holders.add(block, replica)
+        self._owns(replica, num_cached)
+
+    def evicted(self, replica: int, block: int, num_cached: int) -> None:
+        self._cached[replica].discard(block)
+        if block not in self._claims[replica]:
+            self._holders.discard(block, replica)
+        self._owns(replica, num_cached)
+
+    def _owns(self, replica: int, num_cached: int) -> None:
+        self.loads[replica].owned_tokens = num_cached * BLOCK_TOKENS
+        self._changed.add(replica)
+
+    def placed(self, replica: int, hashes: Sequence[int], uncached_tokens: int) -> None:
+        self._count(replica, 1, uncached_tokens)
+        self._claims[replica].update(hashes)
+        for block in hashes:
+            self._holders.add(block, replica)
+
+    def prefilled(self, replica: int, hashes: Sequence[int], uncached_tokens: int) -> None:
+        self._count(replica, 0, -uncached_tokens)
+        claims, cached = self._claims[replica], self._cached[replica]
+        for block in hashes:
+            claims[block] -= 1
+            if not claims[block]:
+                del claims[block]
+                if block not in cached:
+                    self._holders.discard(block, replica)
+
+    def finished(self, replica: int) -> None:
+        self._count(replica, -1, 0)
+
+    def _count(self, replica: int, active: int, backlog_tokens: int) -> None:
+        self.loads[replica].active += active
+        self.loads[replica].backlog_tokens += backlog_tokens
+        self._active += active
+        self._changed.add(replica)
+
+    # -- the choice --------------------------------------------------------------------------------------------------
+
+    def place(self, hashes: Sequence[int], prompt_tokens: int) -> tuple[int, int]:
+        """The chosen replica, and the leading tokens that it holds."""
+        depths = self._holders.depths(hashes)
+        seen = self._candidates(depths) if self._variant.candidates else range(len(self.loads))
+        loads = [self.loads[replica] for replica in seen]
+        self._match(seen, depths)
+        hits = 0
+        if depths:
+            best, deepest = depths[0]
+            counted = self._hits[hashes[best - 1]]
+            hits = max((counted[replica] for replica in counted if replica in deepest), default=0)
+        cost = costs(self._variant.weights, loads, self._capacity_tokens, prompt_tokens, hits)
+        limit = self._guard_limit()
+        allowed = [at for at, load in enumerate(loads) if load.active < limit] or range(len(loads))
+        least = min(cost[at] for at in allowed)
+        equal = [at for at in allowed if cost[at] == least]
+        at = min(equal, key=lambda at: (_occupied(loads[at], self._capacity_tokens), self._rng.random()))
+        matched_tokens = loads[at].matched_tokens
+        self._sample_hit(seen[at], hashes, matched_tokens // BLOCK_TOKENS)
+        return seen[at], matched_tokens
+
+    def _match(self, seen: Sequence[int], depths: Sequence[tuple[int, set[int]]]) -> None:
+        """Sets how many leading tokens of the prompt each of these replicas holds."""
+        for replica in seen:
+            self.loads[replica].matched_tokens = 0
+        for depth, holders in reversed(depths):
+            for replica in holders if len(seen) == len(self.loads) else holders.intersection(seen):
+                self.loads[replica].matched_tokens = depth * BLOCK_TOKENS
+
+    def _guard_limit(self) -> float:
+        """The load guard allows replicas with fewer requests than this."""
+        weights = self._variant.weights
+        return max(weights.min_slack, weights.load_factor * self._active / len(self.loads))
+
+    def _candidates(self, depths: Sequence[tuple[int, set[int]]]) -> list[int]:
+        for replica in self._changed:
+            for order, _ in self._orders:
+                order.update(replica, self.loads[replica])
+        self._changed.clear()
+        found: set[int] = set()
+        deeper: set[int] = set()
+        for _, holders in depths:
+            here = sorted(holders - deeper)
+            found.update(self._rng.sample(here, min(len(here), CANDIDATES.owners)))
+            deeper = holders
+        for order, wanted in self._orders:
+            found.update(order.first(wanted, self._rng))
+        found.update(self._rng.sample(range(len(self.loads)), min(len(self.loads), CANDIDATES.random)))
+        return sorted(found)
+
+    def _sample_hit(self, replica: int, hashes: Sequence[int], matched: int) -> None:
+        if 0 < matched < len(hashes) and self._rng.random() < 1 / _HIT_SAMPLE:
+            self._hits[hashes[matched - 1]][replica] += _HIT_SAMPLE
+
+
+class Trial:
+    """One mix with one variant."""
+
+    def __init__(self, mix: Mix, variant: Variant, seed: int) -> None:
         settings = SimSettings(
             num_gpu_blocks=mix.capacity_tokens // BLOCK_TOKENS,
             prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
             decode_s_per_token=DECODE_S_PER_TOKEN,
             events=False,
         )
-        self._replicas = [SimReplica(replace(settings, id=f"r{n}")) for n in range(mix.replicas)]
-        self._engines = [replica.engines[0] for replica in self._replicas]
-        self._mix, self._weights, self._rng = mix, weights, random.Random(seed)
-        self._loads = [Load() for _ in self._engines]
-        self._coming: list[list[list[int]]] = [[] for _ in self._engines]
-        """The blocks of the requests on their way to each replica. They are claimed at placement."""
-        self._hits: dict[tuple[int, int], int] = defaultdict(int)
-        """Hits by replica and block, as each owner's record counts them."""
+        self._reader = SimReplica(settings)
+        """Reads prompts. All replicas read them alike."""
+        self._router = Router(variant, mix.capacity_tokens, mix.replicas, random.Random(seed))
+        self._engines = [SimEngine(settings, _ignore, _ignore) for _ in range(mix.replicas)]
+        for replica, engine in enumerate(self._engines):
+            engine.cache = WatchedCache(settings.num_gpu_blocks, replica, self._router)
+        self._mix = mix
 
     async def run(self, workload: Workload) -> Outcome:
         engines = [asyncio.ensure_future(engine.run()) for engine in self._engines]
@@ -172,74 +408,53 @@ class Trial:
 
     async def _request(self, body: Body, max_tokens: int, outcome: Outcome) -> str:
         started_s = asyncio.get_running_loop().time()
-        prompt = chat_prompt(self._replicas[0], body, None)
+        prompt = chat_prompt(self._reader, body, None)
         hasher = BlockHasher(prompt, BLOCK_TOKENS)
         hasher.extend(prompt.tokens)
-        at = self._place(hasher.hashes, prompt.num_tokens)
-        load = self._loads[at]
-        uncached = max(0, prompt.num_tokens - load.matched_tokens)
-        load.active += 1
-        load.backlog_tokens += uncached
-        self._coming[at].append(hasher.hashes)
+        at, matched_tokens = self._router.place(hasher.hashes, prompt.num_tokens)
+        uncached_tokens = max(0, prompt.num_tokens - matched_tokens)
+        self._router.placed(at, hasher.hashes, uncached_tokens)
         await asyncio.sleep(_WAY_S)
-        self._coming[at].remove(hasher.hashes)
-        limit = self._replicas[at].token_limit(prompt, max_tokens, "max_tokens")
-        answers = plan(body, [prompt], [limit])
-        generation = self._replicas[at].generation([prompt], answers, {}, True, EventTag())
+        answers = plan(body, [prompt], [self._reader.token_limit(prompt, max_tokens, "max_tokens")])
+        generation = Generation(self._engines[at], [prompt], answers, True, EventTag())
         generation.start()
         await generation.progress()
-        load.backlog_tokens -= uncached
+        self._router.prefilled(at, hasher.hashes, uncached_tokens)
         outcome.ttft_s.append(asyncio.get_running_loop().time() - started_s + _WAY_S)
-        said = await self._rest(generation)
-        load.active -= 1
+        while not generation.finished:
+            await generation.progress()
+        self._router.finished(at)
         outcome.requests[at] += 1
         outcome.prompt_tokens += prompt.num_tokens
         outcome.cached_tokens += generation.usage().cached_tokens
         await asyncio.sleep(_WAY_S)
-        return said
-
-    async def _rest(self, generation: Generation) -> str:
-        while not generation.finished:
-            await generation.progress()
         return generation.sequences[0].answer.text
 
-    def _place(self, hashes: Sequence[int], prompt_tokens: int) -> int:
-        for load, engine, coming in zip(self._loads, self._engines, self._coming, strict=True):
-            claimed = {each for blocks in coming for each in blocks}
-            load.matched_tokens = engine.foresee(hashes, claimed) * BLOCK_TOKENS
-            load.owned_tokens = engine.cache.num_cached * BLOCK_TOKENS
-        matched = [load.matched_tokens // BLOCK_TOKENS for load in self._loads]
-        best, capacity = max(matched), self._mix.capacity_tokens
-        deepest = [n for n, blocks in enumerate(matched) if blocks == best > 0]
-        hits = max((self._hits[n, hashes[best - 1]] for n in deepest), default=0)
-        cost = costs(self._weights, self._loads, capacity, prompt_tokens, hits)
-        at = min(self._allowed(), key=lambda n: (cost[n], _occupied(self._loads[n], capacity), self._rng.random()))
-        if 0 < matched[at] < len(hashes) and self._rng.random() < 1 / _HIT_SAMPLE:
-            self._hits[at, hashes[matched[at] - 1]] += _HIT_SAMPLE
-        return at
 
-    def _allowed(self) -> list[int]:
-        """The replicas that the load guard allows."""
-        active = [load.active for load in self._loads]
-        limit = max(self._weights.min_slack, self._weights.load_factor * mean(active))
-        return [n for n, count in enumerate(active) if count < limit] or list(range(len(active)))
+def _ignore(_seconds: float) -> None:
+    pass
 
 
-def run(mix: Mix, weights: Weights, seed: int) -> Outcome:
+def run(mix: Mix, variant: Variant, seed: int) -> Outcome:
     """Runs the mix with this seed. The result is the same every time."""
     loop = VirtualTimeLoop()
+    trial, workload = Trial(mix, variant, seed), mix.make(seed)
+    gc.freeze()  # a large fleet has millions of blocks, and every full collection would look at all of them
     try:
-        return loop.run_until_complete(Trial(mix, weights, seed).run(mix.make(seed)))
+        return loop.run_until_complete(trial.run(workload))
     finally:
+        gc.unfreeze()
         loop.close()
 
 
-def variant(text: str) -> Weights:
-    """Reads `charged=2,copy=8`. Raises ValueError for an unknown weight."""
+def variant(text: str) -> Variant:
+    """Reads `charged=2,copy=8` or `candidates=on`. Raises ValueError for anything else."""
+    given = dict(pair.partition("=")[::2] for pair in text.split(","))
+    candidates = given.pop("candidates", "off")
+    if candidates not in ("on", "off"):
+        raise ValueError(f"{text!r}: candidates is on or off")
     try:
-        return replace(
-            Weights(), **{name: float(value) for name, _, value in (p.partition("=") for p in text.split(","))}
-        )
+        return Variant(Weights(**{name: float(value) for name, value in given.items()}), candidates == "on")
     except TypeError as error:
         raise ValueError(f"{text!r}: {error}") from error
 
@@ -256,24 +471,34 @@ def _seeds(text: str) -> range:
     return found
 
 
-def _variant(text: str) -> tuple[str, Weights]:
+def _variant(text: str) -> tuple[str, Variant]:
     try:
         return text, variant(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _shown(
-    mix: Mix, variants: Sequence[tuple[str, Weights]], seeds: Sequence[int], tell: Callable[[str], object]
-) -> Table:
-    rows = {}
-    for text, weights in (("as it is", Weights()), *variants):
-        tell(f"{mix.name}: {text}")
-        rows[text] = [run(mix, weights, seed).figures for seed in seeds]
-    columns = list(rows["as it is"][0])
-    shown = tables.table(f"{mix.name}: means of {len(seeds)} seeds", ("weights",), columns)
-    for text, figures in rows.items():
-        shown.add_row(text, *(f"{mean(each[name] for each in figures):.4g}" for name in columns))
+@dataclass(frozen=True)
+class Fleet:
+    """A mix on a fleet of some size, by name: processes cannot pass mixes to each other."""
+
+    mix: str
+    replicas: int = 0
+    """0: as many as the mix has."""
+    requests: int = 0
+    """The most requests for each replica, if `replicas` is given."""
+
+    def figures(self, tried: Variant, seed: int) -> dict[str, float]:
+        mix = MIXES[self.mix]
+        return run(mix.on(self.replicas, self.requests) if self.replicas else mix, tried, seed).figures
+
+
+def _shown(fleet: Fleet, rows: dict[str, list[dict[str, float]]]) -> Table:
+    figures = next(iter(rows.values()))
+    size = f" on {fleet.replicas} replicas" if fleet.replicas else ""
+    shown = tables.table(f"{fleet.mix}{size}: means of {len(figures)} seeds", ("weights",), list(figures[0]))
+    for text, found in rows.items():
+        shown.add_row(text, *(f"{mean(each[name] for each in found):.4g}" for name in figures[0]))
     return shown
 
 
@@ -283,16 +508,33 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    weights = ", ".join(Weights.__dataclass_fields__)
-    parser.add_argument("variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {weights}")
+    known = ", ".join(Weights.__dataclass_fields__)
+    parser.add_argument(
+        "variants", nargs="*", type=_variant, help=f"name=value, separated by commas; of: {known}; or candidates=on"
+    )
     parser.add_argument("--mixes", type=names(MIXES), default=",".join(MIXES), help="default: %(default)s")
     parser.add_argument("--seeds", type=_seeds, default="1-10", help="first and last (default: %(default)s)")
+    parser.add_argument("--replicas", type=counts, default="", help="sizes of fleets (default: the mix's own)")
+    parser.add_argument(
+        "--requests", type=count, default="40", help="the most for each replica, with --replicas (default: %(default)s)"
+    )
+    parser.add_argument("--processes", type=count, default="2", help="at once (default: %(default)s)")
     options = parser.parse_args()
+    fleets = [
+        Fleet(name, replicas, options.requests if replicas else 0)
+        for name in options.mixes
+        for replicas in options.replicas or [0]
+    ]
+    variants = {"as it is": Variant()} | dict(options.variants)
     console = Console()
-    for name in options.mixes:
-        with console.status("") as status:
-            table = _shown(MIXES[name], options.variants, options.seeds, status.update)
-        console.print(table)
+    with ProcessPoolExecutor(options.processes) as pool, console.status("") as status:
+        for fleet in fleets:
+            status.update(f"{fleet.mix} {fleet.replicas or ''}")
+            asked = {
+                text: [pool.submit(fleet.figures, tried, seed) for seed in options.seeds]
+                for text, tried in variants.items()
+            }
+            console.print(_shown(fleet, {text: [each.result() for each in found] for text, found in asked.items()}))
 
 
 if __name__ == "__main__":

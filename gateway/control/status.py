@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ from coordinator.errors import StoreError
 from coordinator.redis.time_limit import answered
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
-from gateway import __version__
+from gateway import __version__, interpreter
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.discovery.discovery import Discovery
 from gateway.replicas.fleet import Fleet
@@ -38,7 +39,11 @@ class Status:
     ) -> None:
         self.gateway = gateway
         self._watcher = watcher
-        self.about = {"version": __version__, "settings": settings.fingerprint()}
+        self.about = {
+            "version": __version__,
+            "settings": settings.fingerprint(),
+            "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
+        }
         """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
         self._admission = admission
         self._store = store

@@ -129,11 +129,19 @@ async def ask_gateway(http: httpx.AsyncClient, url: str, timeout_s: float) -> Ga
             replicas=frozenset(map(str, ready["replicas"])),
             exact=frozenset(map(str, ready["exact"])),
             pools=tuple(map(str, ready.get("pools", ()))),
+            **_python(about),
         )
     except NotAnswered as error:
         return GatewayEvidence(url=url, problem=str(error))
     except (LookupError, TypeError, AttributeError):
         return GatewayEvidence(url=url, problem=f"{url}/ready does not answer as a gateway does")
+
+
+def _python(about: dict[str, Any]) -> dict[str, Any]:
+    """Its Python, as evidence. An older gateway does not describe it."""
+    if "python" not in about:
+        return {"python": Unknown("this gateway is too old to say it")}
+    return {"python": str(about["python"]["version"]), "is_optimised": bool(about["python"]["is_optimised"])}
 
 
 def _warnings(ready: dict[str, Any]) -> dict[str, str]:

@@ -105,6 +105,10 @@ class GatewayEvidence:
     """The replicas that are ready, as it sees them."""
     exact: frozenset[str] = frozenset()
     pools: tuple[str, ...] = ()
+    python: str | Unknown = Unknown("not asked")
+    """The version of its Python."""
+    is_optimised: bool = True
+    """Whether its Python was built with optimisation. True if it does not say so."""
     keys: tuple[str, ...] | Unknown = Unknown("not asked")
     """The prefix keys that it gives to a prompt. The doctor asks all gateways about the same prompt."""
 

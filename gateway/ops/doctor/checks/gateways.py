@@ -60,6 +60,14 @@ VIEWS_DIFFER = FindingKind(
     "give all the same `replicas`; the /ready of each gateway says why it lacks some",
 )
 
+PYTHON = FindingKind(
+    "python-not-optimised",
+    "warning",
+    "it needs a third more CPU time for each request",
+    "run it with the Python of Debian, of the official images or of uv; or build one with --enable-optimizations "
+    "--with-lto (pyenv: PYTHON_CONFIGURE_OPTS)",
+)
+
 
 def reached(evidence: Evidence) -> Iterator[Result]:
     """Whether each answers and can serve."""
@@ -149,7 +157,16 @@ def keys(evidence: Evidence) -> Iterator[Result]:
         yield KEYS_DIFFER.seen("gateways", f"the same prompt ends in key {differing}")
 
 
-CHECKS = (reached, store, watch, unasked, agreement, views, keys)
+def interpreters(evidence: Evidence) -> Iterator[Result]:
+    """Whether the Python of each was built with optimisation."""
+    for gateway in _answering(evidence):
+        if isinstance(gateway.python, Unknown):
+            yield Unchecked(gateway.subject, "whether its Python is optimised", gateway.python.why)
+        elif not gateway.is_optimised:
+            yield PYTHON.seen(gateway.subject, f"its Python {gateway.python} was built without optimisation")
+
+
+CHECKS = (reached, store, watch, unasked, agreement, views, keys, interpreters)
 
 
 def _answering(evidence: Evidence) -> list[GatewayEvidence]:

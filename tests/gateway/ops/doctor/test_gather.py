@@ -154,6 +154,20 @@ async def test_a_gateway_names_the_conditions_that_it_warns_of_and_an_older_one_
             assert (await ask_gateway(http, url, 2.0)).store_warnings == {known: "it is old"}
 
 
+async def test_a_gateway_describes_its_python_and_an_older_one_does_not() -> None:
+    ready = {"gateway": "g", "ready": True, "reasons": [], "replicas": [], "exact": []}
+    slow = {"python": {"version": "3.11.7", "is_optimised": False}}
+    for about, python, is_optimised in ((slow, "3.11.7", False), ({}, Unknown, True)):
+        async with (
+            answering({"/ready": ready, "/version": {"version": "1"} | about}) as url,
+            httpx.AsyncClient() as http,
+        ):
+            gateway = await ask_gateway(http, url, 2.0)
+        assert gateway.problem == ""
+        assert gateway.python == python or isinstance(gateway.python, Unknown)
+        assert gateway.is_optimised is is_optimised
+
+
 async def test_an_lmcache_server_tells_how_it_cuts_and_names_chunks() -> None:
     status = {"is_healthy": True, "chunk_size": 256, "hash_algorithm": "blake3", "storage_manager": {}}
     async with answering({"/status": status}) as url, httpx.AsyncClient() as http:

@@ -1,0 +1,6 @@
+"""Replays recorded traffic: how much of what an endless cache would find does each router find?
+
+trace    reads a recording, cuts and scales it, and computes the bound
+prompts  makes each request's text from its block ids
+measure  one run of the requests through a system
+"""
