@@ -28,8 +28,7 @@ class Subsets:
     runs before everything that is sent after it."""
 
     def __init__(self, gateway: str, run: Callable[..., Any], restate: Callable[..., None]) -> None:
-        self.misplaced = 0
-        """Replicas that this gateway found at a wrong place in the orders."""
+        self._misplaced = 0
         self._gateway = gateway
         self._run, self._restate = run, restate
         self._declared: dict[str, Subset] = {}
@@ -100,4 +99,9 @@ class Subsets:
                 probe_ms=self._probe_ms,
                 is_last=first + _AT_ONCE >= count,
             )
-            self.misplaced += max(0, int(misplaced))
+            self._misplaced += max(0, int(misplaced))
+
+    def take_misplaced(self) -> int:
+        """How many replicas this gateway found at a wrong place in the orders since the last call."""
+        misplaced, self._misplaced = self._misplaced, 0
+        return misplaced

@@ -173,6 +173,12 @@ class Metrics:
             ("key",),
             registry,
         )
+        self.misplaced_replicas = FastCounter(
+            "kvgate_misplaced_replicas",
+            "Replicas that this gateway found at a wrong place in the orders of a large fleet, by pool.",
+            ("pool",),
+            registry,
+        )
         self.chores_lag_s = Gauge(
             "kvgate_chores_lag_seconds",
             "How long the oldest chore in the store has been due, in pools whose chores this gateway does.",

@@ -1,0 +1,148 @@
+"""A rolling upgrade: gateways of the version before and of this one share one Redis and one fleet, under load.
+
+The older version is taken from this repository's history. There are more replicas than a placement looks at, so the new
+gateway places from orders, which the older gateway's scripts do not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio as redis
+import yaml
+
+from bench.fleet.gateways import GatewayProcess
+from bench.fleet.replicas import light_replicas
+from bench.fleet.settings import LightSettings
+from bench.processes import running
+from coordinator.keys import PoolKeys, pool_slug
+from gateway.ops.local.ports import free_ports
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import running_redis
+
+ROOT = Path(__file__).parent.parent.parent
+OLDER = "d9edafed3e54"
+"""The last commit before placements had candidates."""
+REPLICAS = 20
+SETTINGS = LightSettings(num_blocks=4096, prefill_tokens_per_s=200_000.0, decode_s_per_token=0.002)
+DOCUMENTS = ["".join(f"document {number} says {word}. " for word in range(60)) for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The older version's packages."""
+    folder = tmp_path_factory.mktemp("older")
+    command = ("git", "-C", str(ROOT), "archive", OLDER, "gateway", "coordinator")
+    archive = subprocess.run(command, capture_output=True, check=False)
+    if archive.returncode != 0:
+        pytest.skip(f"this checkout does not have the commit {OLDER}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder)  # our own files
+    return folder
+
+
+@dataclass
+class Stage:
+    """A Redis, and replicas with agents of this version."""
+
+    folder: Path
+    redis_url: str
+    replica_urls: dict[str, str]
+    client: redis.Redis
+    http: httpx.AsyncClient
+
+    @property
+    def keys(self) -> PoolKeys:
+        return PoolKeys(pool_slug(SETTINGS.model))
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.client, self.keys.pool)
+
+    @contextmanager
+    def gateway(self, name: str, packages: Path = ROOT) -> Iterator[GatewayProcess]:
+        """A gateway that runs the code of these packages, and is ready."""
+        (port,) = free_ports(1)
+        file, log = self.folder / f"{name}.yaml", self.folder / f"{name}.log"
+        replicas = [{"id": replica, "url": url} for replica, url in self.replica_urls.items()]
+        redis_section = {"url": self.redis_url, "budget_ms": 500, "overdue_ms": 5000}
+        health = {"timeout_s": 5}
+        file.write_text(
+            yaml.safe_dump(
+                {"id": name, "host": "127.0.0.1", "port": port, "redis": redis_section, "replicas": replicas}
+                | {"health": health}
+            )
+        )
+        command = ("env", f"PYTHONPATH={packages}", sys.executable, "-P", "-m", "gateway.ops.cli", "gateway")
+        with log.open("wb") as output, running((*command, "--config", str(file)), output) as process:
+            gateway = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
+            gateway.wait_until_ready(REPLICAS)
+            yield gateway
+
+    async def ask(self, url: str, document: str, question: int, stream: bool) -> str:
+        """The replica that answered."""
+        text = f"{document} Question {question}?"
+        body: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 16}
+        answer = await self.http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert not stream or "data: [DONE]" in answer.text
+        return answer.headers["x-kvgate-replica"]
+
+    async def load(self, urls: list[str], seed: int, count: int = 150) -> None:
+        """Requests about a few documents, through these gateways at random."""
+        dice, at_once = random.Random(seed), asyncio.Semaphore(12)
+
+        async def one(number: int) -> None:
+            async with at_once:
+                await self.ask(dice.choice(urls), dice.choice(DOCUMENTS), number, dice.random() < 0.5)
+
+        await asyncio.gather(*(one(seed * 1000 + number) for number in range(count)))
+
+    async def nothing_is_in_flight(self) -> bool:
+        sums = await self.ledger.sums()
+        return sums.are_zero and not sums.problems()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    with (
+        running_redis() as server,
+        light_replicas(REPLICAS, SETTINGS, server.url) as fleet,
+    ):
+        async with (
+            redis.Redis.from_url(server.url, decode_responses=True, protocol=2) as client,
+            httpx.AsyncClient(timeout=60) as http,
+        ):
+            yield Stage(tmp_path, server.url, fleet.urls, client, http)
+
+
+async def test_an_upgrade_loses_no_request_and_no_count(stage: Stage, older: Path) -> None:
+    with stage.gateway("old", older) as old:
+        await stage.load([old.url], seed=1)
+        assert not await stage.client.exists(stage.keys.subsets), "the older version knows no subsets"
+        with stage.gateway("new") as new:
+            both = [old.url, new.url]
+            await stage.load(both, seed=2)
+            assert len(await stage.client.hgetall(stage.keys.subsets_of)) == REPLICAS
+            for document in DOCUMENTS:
+                answered = {await stage.ask(url, document, 0, stream=False) for url in both * 3}
+                assert len(answered) == 1, "what one gateway has placed, the other finds"
+            await eventually(stage.nothing_is_in_flight)
+            assert await stage.ledger.ownership_problems() == []
+            old.process.terminate()
+            await stage.load([new.url], seed=3)
+            await eventually(stage.nothing_is_in_flight)
+            assert await stage.ledger.ownership_problems() == []
