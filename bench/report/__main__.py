@@ -107,7 +107,8 @@ _SOURCES = (
         "place",
         "Cost of a placement",
         "How much of Redis' time one routing decision takes, by length of the prompt's chain of keys, number of "
-        "replicas, and how much of the chain is cached (warm: all, half, cold: nothing).",
+        "replicas, and how much of the chain is known (known: three replicas own all of it; shared: every replica owns "
+        "half).",
         "Lower is better.",
         place.render,
     ),

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
-from bench.place import GOALS_US, Row
+from bench.place import MOST_GROWTH, Row, growth
 from bench.report.figures import OURS, PEER, figure, style
 from bench.report.inputs import Results
-from bench.report.tables import Cell, Column, Group, Line, grouped, number, table, text
+from bench.report.tables import Cell, Column, Group, Line, number, table, text
 
-_COLOURS = {"warm": "#d98200", "half": PEER, "cold": OURS}
+_COLOURS = {"known": "#d98200", "shared": PEER, "new": OURS}
 _COLUMNS = (
     Column("Keys in the chain"),
     Column("Case", numeric=False),
     Column("Script (µs)"),
-    Column("Goal (µs)"),
+    Column("Of the smallest fleet's"),
     Column("Round trip p50 (µs)"),
     Column("Round trip p99 (µs)"),
 )
@@ -26,30 +26,28 @@ _COLUMNS = (
 def render(results: Results) -> str:
     rows = results.rows_as(TypeAdapter(list[Row]))
     groups = [
-        Group([_line(row) for row in rows if row.replicas == replicas], f"{replicas} replicas")
+        Group([_line(rows, row) for row in rows if row.replicas == replicas], f"{replicas} replicas")
         for replicas in sorted({row.replicas for row in rows})
     ]
     return _chart(rows) + table("What a placement costs", _COLUMNS, groups)
 
 
-def _line(row: Row) -> Line:
+def _line(rows: Sequence[Row], row: Row) -> Line:
     return Line(
         [
             number(row.keys),
             text(row.case),
             number(row.script_us),
-            _goal(row),
+            _growth(rows, row),
             number(row.round_trip_p50_us),
             number(row.round_trip_p99_us),
         ]
     )
 
 
-def _goal(row: Row) -> Cell:
-    goal_us = GOALS_US.get((row.replicas, row.keys, row.case))
-    if goal_us is None:
-        return text("")
-    return text(f"{'met' if row.script_us <= goal_us else 'missed'}: {grouped(goal_us)}")
+def _growth(rows: Sequence[Row], row: Row) -> Cell:
+    times = growth(rows, row)
+    return text(f"{'met' if times <= MOST_GROWTH else 'missed'}: {times:.2f}")
 
 
 def _chart(rows: Sequence[Row]) -> str:

@@ -11,6 +11,7 @@
 -- include orders
 
 local record_of, life_of_name, floor_of, state_of, capacity_of, breaker_of = {}, {}, {}, {}, {}, {}
+local has_breakers
 
 -- Reads the records of replicas that were not read yet: those at every `step`-th place in `names`.
 local function learn(names, step)
@@ -42,7 +43,10 @@ local function classify(names, now, longest_open_ms)
     return good, broken, dead
   end
   learn(names, 1)
-  local breakers = redis.pcall('HLEN', breakers_key) ~= 0 and redis.pcall('HMGET', breakers_key, unpack(names)) or {}
+  if has_breakers == nil then
+    has_breakers = redis.pcall('HLEN', breakers_key) ~= 0
+  end
+  local breakers = has_breakers and redis.pcall('HMGET', breakers_key, unpack(names)) or {}
   for i = 1, #names do
     local replica, is_open = names[i], false
     if breakers[i] then
