@@ -86,43 +86,71 @@ while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
   start = start + 1
 end
 
-local deepest = deepest_existing(1, count)
+-- What the candidates cost: the fleet as in costs, the most keys that any of them has matched, what LMCache has stored,
+-- and the hits of the prefix, as its most used owner counts them.
+local function weigh(names, depth, held)
+  local fleet, matched, best = load_of(subset, names), {}, 0
+  for i = 1, fleet.count do
+    local deep = depth[names[i]] or 0
+    matched[i] = tokens_at(deep)
+    if deep > best then
+      best = deep
+    end
+  end
+  fleet.matched, fleet.held_tokens = matched, tokens_at(best)
+  local stored_keys, stored_tokens = weigh_tiers(fleet, held, count)
+  local hits = 0
+  for replica, record in pairs(held) do
+    if best > 0 and depth[replica] == best then
+      hits = math.max(hits, tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)')))
+    end
+  end
+  if WEIGHS_CACHES or explain then
+    prefix_costs(fleet, hits)
+  end
+  return fleet, best, stored_keys, stored_tokens, hits
+end
+
 local longest_open_ms = MAX_OPENINGS * probe_ms
-local names, desperate = candidates_of(subset, now, longest_open_ms, nominate, prompt_tokens - tokens_at(deepest))
-if #names == 0 then
-  return { 'none' }
-end
+local deepest = deepest_existing(1, count)
 local orders = WEIGHS_CACHES and subset.orders or nil
-local depth, held, top = walk(deepest, names, orders, not explain, start)
-if orders then
-  orders.add_owners(names, depth, now, longest_open_ms, classify)
-end
+local names, desperate, depth, held, top = nil, false, {}, {}, deepest
+local fleet, best_depth, stored_keys, stored_tokens, hits, limit, chosen
 
-local fleet = load_of(subset, names)
-local matched_tokens_of, best_depth = {}, 0
-for i = 1, fleet.count do
-  local deep = depth[names[i]] or 0
-  matched_tokens_of[i] = tokens_at(deep)
-  if deep > best_depth then
-    best_depth = deep
+-- In a large fleet, one of a prompt's few owners is chosen at once if every other replica must cost more: the tokens that
+-- it lacks alone do.
+if orders and deepest > start and redis.pcall('HLEN', tiers_key) == 0 then
+  local owners, others_reach = few_owners(deepest, start, not explain)
+  names = owners and orders.good_among(owners, now, longest_open_ms, classify) or {}
+  if #names > 0 then
+    for replica, record in pairs(owners) do
+      depth[replica], held[replica] = deepest, record
+    end
+    fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
+    limit = guard_limit(fleet)
+    chosen = choose(fleet, limit)
+    local others_lack = fleet.held_tokens - tokens_at(others_reach)
+    local others_cost = 3 * (prompt_tokens - fleet.held_tokens + others_lack / (1 + hits))
+    if limit == math.huge or fleet.cost[chosen] > others_cost then
+      chosen = nil
+    end
   end
 end
-fleet.matched, fleet.held_tokens = matched_tokens_of, tokens_at(best_depth)
-local stored_keys, stored_tokens = weigh_tiers(fleet, held, count)
 
--- The hits of the prefix, as its most used owner counts them.
-local hits = 0
-for replica, record in pairs(held) do
-  if best_depth > 0 and depth[replica] == best_depth then
-    hits = math.max(hits, tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)')))
+if not chosen then
+  local new_tokens = prompt_tokens - tokens_at(deepest)
+  names, desperate = candidates_of(subset, now, longest_open_ms, nominate, new_tokens)
+  if #names == 0 then
+    return { 'none' }
   end
+  depth, held, top = walk(deepest, names, orders, not explain, start)
+  if orders then
+    orders.add_owners(names, depth, now, longest_open_ms, classify)
+  end
+  fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
+  limit = guard_limit(fleet)
+  chosen = choose(fleet, limit)
 end
-
-if WEIGHS_CACHES or explain then
-  prefix_costs(fleet, hits)
-end
-local limit = guard_limit(fleet)
-local chosen = choose(fleet, limit)
 
 local replica = names[chosen]
 local incarnation = string.sub(life_of_name[replica], 1, -2)

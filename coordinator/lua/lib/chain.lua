@@ -109,6 +109,30 @@ local function gallop(lo, below, hi, orders, depth, record)
   gallop(lo, below, middle, orders, depth, record)
 end
 
+-- The owners of the deepest key that exists (replica -> record), if they are few and all of their records are valid, and
+-- the deepest index up to which any other replica owns the chain. An earlier key has all owners of a later one, so it
+-- has more owners where others own it, too. Returns nil if they are many or one is not valid.
+local function few_owners(deepest, start, clean)
+  local owners, count = owners_of(deepest, {}, {}, nil, clean)
+  for _ in pairs(owners) do
+    count = count - 1
+  end
+  if count ~= 0 or not next(owners) then
+    return
+  end
+  local owned_by = redis.pcall('HLEN', KEYS[OWN_OFFSET + deepest])
+  local lo, hi = start - 1, deepest
+  while hi - lo > 1 do
+    local middle = lo == start - 1 and start or math.floor((lo + hi) / 2) -- most often nobody else owns any of it
+    if redis.pcall('HLEN', KEYS[OWN_OFFSET + middle]) == owned_by then
+      hi = middle
+    else
+      lo = middle
+    end
+  end
+  return owners, lo
+end
+
 -- Walks the chain up from the deepest index whose key exists, for the replicas in `names` and other owners. Matches that
 -- end above index `start` are worth nothing, so they are not looked for. With `clean`, records of past incarnations at
 -- the deepest keys are dropped.

@@ -3,7 +3,7 @@
 
 local function orders_of(subset, base)
   local READMITS_ONE_IN, READMITTED_AT_ONCE, NOMINATIONS, NOMINATED_AGAIN, ADDED_OWNERS = 8, 8, 3, 64, 8
-  local MANY_OWNERS, OWNERS_ASKED, MOST_ASKED, SEARCHED = 32, 3, 48, 16
+  local MANY_OWNERS, OWNERS_ASKED, MOST_ASKED, PICKED_OWNERS, SEARCHED = 32, 3, 48, 3, 16
 
   local orders, is_tried = { count = 0 }, subset.is_tried
   local spare, is_named, least_loaded, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, false
@@ -138,29 +138,55 @@ local function orders_of(subset, base)
         end
       end
     end
-    local order = subset.key .. ':load'
+    local order, picked = subset.key .. ':load', {}
     if count > MANY_OWNERS then
       local ranks = math.ceil(OWNERS_ASKED * orders.count / count)
       local first = redis.pcall('ZRANGE', order, 0, math.min(ranks + spare, MOST_ASKED) - 1)
       local are_owners = redis.call('HMGET', key, unpack(first))
       for i = 1, #first do
-        if are_owners[i] and not is_tried[first[i]] then
-          return { first[i] }
+        if are_owners[i] and not is_tried[first[i]] and #picked < PICKED_OWNERS then
+          picked[#picked + 1] = first[i]
         end
+      end
+      if #picked > 0 then
+        return picked
       end
     end
     local owners = count > MANY_OWNERS and redis.call('HRANDFIELD', key, MANY_OWNERS) or redis.call('HKEYS', key)
-    local loads, best, second = redis.pcall('ZMSCORE', order, unpack(owners)), nil, nil
+    local loads, load_of_owner = redis.pcall('ZMSCORE', order, unpack(owners)), {}
     for i = 1, #owners do
-      local load = loads[i] and not is_tried[owners[i]] and tonumber(loads[i])
-      loads[i] = load
-      if load and (not best or load < loads[best]) then
-        best, second = i, best
-      elseif load and (not second or load < loads[second]) then
-        second = i
+      local owner, load = owners[i], loads[i] and tonumber(loads[i])
+      if load and not is_tried[owner] then
+        local at = #picked + 1
+        while at > 1 and load < load_of_owner[picked[at - 1]] do
+          at = at - 1
+        end
+        load_of_owner[owner] = load
+        if at <= PICKED_OWNERS then
+          table.insert(picked, at, owner)
+          picked[PICKED_OWNERS + 1] = nil
+        end
       end
     end
-    return { best and owners[best], second and owners[second] }
+    return picked
+  end
+
+  -- Those of the owners that are in the subset, good, and not tried.
+  function orders.good_among(owners, now, longest_open_ms, classify)
+    local names = {}
+    for replica in pairs(owners) do
+      if not is_tried[replica] then
+        names[#names + 1] = replica
+      end
+    end
+    local are_good, members = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':good', unpack(names)) or {}, {}
+    for i = 1, #names do
+      if are_good[i] then
+        members[#members + 1] = names[i]
+      end
+    end
+    orders.count = redis.pcall('ZCARD', subset.key .. ':good')
+    return (classify(members, now, longest_open_ms))
   end
 
   -- Adds owners of the chain to the candidates, those with the deepest part of it first, if they are in the subset and
