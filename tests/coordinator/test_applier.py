@@ -302,6 +302,7 @@ async def test_a_stream_that_is_lost_in_the_middle_of_a_write_holds_up_no_other(
     applier = Applier(redis_server.url, "gw0", "m", applied.append)
     wire = pool._wire
     assert wire is not None
+    applier._allow_oom = pool._allow_oom
     async with agents(redis_server.url) as links:
         await say(links, count=3)
         await applier._lead(wire)

@@ -98,7 +98,7 @@ async def test_a_place_of_an_older_epoch_is_refused(pool: Pool, client: redis.Re
     asked = request("old", chain(1), serving=Subset.of(["r0"]))
     wire = pool._wire
     assert wire is not None
-    script = load("place", True)
+    script = load("place", pool._allow_oom)
     old = asked.operands(script, KEYS, "gw0", pool._epoch, explain=False)
     pool.reassert()
     reply = await wire.run(script, old)
