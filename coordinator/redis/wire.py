@@ -301,12 +301,24 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
 
 
 async def load_scripts(wire: Wire) -> bool:
-    """Load every script. Returns whether the server knows script flags (Redis >= 7)."""
-    try:
-        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
-        allow_oom = True
-    except StoreRefused:
-        allow_oom = False
+    """Load every script that the server lacks. Returns whether the server knows script flags (Redis >= 7)."""
+    missing = await _missing_scripts(wire, True)
+    allow_oom = "hold" not in missing
+    if not allow_oom:
+        try:
+            await wire.send("SCRIPT", "LOAD", load("hold", True).text)
+            allow_oom = True
+        except StoreRefused:
+            missing = await _missing_scripts(wire, False)
     # All at once: one after the other would take too long in a gateway whose event loop is busy.
-    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
+    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in missing))
     return allow_oom
+
+
+async def _missing_scripts(wire: Wire, allow_oom: bool) -> list[str]:
+    """The scripts that the server does not have, with or without flags. All of them if the user may not ask."""
+    try:
+        found = await wire.send("SCRIPT", "EXISTS", *(load(name, allow_oom).sha for name in NAMES))
+    except StoreRefused:
+        return list(NAMES)
+    return [name for name, exists in zip(NAMES, found, strict=True) if not exists]

@@ -122,7 +122,7 @@ class HealthChecks:
     def _is_due(self, member: Member) -> bool:
         if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
             return self._round % _DISCOVER_ROUNDS == 0  # probably gone for good
-        if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
+        if not member.cards or self._may_have_restarted(member) or not self._store.is_connected(member.pool):
             return True
         return self._store.pool(member.pool).is_worker or self._round % _DISCOVER_ROUNDS == 0
 
@@ -160,7 +160,7 @@ class HealthChecks:
     async def _read_pool_once(self, member: Member) -> None:
         """Learn what other gateways registered in a pool before this one registers anything there."""
         pool = self._store.pool(member.pool) if member.pool else None
-        if pool is not None and pool.state is None and self._store.is_up(pool.name):
+        if pool is not None and pool.state is None and self._store.is_connected(pool.name):
             with suppress(StoreError):
                 await pool.beat()
 
@@ -216,7 +216,7 @@ class HealthChecks:
             )
         if known == wanted:
             return
-        if pool.is_worker or not self._store.is_up(member.pool):
+        if pool.is_worker or not self._store.is_connected(member.pool):
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
@@ -225,7 +225,7 @@ class HealthChecks:
         """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""
         pool, identity = self._store.pool(member.pool), member.identity
         was_taken, now_s = identity.is_taken, time.monotonic()
-        if pool.state is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
+        if pool.state is not None and self._store.is_connected(pool.name) and not member.lacks_metrics:
             facts = IdentityFacts(
                 started=member.facts.started,
                 url=member.url,

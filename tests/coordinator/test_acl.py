@@ -27,7 +27,7 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 COMMANDS = (
-    *("ping", "eval", "evalsha", "script|load", "time"),
+    *("ping", "eval", "evalsha", "script|load", "script|exists", "time"),
     *("exists", "get", "mget", "strlen", "set", "del", "unlink", "incr", "expire"),
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zscore", "zrange", "zrangebyscore"),
@@ -65,6 +65,7 @@ async def live_a_little(pool: Pool) -> None:
         pool.withdraw(other, placed)
     assert await pool.explain(asked)
     pool.adopt(Reservation("b", "r0", "life1", 10, "-"))
+    pool.count_adopted()
     pool.reassert()
     pool.done("b")
     await remember(pool, "resp_1", "r0", "life1", None)
@@ -158,6 +159,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
 
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
+    await client.script_flush()
     await client.config_resetstat()
     store = Store(StoreOptions(redis_server.url, budget_s=5.0), "gw0")
     async with running(store):

@@ -93,6 +93,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
+    pool.count_adopted()
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).reap(_EXPIRED), sweep(pool, "r0"))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
@@ -127,7 +128,7 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
+        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
     ],
     "declare": [_SUBSET.digest, 1, 60_000, 27, "s1"],
     "keep_subsets": ["gw0", 3000, 60_000, _SUBSET.digest],
