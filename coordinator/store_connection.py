@@ -37,7 +37,8 @@ _log = structlog.get_logger("kvgate.store")
 
 BEAT_S = 0.5
 RETRY_S = 0.25
-MAX_PAUSE_S = 4.0
+PAUSE_S, MAX_PAUSE_S = 0.05, 4.0
+"""Of placements: each pause is twice as long as the one before, until a placement is in time."""
 _JITTER = 0.5
 """Gateways that lost the store together do not return in one moment."""
 CONNECT_S = 1.0
@@ -139,7 +140,7 @@ class StoreConnection:
         self._say_away("placements paused", reason)
         self.reason = reason
         self._set_paused(True)
-        pause_s = _jittered(min(RETRY_S * 2**self._pauses, MAX_PAUSE_S))
+        pause_s = _jittered(min(PAUSE_S * 2**self._pauses, MAX_PAUSE_S))
         self._pauses += 1
         asyncio.get_running_loop().call_later(pause_s, self._probe, self._wire)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 
 from coordinator.errors import StoreLate
@@ -15,9 +16,9 @@ class PlacingWindow:
     """At most `limit` placements are sent and unanswered, whether their callers still wait or not. Others wait here, in
     order.
 
-    The limit follows what Redis can take, as a TCP sender's congestion window does: late placements halve it, and
-    placements in time let it grow again. Otherwise many gateways together keep a queue in Redis in which every
-    placement is late.
+    The limit follows what Redis can take, as a TCP sender's congestion window does. It grows with each placement for
+    which Redis had time soon, and shrinks with each one that waited in Redis for long, or was late. Otherwise many
+    gateways together keep a queue in Redis in which every placement is late.
     """
 
     def __init__(self, shrink_every_s: float) -> None:
@@ -65,11 +66,14 @@ class PlacingWindow:
         self.taken -= 1
         self._wake()
 
-    def answered_in_time(self) -> None:
-        self.limit = min(float(MOST), self.limit + 1 / self.limit)
+    def was_answered(self, had_queued: bool) -> None:
+        """A placement was in time. `had_queued`: it had waited in Redis for longer than it should."""
+        step = 1 / self.limit  # one for each window of placements
+        self.limit = max(1.0, self.limit - step) if had_queued else min(float(MOST), self.limit + step)
 
-    def was_late(self, now_s: float) -> None:
+    def was_late(self) -> None:
         """Placements that are late together shrink the window once."""
+        now_s = time.monotonic()
         if now_s - self._shrunk_at_s >= self._shrink_every_s:
             self._shrunk_at_s = now_s
             self.limit = max(1.0, self.limit / 2)

@@ -39,10 +39,12 @@ LEASE_MS = 3000
 MAX_GAP_MS = 1000
 CONFIRM_S = 2.0
 """An engine's events tell of a prompt within this time of its first token, or not at all."""
-_WAITING_SHARE = 0.5
+_WAITING_SHARE = 0.25
 """The part of a placement's budget that it may wait in the gateway."""
 _DEADLINE_SHARE = 0.75
 """The part of a placement's budget in which Redis has to begin with it. The rest is for the reply."""
+_QUEUE_SHARE = 0.25
+"""If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
 _MAX_REMEMBERED = 4096
 _HELD_AT_ONCE = 1024
 
@@ -104,6 +106,10 @@ class Pool:
         caller still waits or not. Each has a place in the window."""
         self._to_adopt: set[str] = set()
         """Live reservations that were placed without the store. The next heartbeat counts them."""
+        self._adopted: set[str] = set()
+        """Those that a heartbeat or a reassertion has counted."""
+        self._adopted_settled: list[tuple[str, str]] = []
+        """Their settlements, which the next heartbeat sends."""
         self._settled: list[tuple[str, str]] = []
         self._to_hold: dict[str, dict[str, None]] = {}
         self._unconfirmed: deque[_Unconfirmed] = deque()
@@ -131,6 +137,7 @@ class Pool:
         """The connection is gone: calls fail at once with StoreDown."""
         self._wire = None
         self._settled.clear()
+        self._adopted_settled.clear()
         self._lost_claims.extend(self._unanswered.values())
         for reservation in list(self._unanswered):
             self._forget_call(reservation)
@@ -138,6 +145,8 @@ class Pool:
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
         self._send_settled()  # before its reservation is stated: the settlement may be that of a late placement
+        self._adopted_settled.clear()
+        self._adopted |= self._to_adopt
         self._to_adopt.clear()
         self.subsets.forget()
         for record in self.records.values():
@@ -242,14 +251,16 @@ class Pool:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
         script = load("place", self._allow_oom, request.knobs)
-        deadline_ms = self._clock.time_ms(began_s + self._budget_s * _DEADLINE_SHARE)
-        left_s = began_s + self._budget_s - time.monotonic()
+        # The budget limits Redis, not this process: the time that its event loop needs to write is added.
+        begin_by_s = began_s + self._budget_s * _DEADLINE_SHARE + min(wire.write_lag_s, self._budget_s)
+        deadline_ms = self._clock.time_ms(begin_by_s)
+        sent_s = time.monotonic()
         self._unanswered[request.reservation] = request
         try:
             operands = request.operands(
                 script, self.keys, self.gateway, self._epoch, explain=False, deadline_ms=deadline_ms
             )
-            reply = wire.run(script, operands, left_s, partial(self._undo, request))
+            reply = wire.run(script, operands, began_s + self._budget_s - sent_s, partial(self._undo, request))
         except BaseException:
             self._forget_call(request.reservation)  # it was not sent
             raise
@@ -262,20 +273,22 @@ class Pool:
                 self._forget_call(request.reservation)
             raise
         except StoreLate:  # its place in the window is free when the reply comes
-            self._window.was_late(time.monotonic())
+            self._window.was_late()
             raise
         except StoreRefused:
             self._forget_call(request.reservation)
             raise
         self._forget_call(request.reservation)
-        if answer[0] != b"late":
-            self._window.answered_in_time()
-        else:
-            self._clock.heard(answer[1])
-            if time.monotonic() >= began_s + self._budget_s * _DEADLINE_SHARE:
-                self._window.was_late(time.monotonic())
+        placement = parse_placement(answer)
+        if isinstance(placement, Placement):
+            queued_until_ms = self._clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
+            self._window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
+        elif placement == "late":
+            self._clock.heard(answer[1], sent_s)
+            if time.monotonic() >= begin_by_s:
+                self._window.was_late()
                 raise StoreLate("Redis began with a placement after its deadline")
-        return parse_placement(answer)
+        return placement
 
     def _forget_call(self, reservation: str) -> None:
         """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
@@ -297,7 +310,7 @@ class Pool:
         if isinstance(placement, Placement):
             # Unless the request was adopted since, which has replaced this.
             if request.reservation not in self.live or request.reservation in self._to_adopt:
-                self._settle("done", request.reservation)
+                self._settle_soon("done", request.reservation)
             self.withdraw(request, placement)
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
@@ -322,12 +335,17 @@ class Pool:
         self._to_adopt.add(reservation.id)
 
     def count_adopted(self) -> None:
-        """Send the adopted requests that are not counted yet, all in one call."""
-        adopted = [self.live[one] for one in self._to_adopt if one in self.live]
-        if not adopted or self._wire is None:
+        """Send the adopted requests that are not counted yet, all in one call, and what happened to those that are."""
+        if self._wire is None:
             return
-        self._to_adopt.clear()
+        self._settled += self._adopted_settled
+        self._adopted_settled.clear()
         self._send_settled()  # first: one of them may undo a late placement of an adopted request
+        adopted = [self.live[one] for one in self._to_adopt if one in self.live]
+        self._adopted |= self._to_adopt
+        self._to_adopt.clear()
+        if not adopted:
+            return
         self._epoch += 1
         self._restate("adopt", gateway=self.gateway, epoch=self._epoch, adopted=[_stated(one) for one in adopted])
 
@@ -338,21 +356,24 @@ class Pool:
         live = self.live.get(reservation)
         if live is not None and live.backlog_tokens:
             live.backlog_tokens = 0
-            if reservation not in self._to_adopt:
-                self._settle("first_token", reservation)
+            self._settle("first_token", reservation)
 
     def done(self, reservation: str) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated."""
-        if self.live.pop(reservation, None) is None:
-            return
-        if reservation in self._to_adopt:
-            self._to_adopt.discard(reservation)  # it was never counted; a late placement is undone when its reply comes
-        else:
+        if self.live.pop(reservation, None) is not None:
             self._settle("done", reservation)
+            self._to_adopt.discard(reservation)
+            self._adopted.discard(reservation)
 
     def _settle(self, event: str, reservation: str) -> None:
-        if self._wire is None:
-            return
+        if self._wire is None or reservation in self._to_adopt:
+            return  # not counted; if a late placement counts it, its reply undoes that
+        if reservation in self._adopted:  # the store is slow, and an adoption is no more exact than this
+            self._adopted_settled.append((event, reservation))
+        else:
+            self._settle_soon(event, reservation)
+
+    def _settle_soon(self, event: str, reservation: str) -> None:
         if not self._settled:
             asyncio.get_running_loop().call_soon(self._send_settled)
         self._settled.append((event, reservation))
@@ -497,7 +518,7 @@ class Pool:
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
         self.count_adopted()
-        epoch = self._epoch
+        epoch, sent_s = self._epoch, time.monotonic()
         reply = await self.run(
             "beat",
             gateway=self.gateway,
@@ -508,7 +529,7 @@ class Pool:
             does_chores=self.does_chores,
         )
         state = parse_pool_state(reply, self.state)
-        self._clock.heard(state.now_ms)
+        self._clock.heard(state.now_ms, sent_s)
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

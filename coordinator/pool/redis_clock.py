@@ -9,25 +9,31 @@ _SAMPLES = 8
 
 
 class RedisClock:
-    """Redis' time in replies that came lately, compared with this process' monotonic clock.
+    """How far Redis' clock is ahead of this process' monotonic clock, from replies that tell Redis' time.
 
-    A reply is old when it arrives, so each sample is behind Redis' clock. The sample that is furthest ahead is the
-    best. If Redis' clock goes back, the estimate stays ahead until newer samples have replaced the older ones (some 4
-    s). Until then deadlines are too late, and refuse nothing wrongly. If Redis' clock jumps ahead, the next
-    placement comes too late: its reply tells the new time, and the placement is repeated.
+    Redis read its clock after the call was sent and before the reply was read. So each reply gives an interval, and the
+    last replies together give a small one. If an interval does not overlap with those before it, Redis' clock has
+    made a step: they are forgotten.
     """
 
     def __init__(self) -> None:
-        self._offsets_ms: deque[float] = deque(maxlen=_SAMPLES)
+        self._intervals_ms: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self._ahead_ms: float | None = None
 
-    def heard(self, now_ms: int) -> None:
-        """A reply with Redis' time has arrived."""
-        self._offsets_ms.append(now_ms + 1 - time.monotonic() * 1000)  # Redis cuts its time to whole milliseconds
+    def heard(self, now_ms: int, sent_s: float) -> None:
+        """Now there is a reply to a call that was sent at `sent_s` (the monotonic clock)."""
+        least, most = now_ms - time.monotonic() * 1000, now_ms + 1 - sent_s * 1000  # Redis cuts off parts of a ms
+        if not all(low <= most and least <= high for low, high in self._intervals_ms):
+            self._intervals_ms.clear()
+        self._intervals_ms.append((least, most))
+        lows, highs = zip(*self._intervals_ms, strict=True)
+        self._ahead_ms = (max(lows) + min(highs)) / 2
 
     def forget(self) -> None:
         """The next reply may come from another server."""
-        self._offsets_ms.clear()
+        self._intervals_ms.clear()
+        self._ahead_ms = None
 
     def time_ms(self, at_s: float) -> int:
         """Redis' time at a moment of the monotonic clock; 0 as long as no reply has told it."""
-        return int(max(self._offsets_ms) + at_s * 1000) if self._offsets_ms else 0
+        return int(self._ahead_ms + at_s * 1000) if self._ahead_ms is not None else 0

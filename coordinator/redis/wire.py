@@ -106,6 +106,9 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Call] = deque()
         self._outbox: list[bytes] = []
+        self._oldest_unsent_s = 0.0
+        self.write_lag_s = 0.0
+        """How long the calls of the last write had waited for this process' event loop."""
         self._writes_soon = False
         self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
@@ -206,6 +209,8 @@ class Wire(asyncio.Protocol):
             return
         packed = hiredis.pack_command(command)  # first: it raises if an argument cannot be encoded
         self._pending.append(call)
+        if not self._outbox:
+            self._oldest_unsent_s = call.sent_at
         self._outbox.append(packed)
         if call.future is not None:
             self._schedule(True)
@@ -238,6 +243,7 @@ class Wire(asyncio.Protocol):
             self._write_later = None
         if self._outbox and self._broken is None and not self._transport.is_closing():
             batch, self._outbox = self._outbox, []
+            self.write_lag_s = self._loop.time() - self._oldest_unsent_s
             self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
 
     def data_received(self, data: bytes) -> None:

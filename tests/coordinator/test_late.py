@@ -137,6 +137,7 @@ async def test_a_request_that_fell_back_keeps_its_reservation_when_its_late_plac
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 200}
     assert await dump(client, "*:own:*", "*:held:*") == {}
     pool.done("a")
+    pool.count_adopted()
     await drained(pool)
     assert await left_behind(client) == {}
 

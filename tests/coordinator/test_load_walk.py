@@ -166,6 +166,7 @@ async def test_the_sums_equal_the_flights_and_the_records_after_every_step(
         for pool in pools:
             for one in list(pool.live):
                 pool.done(one)
+            await pool.beat()
         await drained(*pools)
         assert set((await hash_of(client, KEYS.active)).values()) == {"0"}
         assert set((await hash_of(client, KEYS.backlog_tokens)).values()) == {"0"}

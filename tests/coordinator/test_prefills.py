@@ -131,7 +131,7 @@ async def test_what_was_placed_without_the_store_ends_its_backlog_likewise(pool:
     pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 70}
-    await beat(pool, 2)
+    await beat(pool, 3)
     assert await numbers(client, KEYS.backlog_tokens) == {}
     assert await numbers(client, KEYS.active) == {"r0": 1}
 

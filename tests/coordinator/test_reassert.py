@@ -190,6 +190,7 @@ async def test_a_request_placed_without_the_store_is_counted_and_settled_like_an
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100, "r1": 250}
     pool.first_token("b")
     pool.done("b")
+    pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
 

@@ -36,6 +36,7 @@ class Recorder(Wire):
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[list[str], list[Any]]] = {}
+        self.write_lag_s = 0.0
 
     def run(self, script: Script, operands: Operands, *_: Any) -> asyncio.Future[Any]:
         self.tell(script, operands)
@@ -108,6 +109,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
+    pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
