@@ -145,7 +145,7 @@ class StoreConnection:
         asyncio.get_running_loop().call_later(pause_s, self._probe, self._wire)
 
     def _probe(self, wire: Wire) -> None:
-        """A PING waits in Redis behind the same calls as a placement, and costs Redis nothing."""
+        """A PING waits in Redis behind the same calls as a placement, and costs Redis next to nothing."""
         if wire is self._wire:
             reply = wire.send("PING", budget_s=self._settings.budget_s)
             reply.add_done_callback(partial(self._probed, wire))

@@ -4,8 +4,8 @@ Several gateways, each in its own process, place at rates that do not depend on 
 measured, then the load is one, two and four times as much, and at last half of it. A request that the store does not
 place in its budget is placed by the rule without the store, as the router does it.
 
-Scripts take four times as long here as elsewhere. So gateways on the same machine can ask for four times what Redis can
-do, without taking its core.
+Scripts are slowed down fourfold. So gateways on the same machine can ask for four times what Redis can do, without
+taking its core.
 """
 
 from __future__ import annotations
@@ -142,10 +142,11 @@ async def _connected(url: str, number: int, budget_s: float) -> AsyncIterator[_G
     """A gateway with its connection and heartbeats, in a pool whose replicas are registered."""
     _slow_scripts()
     store = Store(StoreOptions(url, budget_s=budget_s), f"gateway-{number}.bench0")
-    pool = store.pool(POOL)
+    pool, is_up = store.pool(POOL), asyncio.Event()
+    store.on_change = lambda _up, _reason: is_up.set()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
-        await store.first_attempt()
+        await is_up.wait()
         for i in range(REPLICAS):
             record = ReplicaRecord(f"r{i}", INCARNATION, "ready", CAPACITY_TOKENS, 0, f"http://127.0.0.1:{i}")
             await pool.register(record, only_if_absent=True)

@@ -10,14 +10,15 @@ from coordinator.errors import StoreLate
 from coordinator.redis.wire import has_result
 
 MOST = 64
+_STEP = 0.5
 
 
 class PlacingWindow:
     """At most `limit` placements are sent and unanswered, whether their callers still wait or not. Others wait here, in
     order.
 
-    The limit follows what Redis can take, as a TCP sender's congestion window does. It grows with each placement for
-    which Redis had time soon, and shrinks with each one that waited in Redis for long, or was late. Otherwise many
+    The limit follows what Redis can take, as a TCP sender's congestion window does. It grows with each placement that
+    Redis began soon, shrinks with each one that waited in Redis for long, and is halved if one is late. Otherwise many
     gateways together keep a queue in Redis in which every placement is late.
     """
 
@@ -68,8 +69,7 @@ class PlacingWindow:
 
     def was_answered(self, had_queued: bool) -> None:
         """A placement was in time. `had_queued`: it had waited in Redis for longer than it should."""
-        step = 1 / self.limit  # one for each window of placements
-        self.limit = max(1.0, self.limit - step) if had_queued else min(float(MOST), self.limit + step)
+        self.limit = max(1.0, self.limit - _STEP) if had_queued else min(float(MOST), self.limit + _STEP)
 
     def was_late(self) -> None:
         """Placements that are late together shrink the window once."""
