@@ -18,7 +18,7 @@ from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.response_owners import find, remember
-from coordinator.scripts import BreakerKnobs
+from coordinator.scripts import BreakerKnobs, load
 from coordinator.store import Store, StoreOptions
 from tests.coordinator.stage import chain, drained, joined, now_ms, replica, request, running
 from tests.coordinator.stream import attend, gains, linked
@@ -191,6 +191,17 @@ async def test_a_user_without_permission_to_load_scripts_is_told_so(
         await eventually(lambda: "script" in store.reason.lower())
         with pytest.raises(StoreDown):
             await store.pool("m").place(request("a", chain(1)))
+
+
+async def test_a_user_that_may_not_ask_for_scripts_loads_all_of_them(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await client.script_flush()
+    await client.execute_command("ACL", "SETUSER", "kvgate", *RULES, "-script|exists")
+    url = redis_server.url.replace("redis://", "redis://kvgate:secret@")
+    async with running(Store(StoreOptions(url, budget_s=5.0), "gw0")) as store:
+        assert store.is_up(), store.reason
+        assert await client.script_exists(load("beat", store.pool("m")._allow_oom).sha) == [True]
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
-from coordinator.pool.placing_window import MOST
-from coordinator.pool.pool import Pool, Reservation
+from coordinator.pool.placing_window import MOST, PlacingWindow
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import Placement
 from tests.coordinator.stage import (
@@ -276,3 +277,56 @@ async def test_paused_placements_fail_at_once_and_everything_else_goes_on(pool: 
     pool.done("a")
     assert (await pool.beat()).known
     assert await load_of(client) == ({"r1": 1}, {"r1": 200}, ["b"])
+
+
+async def test_a_request_that_a_reassertion_has_counted_is_settled(pool: Pool, client: redis.Redis) -> None:
+    pool.adopt(Reservation("a", "r1", "life1", 200, "-"))
+    pool.reassert()
+    pool.done("a")
+    await pool.beat()
+    assert await load_of(client) == ({}, {}, [])
+
+
+@pytest.mark.parametrize("count", ["count_adopted", "reassert"])
+async def test_a_request_that_is_counted_in_the_very_turn_of_its_late_reply_stays_counted(
+    pool: Pool, client: redis.Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, count: str
+) -> None:
+    undo = pool._undo
+
+    def undo_and_count(late: PlaceRequest, reply: Any) -> None:
+        undo(late, reply)
+        getattr(pool, count)()
+
+    monkeypatch.setattr(pool, "_undo", undo_and_count)
+    await fall_back(pool, redis_server, "a")
+    await drained(pool)
+    assert await load_of(client) == ({"r1": 1}, {"r1": 200}, ["a"])
+
+
+async def test_a_place_in_the_window_is_not_lost_if_a_refused_placement_is_cancelled_in_the_turn_of_its_reply(
+    pool: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool._budget_s = 5.0
+    wire = pool._wire
+    assert wire is not None
+    answer = wire._answer
+    await client.set(KEYS.gateways, "no hash")
+    placing = asyncio.ensure_future(pool.place(request("cancelled", chain(1))))
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "_answer", lambda call, reply: (answer(call, reply), placing.cancel()))
+        await asyncio.wait([placing])
+    assert placing.cancelled()
+    assert (pool._unanswered, pool._window.taken) == ({}, 0)
+    await client.delete(KEYS.gateways)
+
+
+async def test_a_place_in_the_window_is_not_lost_if_its_taker_is_cancelled_in_the_turn_in_which_it_gets_it() -> None:
+    window = PlacingWindow(1.0)
+    window.limit = 1.0
+    assert window.take()
+    waiting = asyncio.ensure_future(window.wait(asyncio.get_running_loop().time() + 60))
+    await asyncio.sleep(0)
+    window.give_back()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert window.taken == 0
