@@ -22,6 +22,7 @@ redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. until_ms)
 
 -- The sums change once for each replica: there may be thousands of requests, and the store is slow just now.
 local requests, backlogs, counted = {}, {}, 0
+local lives = {}
 for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
   local reservation, replica, incarnation, backlog, tip = unpack(ARGV, i, i + ADOPTED_SIZE - 1)
   local standing = redis.call('HGET', flight_key, reservation)
@@ -29,8 +30,12 @@ for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
     redis.call('HDEL', flight_key, reservation)
     give_back(standing, replicas_key, active_key, backlog_tokens_key)
   end
-  local entry = entry_of(replicas_key, replica, incarnation, backlog, tip)
-  if entry then
+  if not lives[replica] then
+    lives[replica] = { life_of(replicas_key, replica) }
+  end
+  local current, since_ms = unpack(lives[replica], 1, 2)
+  if incarnation == current then
+    local entry = table.concat({ replica, incarnation, since_ms, backlog, tip }, ' ')
     redis.call('HSET', flight_key, reservation, entry)
     requests[replica] = (requests[replica] or 0) + 1
     backlogs[replica] = (backlogs[replica] or 0) + tonumber(backlog)

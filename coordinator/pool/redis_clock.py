@@ -20,14 +20,16 @@ class RedisClock:
         self._intervals_ms: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._ahead_ms: float | None = None
 
-    def heard(self, now_ms: int, sent_s: float) -> None:
-        """Now there is a reply to a call that was sent at `sent_s` (the monotonic clock)."""
+    def heard(self, now_ms: int, sent_s: float, lag_s: float) -> None:
+        """Now there is a reply to a call that was sent at `sent_s` (the monotonic clock). It had come some `lag_s`
+        before this process' event loop read it."""
         least, most = now_ms - time.monotonic() * 1000, now_ms + 1 - sent_s * 1000  # Redis cuts off parts of a ms
         if not all(low <= most and least <= high for low, high in self._intervals_ms):
             self._intervals_ms.clear()
         self._intervals_ms.append((least, most))
         lows, highs = zip(*self._intervals_ms, strict=True)
-        self._ahead_ms = (max(lows) + min(highs)) / 2
+        # Near the lower end: a call may wait long in Redis, but its reply comes at once.
+        self._ahead_ms = min(max(lows) + lag_s * 1000, *highs)
 
     def forget(self) -> None:
         """The next reply may come from another server."""

@@ -106,9 +106,9 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Call] = deque()
         self._outbox: list[bytes] = []
-        self._oldest_unsent_s = 0.0
+        self._write_due_s = 0.0
         self.write_lag_s = 0.0
-        """How long the calls of the last write had waited for this process' event loop."""
+        """How long the urgent calls of the last write had waited for this process' event loop."""
         self._writes_soon = False
         self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
@@ -194,7 +194,7 @@ class Wire(asyncio.Protocol):
     def _schedule(self, is_urgent: bool) -> None:
         if is_urgent:
             if not self._writes_soon:
-                self._writes_soon = True
+                self._writes_soon, self._write_due_s = True, self._loop.time()
                 self._loop.call_soon(self._write)
         elif self._write_later is None and not self._writes_soon:
             self._write_later = self._loop.call_later(_BEHIND_S, self._write)
@@ -209,8 +209,6 @@ class Wire(asyncio.Protocol):
             return
         packed = hiredis.pack_command(command)  # first: it raises if an argument cannot be encoded
         self._pending.append(call)
-        if not self._outbox:
-            self._oldest_unsent_s = call.sent_at
         self._outbox.append(packed)
         if call.future is not None:
             self._schedule(True)
@@ -237,13 +235,13 @@ class Wire(asyncio.Protocol):
     # -- the socket ----------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        self._writes_soon = False
+        if self._writes_soon:
+            self._writes_soon, self.write_lag_s = False, self._loop.time() - self._write_due_s
         if self._write_later is not None:
             self._write_later.cancel()
             self._write_later = None
         if self._outbox and self._broken is None and not self._transport.is_closing():
             batch, self._outbox = self._outbox, []
-            self.write_lag_s = self._loop.time() - self._oldest_unsent_s
             self._transport.write(batch[0] if len(batch) == 1 else b"".join(batch))
 
     def data_received(self, data: bytes) -> None:
