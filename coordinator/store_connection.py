@@ -37,7 +37,7 @@ _log = structlog.get_logger("kvgate.store")
 
 BEAT_S = 0.5
 RETRY_S = 0.25
-PAUSE_S, MAX_PAUSE_S = 0.05, 2.0
+PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
 """Of placements: each pause is twice as long as the one before, until a placement is in time."""
 _JITTER = 0.5
 """Gateways that lost the store together do not return in one moment."""
