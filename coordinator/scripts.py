@@ -162,7 +162,9 @@ class PlaceRequest:
             and self.pinned in ("", record.replica)
         )
 
-    def operands(self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool) -> tuple[Any, ...]:
+    def operands(
+        self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
+    ) -> tuple[Any, ...]:
         """Of `place`."""
         assert self.serving is not None
         return script.operands(
@@ -171,6 +173,7 @@ class PlaceRequest:
             epoch=epoch,
             reservation=self.reservation,
             explain=explain,
+            deadline_ms=deadline_ms,
             seed=self.seed,
             digest=self.serving.digest,
             tried=" ".join(self.tried),
@@ -243,7 +246,7 @@ class Reservation:
 
 
 def parse_placement(reply: Any) -> Placement | str:
-    """A Placement, or the status `stale`, `undeclared` or `none`."""
+    """A Placement, or the status `stale`, `undeclared`, `none` or `late`."""
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     return Placement(

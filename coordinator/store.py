@@ -50,6 +50,10 @@ class Store:
         connections = [self._connections[pool]] if pool in self._connections else self._all_connections()
         return all(one.is_up() for one in connections)
 
+    def is_connected(self, pool: str) -> bool:
+        """Whether this pool's heartbeats go through the store now; its placements may be paused."""
+        return self._connections[pool].is_connected() if pool in self._connections else self._home.is_connected()
+
     @property
     def reason(self) -> str:
         """Why it is down; empty while it is up."""
@@ -80,7 +84,7 @@ class Store:
         return list(self._pools)
 
     def note(self, pool: str, error: StoreError | None) -> None:
-        """Count a placement's outcome. After too many late ones in a row the pool's connection is given up."""
+        """Count a placement's outcome. After too many late ones in a row, placements in this pool are paused."""
         self._connections[pool].note(error)
 
     async def ask(self, *command: Any) -> Any:

@@ -1,18 +1,24 @@
 """One connection to the store as a gateway sees it: up or down, and what that means for the pools that use it.
 
-    down --connect, PING within the budget, scripts loaded, everything reasserted--> up
-    up   --connection lost, a reply overdue, or N placements in a row out of budget--> down
+    down   --connect, PING within the budget, missing scripts loaded, everything reasserted--> up
+    up     --connection lost, a reply overdue, or N placements in a row refused--> down
+    up     --N placements in a row late--> paused
+    paused --after a time, PING within the budget--> up, until the first placement is late again
+    paused --connection lost, or a reply overdue--> down
 
 While it is down, every call fails at once, so a placement falls back without waiting, and the connection keeps trying.
-A single late placement falls back for that request only. There are no other states: a store that is slow on every call
-is down, because a placement that takes longer than its budget is worth less than none.
+While it is paused, only placements fail at once. Heartbeats, settlements and adoptions go on. So a gateway does not
+reconnect to a store that is overloaded: connecting costs Redis more than placements do. Each pause is longer than the
+one before, until a placement is in time. A single late placement falls back for that request only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -25,12 +31,16 @@ from coordinator.redis.checks import settings_warnings
 from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import answered
-from coordinator.redis.wire import Wire, load_scripts
+from coordinator.redis.wire import Wire, has_result, load_scripts
 
 _log = structlog.get_logger("kvgate.store")
 
 BEAT_S = 0.5
 RETRY_S = 0.25
+PAUSE_S, MAX_PAUSE_S = 0.05, 0.5
+"""Of placements: each pause is twice as long as the one before, until a placement is in time."""
+_JITTER = 0.5
+"""Gateways that lost the store together do not return in one moment."""
 CONNECT_S = 1.0
 
 
@@ -51,7 +61,7 @@ class StoreConnection:
 
     def __init__(self, settings: StoreOptions, key: str, on_change: Callable[[bool, str], None]) -> None:
         self.reason = "not connected yet"
-        """Why it is down; empty while it is up."""
+        """Why it is down or paused; empty while it is up."""
         self.warnings: list[str] = []
         self._settings = settings
         self._key = key
@@ -61,6 +71,9 @@ class StoreConnection:
         self._allow_oom = True
         self._misses = 0
         self._missed_at = 0.0
+        self._is_paused = False
+        self._pauses = 0
+        """Since a placement was in time."""
         self._outage = Outage()
         self._broken = asyncio.Event()
         self._first_attempt = asyncio.Event()
@@ -70,6 +83,10 @@ class StoreConnection:
 
     def is_up(self) -> bool:
         """Whether placements go through it now."""
+        return self._wire is not None and not self._is_paused
+
+    def is_connected(self) -> bool:
+        """Whether heartbeats and other calls go through it now; placements may be paused."""
         return self._wire is not None
 
     def add(self, pool: Pool) -> None:
@@ -77,6 +94,7 @@ class StoreConnection:
         self._pools[pool.name] = pool
         if self._wire is not None:
             pool.attach(self._wire, self._allow_oom)
+            pool.is_paused = self._is_paused
 
     async def ask(self, *command: Any) -> Any:
         """A plain command that belongs to no pool. Raises StoreError."""
@@ -89,19 +107,65 @@ class StoreConnection:
         await self._first_attempt.wait()
 
     def note(self, error: StoreError | None) -> None:
-        """Count a placement's outcome. After too many late ones in a row the connection is given up.
+        """Count a placement's outcome. After too many failures in a row, placements are paused if the last one was
+        late, and the connection is given up if it was refused.
 
         Placements that are late together count once: a hiccup is one miss, however many were in flight.
         """
         if error is None:
             self._misses = 0
+            if self._pauses and not self._is_paused:
+                self._pauses = 0
+                self._say_up()
             return
         now = asyncio.get_running_loop().time()
-        if isinstance(error, StoreLate | StoreRefused) and now - self._missed_at >= self._settings.budget_s:
-            self._missed_at = now
-            self._misses += 1
-            if self._misses >= self._settings.breaker_misses:
-                self._give_up(f"{self._misses} placements in a row failed; the last: {error}")
+        is_failure = isinstance(error, StoreLate | StoreRefused) and self.is_up()
+        if not is_failure or now - self._missed_at < self._settings.budget_s:
+            return
+        self._missed_at = now
+        self._misses += 1
+        is_over = self._misses >= self._settings.breaker_misses
+        reason = f"{self._misses} placements in a row failed; the last: {error}"
+        if is_over and isinstance(error, StoreRefused):
+            self._give_up(reason)
+        elif isinstance(error, StoreLate) and (is_over or self._pauses):
+            self._pause(reason)
+            self._on_change(False, reason)
+
+    # -- pauses ------------------------------------------------------------------------------------------------
+
+    def _pause(self, reason: str) -> None:
+        """Let placements fail at once for a time."""
+        assert self._wire is not None
+        self._say_away("placements paused", reason)
+        self.reason = reason
+        self._set_paused(True)
+        pause_s = _jittered(min(PAUSE_S * 2**self._pauses, MAX_PAUSE_S))
+        self._pauses += 1
+        asyncio.get_running_loop().call_later(pause_s, self._probe, self._wire)
+
+    def _probe(self, wire: Wire) -> None:
+        """A PING waits in Redis behind the same calls as a placement, and costs Redis next to nothing."""
+        if wire is self._wire:
+            reply = wire.send("PING", budget_s=self._settings.budget_s)
+            reply.add_done_callback(partial(self._probed, wire))
+
+    def _probed(self, wire: Wire, reply: asyncio.Future[Any]) -> None:
+        if wire is not self._wire:
+            return
+        if not has_result(reply):
+            self._pause(self.reason)
+            return
+        self._set_paused(False)
+        self.reason = ""
+        self._on_change(True, "")
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self._is_paused, self._misses = is_paused, 0
+        for pool in self._pools.values():
+            pool.is_paused = is_paused
+
+    # -- the connection ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the store connected, beating for every pool, until cancelled."""
@@ -111,7 +175,7 @@ class StoreConnection:
             except StoreError as error:
                 self._down(str(error))
                 self._first_attempt.set()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(_jittered(RETRY_S))
                 continue
             up_at = asyncio.get_running_loop().time()
             try:
@@ -124,7 +188,7 @@ class StoreConnection:
                 self._detach()
                 await wire.close(self.reason)
             # At once if it had served for a while; one that breaks at its first call is not reopened in a tight loop.
-            await asyncio.sleep(max(0.0, up_at + RETRY_S - asyncio.get_running_loop().time()))
+            await asyncio.sleep(max(0.0, up_at + _jittered(RETRY_S) - asyncio.get_running_loop().time()))
 
     async def _connect(self) -> Wire:
         self._broken.clear()
@@ -137,11 +201,12 @@ class StoreConnection:
         return wire
 
     async def _prepare(self, wire: Wire) -> None:
-        """Load the scripts, and check whether the server can be used. Raises StoreError if not."""
+        """Check whether the server can be used, and load the scripts. Raises StoreError if not."""
+        # First, so that a server that is too slow is asked for nothing more. It is judged like a placement, which
+        # allows for a busy event loop; otherwise a busy gateway would never be up again.
+        await wire.send("PING", budget_s=self._settings.budget_s)
         self._allow_oom = await load_scripts(wire)
         self.warnings = await _inspect(wire, self._settings.url)
-        # Judged like a placement, which allows for a busy event loop; otherwise a busy gateway would never be up again.
-        await wire.send("PING", budget_s=self._settings.budget_s)
 
     async def _beat_until_broken(self, wire: Wire) -> None:
         """Every 0.5 s: the heartbeat and chores of each pool, and a check for overdue replies."""
@@ -170,14 +235,13 @@ class StoreConnection:
                 worker.close()
 
     def _up(self, wire: Wire) -> None:
-        self._wire, self._misses = wire, 0
+        self._wire, self._misses, self._pauses, self._is_paused = wire, 0, 0, False
         for pool in self._pools.values():
             pool.attach(wire, self._allow_oom)
         self.reason = ""
         for warning in self.warnings:
             _log.warning("redis setting", problem=warning)
-        away_s = self._outage.ended(asyncio.get_running_loop().time())
-        _log.info("store up", pools=sorted(self._pools), **({} if away_s is None else {"away_s": away_s}))
+        self._say_up()
         self._on_change(True, "")
 
     def _give_up(self, reason: str) -> None:
@@ -186,14 +250,21 @@ class StoreConnection:
             self._down(reason)
 
     def _down(self, reason: str) -> None:
-        was_up = self._wire is not None
-        away_s = self._outage.failed(asyncio.get_running_loop().time())
-        if away_s is not None:
-            _log.warning("store down", reason=reason, pools=sorted(self._pools), away_s=away_s)
+        was_up = self.is_up()
+        self._say_away("store down", reason)
         self.reason = reason or "not connected"
         self._detach()
         if was_up:
             self._on_change(False, self.reason)
+
+    def _say_away(self, event: str, reason: str) -> None:
+        away_s = self._outage.failed(asyncio.get_running_loop().time())
+        if away_s is not None:
+            _log.warning(event, reason=reason, pools=sorted(self._pools), away_s=away_s)
+
+    def _say_up(self) -> None:
+        away_s = self._outage.ended(asyncio.get_running_loop().time())
+        _log.info("store up", pools=sorted(self._pools), **({} if away_s is None else {"away_s": away_s}))
 
     def _detach(self) -> None:
         self._wire = None
@@ -212,6 +283,10 @@ class StoreConnection:
             except StoreError as error:
                 _log.warning("could not deregister", pool=pool.name, error=str(error))
             pool.detach()  # another heartbeat would register this gateway again
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(1, 1 + _JITTER)
 
 
 async def _inspect(wire: Wire, url: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 import structlog
 
@@ -61,7 +62,8 @@ class Worker:
         try:
             state = await self._beat()
             self._reaper.go_on(state)
-            await self._pool.subsets.keep()
+            with suppress(StoreError):  # the other chores may mend what stops it
+                await self._pool.subsets.keep()
             if self._pool.is_worker:
                 await self._repair.repair()
                 await self._look(state)

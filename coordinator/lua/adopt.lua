@@ -1,12 +1,15 @@
--- Counts a request that its gateway placed without the store. If the late placement has an entry under the same
--- reservation, the entry is replaced. The epoch is raised, so that a `place` still buffered somewhere is refused.
+-- Counts the requests that a gateway placed without the store since its last heartbeat. If a late placement has an entry
+-- under the same reservation, the entry is replaced. The epoch is raised, so that a `place` still buffered somewhere is
+-- refused.
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens
 -- ARGV
---   text    gateway, epoch, reservation, replica, incarnation, backlog_tokens, tip
--- Returns 1, or 0 if nothing was counted: the store does not know the gateway or is reaping it (it must reassert), or
--- the incarnation is not the current one.
+--   text    gateway, epoch
+--   text    adopted(reservation, replica, incarnation, backlog_tokens, tip)...: not counted unless the incarnation is
+--             the current one
+-- Returns the number of requests that were counted; 0 if the store does not know the gateway or is reaping it: then it
+-- must reassert.
 
 -- include load
 
@@ -16,14 +19,30 @@ if known_epoch == nil or known_epoch == '0' or tonumber(known_epoch) > tonumber(
   return 0
 end
 redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. until_ms)
-local standing = redis.call('HGET', flight_key, reservation)
-if standing then
-  redis.call('HDEL', flight_key, reservation)
-  give_back(standing, replicas_key, active_key, backlog_tokens_key)
+
+-- The sums change once for each replica: there may be thousands of requests, and the store is slow just now.
+local requests, backlogs, counted = {}, {}, 0
+local lives = {}
+for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
+  local reservation, replica, incarnation, backlog, tip = unpack(ARGV, i, i + ADOPTED_SIZE - 1)
+  local standing = redis.call('HGET', flight_key, reservation)
+  if standing then
+    redis.call('HDEL', flight_key, reservation)
+    give_back(standing, replicas_key, active_key, backlog_tokens_key)
+  end
+  if not lives[replica] then
+    lives[replica] = { life_of(replicas_key, replica) }
+  end
+  local current, since_ms = unpack(lives[replica], 1, 2)
+  if incarnation == current then
+    local entry = table.concat({ replica, incarnation, since_ms, backlog, tip }, ' ')
+    redis.call('HSET', flight_key, reservation, entry)
+    requests[replica] = (requests[replica] or 0) + 1
+    backlogs[replica] = (backlogs[replica] or 0) + tonumber(backlog)
+    counted = counted + 1
+  end
 end
-local entry = entry_of(replicas_key, replica, incarnation, backlog_tokens, tip)
-if entry == nil then
-  return 0
+for replica, number in pairs(requests) do
+  add_load(active_key, backlog_tokens_key, replica, number, backlogs[replica])
 end
-count_in(reservation, entry, flight_key, active_key, backlog_tokens_key)
-return 1
+return counted

@@ -15,27 +15,24 @@
 -- include time
 -- include subsets
 
-local now = now_ms()
+local now, base = now_ms(), base_of(subsets_key)
 local lease = string.format('%d %d', total, now + lease_ms)
-if field_of(subsets_key, digest) then
+local known = field_of(subsets_key, digest)
+if known and string.sub(known, 1, 2) ~= '0 ' and size_of(subset_key) == total then
   write('HSET', subsets_key, digest, lease)
   return 1
 end
+write('HSET', subsets_key, digest, string.format('0 %d', now + lease_ms)) -- if this gateway dies, its pieces end
 local members = {}
 for i = NAMES_OFFSET + 1, #ARGV do
   members[#members + 1], members[#members + 2] = 0, ARGV[i]
 end
 write('ZADD', subset_key, unpack(members))
-if total > LOOK_AT_ALL then
-  for i = NAMES_OFFSET + 1, #ARGV do
-    local digests = field_of(subsets_of_key, ARGV[i]) or ''
-    if not string.find(' ' .. digests .. ' ', ' ' .. digest .. ' ', 1, true) then
-      write('HSET', subsets_of_key, ARGV[i], digests == '' and digest or digests .. ' ' .. digest)
-    end
-    stand(base_of(subsets_key), ARGV[i], now, MAX_OPENINGS * probe_ms)
-  end
+for i = NAMES_OFFSET + 1, total > LOOK_AT_ALL and #ARGV or 0 do
+  note_subset(subsets_of_key, ARGV[i], digest)
+  stand(base, ARGV[i], now, MAX_OPENINGS * probe_ms, digest)
 end
-if redis.call('ZCARD', subset_key) < total then
+if size_of(subset_key) < total then
   return 0
 end
 write('HSET', subsets_key, digest, lease)

@@ -14,14 +14,18 @@
 -- include time
 -- include subsets
 
-check_hashes(subsets_key, subsets_of_key, subset_active_key, leases_key)
-local now = now_ms()
-local base = base_of(subsets_key)
+check_hashes(leases_key)
+local now, base = now_ms(), base_of(subsets_key)
+for _, key in ipairs({ subsets_key, subsets_of_key, subset_active_key }) do
+  if type(redis.pcall('HLEN', key)) ~= 'number' then -- it is of another type: gateways declare their subsets again
+    redis.call('UNLINK', key)
+  end
+end
 
 local unknown = {}
 for i = DIGESTS_OFFSET + 1, #ARGV do
-  local count = string.match(redis.call('HGET', subsets_key, ARGV[i]) or '', '^(%d+) %d+$')
-  if count then
+  local count = tonumber(string.match(redis.call('HGET', subsets_key, ARGV[i]) or '', '^(%d+) %d+$') or 0)
+  if count > 0 and size_of(base .. 'subset:' .. ARGV[i]) == count then
     redis.call('HSET', subsets_key, ARGV[i], string.format('%d %d', count, now + subset_lease_ms))
   else
     unknown[#unknown + 1] = ARGV[i]
@@ -39,6 +43,9 @@ redis.call('HSET', leases_key, 'orders', gateway .. ' ' .. string.format('%d', n
 local function remove(digest)
   local subset = base .. 'subset:' .. digest
   local members = redis.pcall('ZRANGE', subset, 0, -1)
+  if #members == 0 then -- they were lost
+    members = redis.call('HKEYS', subsets_of_key)
+  end
   for i = 1, #members do
     local left = {}
     for each in string.gmatch(redis.call('HGET', subsets_of_key, members[i]) or '', '%S+') do
@@ -61,7 +68,7 @@ end
 local subsets, with_orders = redis.call('HGETALL', subsets_key), {}
 for i = 1, #subsets, 2 do
   local count, until_ms = string.match(subsets[i + 1], '^(%d+) (%d+)$')
-  if not count or tonumber(until_ms) < now or tonumber(until_ms) > now + subset_lease_ms then
+  if not count or tonumber(until_ms) < now or tonumber(until_ms) > now + 2 * subset_lease_ms then
     remove(subsets[i])
   elseif tonumber(count) > LOOK_AT_ALL then
     with_orders[#with_orders + 1], with_orders[#with_orders + 2] = subsets[i], tonumber(count)

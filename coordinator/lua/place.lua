@@ -21,6 +21,7 @@
 -- ARGV
 --   text    gateway, epoch, reservation
 --   flag    explain
+--   number  deadline_ms: a call that runs later than this (Redis time) changes nothing; 0: none
 --   number  seed
 --   text    digest: of the replicas that serve the model
 --   text    tried: replicas that failed already, space separated
@@ -40,12 +41,19 @@
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
---         {"none"} (no replica), or with `explain` {"ok", JSON}
+--         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON}
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
 
 -- include time
+
+-- First of all, so that a late call costs next to nothing: an overloaded Redis has to refuse many.
+local now = now_ms()
+if deadline_ms > 0 and now > deadline_ms then
+  return { 'late', now }
+end
+
 -- include load
 -- include owned
 -- include costs
@@ -73,7 +81,6 @@ if release ~= '' and not explain then
   end
 end
 
-local now = now_ms()
 math.randomseed(seed)
 
 local count = #KEYS - OWN_OFFSET

@@ -22,9 +22,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from coordinator.errors import StoreDown, StoreError, StoreRefused
+from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
+from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
+from coordinator.pool.redis_clock import RedisClock
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, still_known
@@ -37,8 +39,17 @@ LEASE_MS = 3000
 MAX_GAP_MS = 1000
 CONFIRM_S = 2.0
 """An engine's events tell of a prompt within this time of its first token, or not at all."""
+_WAITING_SHARE = 0.25
+"""The part of a placement's budget that it may wait in the gateway."""
+_DEADLINE_SHARE = 0.75
+"""The part of a placement's budget in which Redis has to begin with it. The rest is for the reply."""
+_QUEUE_SHARE = 0.25
+"""If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
 _MAX_REMEMBERED = 4096
 _HELD_AT_ONCE = 1024
+_COUNTED_AT_ONCE = 128
+"""Requests in a call that adopts or settles them: some 0.5 ms of Redis' time. Placements of others run between the
+calls."""
 
 
 class _Unconfirmed(NamedTuple):
@@ -60,6 +71,11 @@ def _down() -> asyncio.Future[Any]:
     return future
 
 
+def _stated(one: Reservation) -> tuple[str, str, str, int, str]:
+    """A reservation as `reassert` and `adopt` take it."""
+    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip
+
+
 class Pool:
     """The store's client for one pool."""
 
@@ -78,6 +94,8 @@ class Pool:
         """This gateway's requests in flight, by reservation id."""
         self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
         self.subsets = Subsets(gateway, self.run, self._restate)
+        self.is_paused = False
+        """Whether placements fail at once, though there is a connection: see StoreConnection."""
         self.unreadable: Counter[str] = Counter()
         """Records that could not be read, by key: see repair.py."""
         self.chores_lag_s: float | None = None
@@ -90,11 +108,19 @@ class Pool:
         """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
         self._allow_oom = True
+        self._clock = RedisClock()
+        self._window = PlacingWindow(budget_s)
         self._placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
         self._unanswered: dict[str, PlaceRequest] = {}
         """Calls of `place`, by reservation, that were sent on this connection and may have claimed keys, whether their
-        caller still waits or not."""
+        caller still waits or not. Each has a place in the window."""
+        self._to_adopt: set[str] = set()
+        """Live reservations that were placed without the store. The next heartbeat counts them."""
+        self._adopted: set[str] = set()
+        """Those that a heartbeat or a reassertion has counted."""
+        self._adopted_settled: list[tuple[str, str]] = []
+        """Their settlements, which the next heartbeat sends."""
         self._settled: list[tuple[str, str]] = []
         self._to_hold: dict[str, dict[str, None]] = {}
         self._unconfirmed: deque[_Unconfirmed] = deque()
@@ -113,8 +139,9 @@ class Pool:
 
     def attach(self, wire: Wire, allow_oom: bool) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
-        self._wire, self._allow_oom = wire, allow_oom
+        self._wire, self._allow_oom, self.is_paused = wire, allow_oom, False
         self._version = ""  # it may lead to another server, which lacks the last writes
+        self._clock.forget()
         self.reassert()
         self._repair_claims()
 
@@ -122,17 +149,23 @@ class Pool:
         """The connection is gone: calls fail at once with StoreDown."""
         self._wire = None
         self._settled.clear()
+        self._adopted_settled.clear()
         self._lost_claims.extend(self._unanswered.values())
-        self._unanswered.clear()
+        for reservation in list(self._unanswered):
+            self._forget_call(reservation)
 
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
+        self._send_settled()  # before its reservation is stated: the settlement may be that of a late placement
+        self._adopted_settled.clear()
+        self._adopted |= self._to_adopt
+        self._to_adopt.clear()
         self.subsets.forget()
         self._has_written = True
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
-        live = [(one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip) for one in self.live.values()]
+        live = [_stated(one) for one in self.live.values()]
         self._restate(
             "reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=self._placing, live=live
         )
@@ -172,18 +205,20 @@ class Pool:
         """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
-        undone as soon as the late reply says what it was.
+        undone as soon as the late reply says what it was. It takes no longer than the budget, waiting included; if this
+        process' event loop was late, than two budgets.
         """
+        began_s = time.monotonic()
         for last_try in (False, True):
-            if self._wire is None:
-                raise _not_connected()
+            wire = await self._enter(began_s)
             if not self._declare(request):
+                self._window.give_back()
                 self.done(request.release)
                 return None
             epoch = self._epoch
             self._placing.add(request.reservation)
             try:
-                placement = await self._ask(self._wire, request)
+                placement = await self._ask(wire, request, began_s)
                 if isinstance(placement, Placement):
                     self._accept(request, placement)
                     return placement
@@ -193,15 +228,33 @@ class Pool:
                 self.live.pop(request.release, None)
                 if last_try or not any(request.admits(record) for record in self.records.values()):
                     return None  # else the store has lost replicas that this gateway knows: state them again
-            elif last_try:
-                break
-            if placement == "undeclared":
+            elif placement == "undeclared":
                 assert request.serving is not None
                 self.subsets.declare(request.serving)
-                continue
-            if epoch == self._epoch:
+            elif placement == "late":
+                began_s = time.monotonic()
+            if placement in ("none", "stale") and epoch == self._epoch and not last_try:
                 self.reassert()
-        raise StoreDown("the store does not know this gateway's epoch")
+        raise StoreDown(f"the store does not take this placement: {placement}")
+
+    async def _enter(self, began_s: float) -> Wire:
+        """Take a place in the window. Returns the connection to send the placement on."""
+        wire = self._placing_wire()
+        if not self._window.take():
+            await self._window.wait(began_s + self._budget_s * _WAITING_SHARE)
+            try:
+                wire = self._placing_wire()  # it may have changed meanwhile
+            except StoreDown:
+                self._window.give_back()
+                raise
+        return wire
+
+    def _placing_wire(self) -> Wire:
+        if self._wire is None:
+            raise _not_connected()
+        if self.is_paused:
+            raise StoreDown("placements are paused, because the store was late")
+        return self._wire
 
     def _declare(self, request: PlaceRequest) -> bool:
         """Make sure that the store knows the request's subset; False if it is empty."""
@@ -210,23 +263,54 @@ class Pool:
         self.subsets.use(request.serving, request.knobs.probe_ms)
         return bool(request.serving)
 
-    async def _ask(self, wire: Wire, request: PlaceRequest) -> Placement | str:
-        """The reply to one place. A reply that comes after its caller has given up is undone."""
+    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float) -> Placement | str:
+        """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
+        undone."""
         script = load("place", self._allow_oom, request.knobs)
-        operands = request.operands(script, self.keys, self.gateway, self._epoch, explain=False)
-        reply = wire.run(script, operands, self._budget_s, partial(self._undo, request))
+        # The budget limits Redis, not this process: the time that its event loop needs to write is added.
+        begin_by_s = began_s + self._budget_s * _DEADLINE_SHARE + min(wire.write_lag_s, self._budget_s)
+        deadline_ms = self._clock.time_ms(begin_by_s)
+        sent_s = time.monotonic()
         self._unanswered[request.reservation] = request
         try:
-            placement = parse_placement(await reply)
+            operands = request.operands(
+                script, self.keys, self.gateway, self._epoch, explain=False, deadline_ms=deadline_ms
+            )
+            reply = wire.run(script, operands, began_s + self._budget_s - sent_s, partial(self._undo, request))
+        except BaseException:
+            self._forget_call(request.reservation)  # it was not sent
+            raise
+        try:
+            answer = await reply
         except asyncio.CancelledError:
             if has_result(reply):  # cancelled in the turn of the loop in which the reply came
                 self._undo(request, reply.result())
+            elif reply.done() and not reply.cancelled() and isinstance(reply.exception(), StoreRefused):
+                self._forget_call(request.reservation)
+            raise
+        except StoreLate:  # its place in the window is free when the reply comes
+            self._window.was_late()
             raise
         except StoreRefused:
-            self._unanswered.pop(request.reservation, None)
+            self._forget_call(request.reservation)
             raise
-        self._unanswered.pop(request.reservation, None)
+        self._forget_call(request.reservation)
+        placement = parse_placement(answer)
+        if isinstance(placement, Placement):
+            queued_until_ms = self._clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
+            self._window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
+        elif placement == "late":
+            self._clock.heard(answer[1], sent_s, wire.write_lag_s)
+            was_busy = wire.write_lag_s > self._budget_s * _WAITING_SHARE  # this process, and not Redis
+            if time.monotonic() >= begin_by_s and not was_busy:
+                self._window.was_late()
+                raise StoreLate("Redis began with a placement after its deadline")
         return placement
+
+    def _forget_call(self, reservation: str) -> None:
+        """A place was answered, was not sent, or will not be answered any more: its place in the window is free."""
+        if self._unanswered.pop(reservation, None) is not None:
+            self._window.give_back()
 
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
         self.live.pop(request.release, None)
@@ -238,11 +322,12 @@ class Pool:
 
     def _undo(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
-        self._unanswered.pop(request.reservation, None)
+        self._forget_call(request.reservation)
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
         if isinstance(placement, Placement):
-            if request.reservation not in self.live:  # else the request was adopted since, which has replaced this
-                self._settle("done", request.reservation)
+            # Unless the request was adopted since, which has replaced this.
+            if request.reservation not in self.live or request.reservation in self._to_adopt:
+                self._settle_soon("done", request.reservation)
             self.withdraw(request, placement)
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
@@ -261,19 +346,27 @@ class Pool:
         return bytes(reply[1]) if reply[0] == b"ok" else None
 
     def adopt(self, reservation: Reservation) -> None:
-        """Count a request that was placed without the store: now, or with the next reassertion."""
+        """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
+        before, the store never hears of it."""
         self.live[reservation.id] = reservation
+        self._to_adopt.add(reservation.id)
+
+    def count_adopted(self) -> None:
+        """Send the adopted requests that are not counted yet, together, and what happened to those that are."""
+        if self._wire is None:
+            return
+        self._settled += self._adopted_settled
+        self._adopted_settled.clear()
+        self._send_settled()  # first: one of them may undo a late placement of an adopted request
+        adopted = [self.live[one] for one in self._to_adopt if one in self.live]
+        self._adopted |= self._to_adopt
+        self._to_adopt.clear()
+        if not adopted:
+            return
         self._epoch += 1
-        self._restate(
-            "adopt",
-            gateway=self.gateway,
-            epoch=self._epoch,
-            reservation=reservation.id,
-            replica=reservation.replica,
-            incarnation=reservation.incarnation,
-            backlog_tokens=reservation.backlog_tokens,
-            tip=reservation.tip,
-        )
+        for start in range(0, len(adopted), _COUNTED_AT_ONCE):
+            piece = [_stated(one) for one in adopted[start : start + _COUNTED_AT_ONCE]]
+            self._restate("adopt", gateway=self.gateway, epoch=self._epoch, adopted=piece)
 
     # -- the end of a reservation ----------------------------------------------------------------------------
 
@@ -288,19 +381,28 @@ class Pool:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated."""
         if self.live.pop(reservation, None) is not None:
             self._settle("done", reservation)
+            self._to_adopt.discard(reservation)
+            self._adopted.discard(reservation)
 
     def _settle(self, event: str, reservation: str) -> None:
-        if self._wire is None:
-            return
+        if self._wire is None or reservation in self._to_adopt:
+            return  # not counted; if a late placement counts it, its reply undoes that
+        if reservation in self._adopted:  # the store is slow, and an adoption is no more exact than this
+            self._adopted_settled.append((event, reservation))
+        else:
+            self._settle_soon(event, reservation)
+
+    def _settle_soon(self, event: str, reservation: str) -> None:
         if not self._settled:
             asyncio.get_running_loop().call_soon(self._send_settled)
         self._settled.append((event, reservation))
 
     def _send_settled(self) -> None:
         """The settlements of one turn of the event loop, together."""
-        if self._settled:
-            batch, self._settled = self._settled, []
-            self.tell("settle", None, True, gateway=self.gateway, settled=batch)
+        settled, self._settled = self._settled, []
+        for start in range(0, len(settled), _COUNTED_AT_ONCE):
+            piece = settled[start : start + _COUNTED_AT_ONCE]
+            self.tell("settle", None, True, gateway=self.gateway, settled=piece)
 
     def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
         """Nothing was computed for this placement: take back the claims that it made."""
@@ -432,7 +534,8 @@ class Pool:
 
     async def beat(self, leaving: bool = False) -> PoolState:
         """Renew the lease and learn the pool's state; reassert if the store does not know this gateway any more."""
-        epoch = self._epoch
+        self.count_adopted()
+        epoch, sent_s = self._epoch, time.monotonic()
         has_written, self._has_written = self._has_written, False
         reply = await self.run(
             "beat",
@@ -446,6 +549,7 @@ class Pool:
             has_written=has_written,
         )
         state = parse_pool_state(reply, self.state)
+        self._clock.heard(state.now_ms, sent_s, self._wire.write_lag_s if self._wire is not None else 0.0)
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

@@ -14,13 +14,14 @@ from typing import Any
 from coordinator.subset import Subset
 
 _KEEPER_LEASE_MS = 3000
-_LEASE_MS = 60_000
-_USED_S = 600.0
-"""A subset that no placement has named for this time is not kept alive any more."""
+_LEASE_MS = 15_000
+_USED_S = 30.0
+"""A subset that no placement has named for this time is not kept alive any more. Each change of the fleet makes another
+subset, and each subset makes changes of load dearer."""
 _AT_ONCE = 64
 """Replicas in a piece: some 0.5 ms of Redis' time."""
-_TURNS = 4
-"""Calls of `keep` in which each replica has its turn."""
+_PIECES = 8
+"""In a call of `keep`, which is part of a heartbeat: 1 000 replicas of one subset have their turn within a second."""
 
 
 class Subsets:
@@ -33,8 +34,8 @@ class Subsets:
         self._run, self._restate = run, restate
         self._declared: dict[str, Subset] = {}
         self._used_s: dict[str, float] = {}
-        self._next: dict[str, int] = {}
-        """Digest → the rank of the first replica of the next piece to put in order."""
+        self._next = "", 0
+        """The subset, and the rank of the first replica, of the next piece to put in order."""
         self._probe_ms = 0
 
     def forget(self) -> None:
@@ -82,24 +83,25 @@ class Subsets:
         counts = {
             digest.decode(): int(count) for digest, count in zip(with_orders[::2], with_orders[1::2], strict=True)
         }
-        self._next = {digest: self._next.get(digest, 0) for digest in counts}
-        for digest, count in counts.items():
-            await self._reorder(digest, count)
+        for _ in range(_PIECES if counts else 0):
+            await self._reorder(counts)
 
-    async def _reorder(self, digest: str, count: int) -> None:
-        """Put the next part of a subset in order, a piece at a time: placements run in between."""
-        for _ in range(-(-count // (_AT_ONCE * _TURNS))):
-            first = self._next[digest] if self._next[digest] < count else 0
-            self._next[digest] = first + _AT_ONCE
-            misplaced = await self._run(
-                "reorder",
-                digest=digest,
-                first=first,
-                last=first + _AT_ONCE - 1,
-                probe_ms=self._probe_ms,
-                is_last=first + _AT_ONCE >= count,
-            )
-            self._misplaced += max(0, int(misplaced))
+    async def _reorder(self, counts: dict[str, int]) -> None:
+        """Put the next piece of the next subset in order. `counts` are the replicas of each subset."""
+        digest, first = self._next
+        if digest not in counts or first >= counts[digest]:
+            later = sorted(each for each in counts if each > digest)
+            digest, first = later[0] if later else min(counts), 0
+        self._next = digest, first + _AT_ONCE
+        misplaced = await self._run(
+            "reorder",
+            digest=digest,
+            first=first,
+            last=first + _AT_ONCE - 1,
+            probe_ms=self._probe_ms,
+            is_last=first + _AT_ONCE >= counts[digest],
+        )
+        self._misplaced += max(0, int(misplaced))
 
     def take_misplaced(self) -> int:
         """How many replicas this gateway found at a wrong place in the orders since the last call."""

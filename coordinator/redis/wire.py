@@ -106,6 +106,9 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Call] = deque()
         self._outbox: list[bytes] = []
+        self._write_due_s = 0.0
+        self.write_lag_s = 0.0
+        """How long the urgent calls of the last write had waited for this process' event loop."""
         self._writes_soon = False
         self._write_later: asyncio.TimerHandle | None = None
         self._broken: StoreError | None = None
@@ -191,7 +194,7 @@ class Wire(asyncio.Protocol):
     def _schedule(self, is_urgent: bool) -> None:
         if is_urgent:
             if not self._writes_soon:
-                self._writes_soon = True
+                self._writes_soon, self._write_due_s = True, self._loop.time()
                 self._loop.call_soon(self._write)
         elif self._write_later is None and not self._writes_soon:
             self._write_later = self._loop.call_later(_BEHIND_S, self._write)
@@ -232,7 +235,8 @@ class Wire(asyncio.Protocol):
     # -- the socket ----------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        self._writes_soon = False
+        if self._writes_soon:
+            self._writes_soon, self.write_lag_s = False, self._loop.time() - self._write_due_s
         if self._write_later is not None:
             self._write_later.cancel()
             self._write_later = None
@@ -301,12 +305,24 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
 
 
 async def load_scripts(wire: Wire) -> bool:
-    """Load every script. Returns whether the server knows script flags (Redis >= 7)."""
-    try:
-        await wire.send("SCRIPT", "LOAD", load("hold", True).text)
-        allow_oom = True
-    except StoreRefused:
-        allow_oom = False
+    """Load every script that the server lacks. Returns whether the server knows script flags (Redis >= 7)."""
+    missing = await _missing_scripts(wire, True)
+    allow_oom = "hold" not in missing
+    if not allow_oom:
+        try:
+            await wire.send("SCRIPT", "LOAD", load("hold", True).text)
+            allow_oom = True
+        except StoreRefused:
+            missing = await _missing_scripts(wire, False)
     # All at once: one after the other would take too long in a gateway whose event loop is busy.
-    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in NAMES))
+    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in missing))
     return allow_oom
+
+
+async def _missing_scripts(wire: Wire, allow_oom: bool) -> list[str]:
+    """The scripts that the server does not have, with or without flags. All of them if the user may not ask."""
+    try:
+        found = await wire.send("SCRIPT", "EXISTS", *(load(name, allow_oom).sha for name in NAMES))
+    except StoreRefused:
+        return list(NAMES)
+    return [name for name, exists in zip(NAMES, found, strict=True) if not exists]

@@ -165,7 +165,7 @@ class Metrics:
         )
         self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
         self.store_reconnects = FastCounter(
-            "kvgate_store_connections", "Times that the connection to the store was made.", (), registry
+            "kvgate_store_connections", "Times that placements began to go through the store.", (), registry
         )
         self.unreadable = FastCounter(
             "kvgate_unreadable_records",

@@ -163,7 +163,7 @@ class Fleet:
     def is_exact(self, replica: str) -> bool:
         """Whether an agent reports what the replica holds, according to the last heartbeat."""
         member = self.members.get(replica)
-        if member is None or not member.pool or member.identity.is_taken or not self._store.is_up(member.pool):
+        if member is None or not member.pool or member.identity.is_taken or not self._store.is_connected(member.pool):
             return False
         fleet = self._store.pool(member.pool).state
         return fleet is not None and fleet.is_exact(replica)

@@ -139,7 +139,7 @@ class HangDetector:
         now_s, timer = time.monotonic(), self._timers.get(member.id)
         if timer is None or (timer.incarnation, timer.state) != (record.incarnation, record.state):
             timer = self._timers[member.id] = StallTimer(record.incarnation, record.state, member.facts.figures)
-        if not timer.is_checking and now_s - timer.checked_s >= _CHECK_S and self._store.is_up(member.pool):
+        if not timer.is_checking and now_s - timer.checked_s >= _CHECK_S and self._store.is_connected(member.pool):
             timer.checked_s, timer.is_checking = now_s, True
             self._tasks.spawn(self._check_once(member, timer), "hang check")
 

@@ -124,13 +124,16 @@ class HealthChecks:
     def _is_due(self, member: Member) -> bool:
         if not self._fleet.is_target(member.id) and member.failures > self._health.failures:
             return self._is_turn(member)  # probably gone for good
-        if not member.cards or self._may_have_restarted(member) or not self._store.is_up(member.pool):
+        if not member.cards or self._may_have_restarted(member) or not self._store.is_connected(member.pool):
             return True
         return self._store.pool(member.pool).is_worker or self._is_turn(member)
 
     def _is_turn(self, member: Member) -> bool:
-        """Whether it is time for a full check. Replicas have their turns in different rounds."""
-        rounds = max(_DISCOVER_ROUNDS, len(self._fleet.members) // _DISCOVERED_PER_ROUND)
+        """Whether it is time for a full check. A small fleet is checked in one round: so a gateway sees at once whether
+        one replica is gone or many are."""
+        rounds = len(self._fleet.members) // _DISCOVERED_PER_ROUND
+        if rounds <= _DISCOVER_ROUNDS:
+            return self._round % _DISCOVER_ROUNDS == 0
         return (self._round + crc32(member.id.encode())) % rounds == 0
 
     def _may_have_restarted(self, member: Member) -> bool:
@@ -167,7 +170,7 @@ class HealthChecks:
     async def _read_pool_once(self, member: Member) -> None:
         """Learn what other gateways registered in a pool before this one registers anything there."""
         pool = self._store.pool(member.pool) if member.pool else None
-        if pool is not None and pool.state is None and self._store.is_up(pool.name):
+        if pool is not None and pool.state is None and self._store.is_connected(pool.name):
             with suppress(StoreError):
                 await pool.beat()
 
@@ -223,7 +226,7 @@ class HealthChecks:
             )
         if known == wanted:
             return
-        if pool.is_worker or not self._store.is_up(member.pool):
+        if pool.is_worker or not self._store.is_connected(member.pool):
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:
             pool.register(wanted, only_if_absent=True)
@@ -232,7 +235,7 @@ class HealthChecks:
         """Update the verdict on the replica's id. Returns whether the id belongs to another engine in the registry."""
         pool, identity = self._store.pool(member.pool), member.identity
         was_taken, now_s = identity.is_taken, time.monotonic()
-        if pool.state is not None and self._store.is_up(pool.name) and not member.lacks_metrics:
+        if pool.state is not None and self._store.is_connected(pool.name) and not member.lacks_metrics:
             facts = IdentityFacts(
                 started=member.facts.started,
                 url=member.url,

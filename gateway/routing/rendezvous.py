@@ -13,12 +13,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from heapq import nlargest
 
 from blake3 import blake3
 
 from coordinator.subset import Subset
 
 CONTENDERS = 32
+_WITHOUT_RING = 128
+"""Up to so many replicas, all of them score each request: a ring would favour some of them."""
 _POINTS = 4
 """Of each replica on the ring: with fewer, some replicas are contenders for many more requests than others."""
 
@@ -27,7 +30,7 @@ def rendezvous_order(replicas: Subset, affinity: bytes, is_usable: Callable[[str
     """The ids of usable replicas, best first, for a request's affinity digest: at most CONTENDERS of them; of all
     replicas if none is usable."""
     contenders = _contenders(replicas, affinity, is_usable) or _contenders(replicas, affinity, lambda _: True)
-    return sorted(contenders, key=lambda replica: blake3(affinity + replica.encode()).digest(8), reverse=True)
+    return nlargest(CONTENDERS, contenders, key=lambda replica: blake3(affinity + replica.encode()).digest(8))
 
 
 def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[str]) -> str | None:
@@ -38,18 +41,20 @@ def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[s
 
 
 def _contenders(replicas: Subset, affinity: bytes, is_usable: Callable[[str], bool]) -> list[str]:
-    if len(replicas.replicas) <= CONTENDERS:
+    if len(replicas.replicas) <= _WITHOUT_RING:
         return [replica for replica in replicas.replicas if is_usable(replica)]
     points, names = _ring(replicas)
     at = bisect_left(points, blake3(affinity).digest(8))
-    found: dict[str, None] = {}
+    seen: set[str] = set()
+    usable: list[str] = []
     for step in range(len(names)):
         replica = names[(at + step) % len(names)]
-        if replica not in found and is_usable(replica):
-            found[replica] = None
-            if len(found) == CONTENDERS:
+        if replica not in seen:
+            seen.add(replica)
+            usable += [replica] if is_usable(replica) else []
+            if len(seen) >= CONTENDERS and usable:
                 break
-    return list(found)
+    return usable
 
 
 @lru_cache(maxsize=64)

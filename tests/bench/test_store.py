@@ -26,7 +26,8 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     assert found["versions"].keys() == {"redis"}
     assert found["command"] == shlex.join(["python", *command[1:]])
 
-    rows = {what: [row for row in found["rows"] if row["what"] == what] for what in ("saturation", "latency", "memory")}
+    kinds = ("saturation", "overload", "latency", "memory")
+    rows = {what: [row for row in found["rows"] if row["what"] == what] for what in kinds}
     (saturation,) = rows["saturation"]
     assert saturation["gateways"] == 1
     assert saturation["placements_per_s"] > 0
@@ -34,6 +35,12 @@ def test_it_measures_placements_beside_other_work_and_the_maps_size(tmp_path: Pa
     assert 0 < saturation["redis_cpu_share"] < 1.5
     assert saturation["redis_waiting_share"] >= 0
     assert saturation["gateway_cpu_share"] > 0
+
+    overload = rows["overload"]
+    assert [row["factor"] for row in overload] == [1, 2, 4, 0.5]
+    assert all(0 < row["p50_ms"] <= row["p99_ms"] for row in overload)
+    assert all(row["disagreeing"] == 0 for row in overload), "the same prompt fell back to different replicas"
+    assert overload[-1]["placed_per_s"] > 0, "placements go through the store again"
 
     alone, agents, *values = rows["latency"]
     for row in rows["latency"]:

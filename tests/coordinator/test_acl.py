@@ -18,7 +18,7 @@ from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.progress import read_progress, write_progress
 from coordinator.pool.response_owners import find, remember
-from coordinator.scripts import BreakerKnobs, PolicyKnobs
+from coordinator.scripts import BreakerKnobs, PolicyKnobs, load
 from coordinator.store import Store, StoreOptions
 from gateway.settings.policies import POLICIES
 from tests.coordinator.stage import chain, drained, joined, now_ms, place, register, replica, request, running
@@ -28,7 +28,7 @@ from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 COMMANDS = (
-    *("ping", "eval", "evalsha", "script|load", "time"),
+    *("ping", "eval", "evalsha", "script|load", "script|exists", "time"),
     *("exists", "get", "mget", "strlen", "set", "del", "unlink", "incr", "expire"),
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
@@ -67,6 +67,7 @@ async def live_a_little(pool: Pool) -> None:
         pool.withdraw(other, placed)
     assert await pool.explain(asked)
     pool.adopt(Reservation("b", "r0", "life1", 10, "-"))
+    pool.count_adopted()
     pool.reassert()
     pool.done("b")
     await remember(pool, "resp_1", "r0", "life1", None)
@@ -169,6 +170,7 @@ async def test_a_user_limited_to_kvgates_keys_and_commands_can_do_everything(
 
 
 async def test_every_command_in_the_list_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
+    await client.script_flush()
     await client.config_resetstat()
     store = Store(StoreOptions(redis_server.url, budget_s=5.0), "gw0")
     async with running(store):
@@ -201,6 +203,17 @@ async def test_a_user_without_permission_to_load_scripts_is_told_so(
         await eventually(lambda: "script" in store.reason.lower())
         with pytest.raises(StoreDown):
             await store.pool("m").place(request("a", chain(1)))
+
+
+async def test_a_user_that_may_not_ask_for_scripts_loads_all_of_them(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await client.script_flush()
+    await client.execute_command("ACL", "SETUSER", "kvgate", *RULES, "-script|exists")
+    url = redis_server.url.replace("redis://", "redis://kvgate:secret@")
+    async with running(Store(StoreOptions(url, budget_s=5.0), "gw0")) as store:
+        assert store.is_up(), store.reason
+        assert await client.script_exists(load("beat", store.pool("m")._allow_oom).sha) == [True]
 
 
 async def test_a_wrong_password_is_told_without_repeating_it(redis_server: RedisServer, restricted_url: str) -> None:

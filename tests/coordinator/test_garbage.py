@@ -88,6 +88,7 @@ class Cluster:
         for policy in ("prefix_kv_aware", "round_robin"):
             asked = request(f"{name}{policy}", PROMPT, knobs=PolicyKnobs(policy), release=f"{name}x", seed=8)
             self.pool.adopt(Reservation(f"{name}x", "r1", "life1", 10, "-"))
+            self.pool.count_adopted()
             try:
                 placed = await self.pool.place(asked)
             finally:

@@ -131,11 +131,13 @@ async def test_a_request_that_fell_back_keeps_its_reservation_when_its_late_plac
         with pytest.raises(StoreLate):
             await pool.place(request("a", chain(1, 2), pinned="r0"))
         pool.adopt(Reservation("a", "r1", "life1", 200, chain(1, 2)[-1]))
+        pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 200}
     assert await dump(client, "*:own:*", "*:held:*") == {}
     pool.done("a")
+    pool.count_adopted()
     await drained(pool)
     assert await left_behind(client) == {}
 

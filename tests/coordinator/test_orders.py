@@ -198,3 +198,72 @@ async def test_a_subset_that_no_gateway_uses_any_more_is_removed(
     left = [key async for key in client.scan_iter(f"{KEYS.subset(half.digest)}*")]
     assert left == []
     assert set((await hash_of(client, KEYS.subsets_of)).values()) == {subset_of(many).digest}
+
+
+@pytest.mark.parametrize("value", ["a string", {"garbage": "x"}, [("stranger", 5.0), ("r1", float("inf"))], None])
+@pytest.mark.parametrize(
+    "name", ["subsets", "subsets_of", "subset_active", "", ":good", ":in_flight", ":load", ":free", ":out"]
+)
+async def test_whatever_is_in_the_keys_of_subsets_placements_go_on_and_keep_mends_it(
+    many: Pool, client: redis.Redis, name: str, value: str | dict[str, str] | list[tuple[str, float]] | None
+) -> None:
+    key = getattr(KEYS, name) if name.startswith("subset") else f"{KEYS.subset(subset_of(many).digest)}{name}"
+    await client.delete(key)
+    if isinstance(value, str):
+        await client.set(key, value)
+    elif isinstance(value, dict):
+        await client.hset(key, mapping=value)
+    elif isinstance(value, list):
+        await client.zadd(key, dict(value))
+    for policy in POLICIES:
+        assert await chosen(many, 3, knobs=PolicyKnobs(policy), order=["r3", "r39"]) <= set(many.records)
+    for _ in range(2):
+        await many.subsets.keep()
+        await chosen(many, 1)
+    found = await orders(client, subset_of(many).digest)
+    assert set(found["good"]) | set(found["out"]) == set(many.records)
+    assert set(found["load"]) >= set(found["good"])
+    subsets_of = await hash_of(client, KEYS.subsets_of)
+    assert {subsets_of[replica] for replica in many.records} == {subset_of(many).digest}
+    await chosen(many, 3)
+
+
+async def test_an_owners_record_that_cannot_be_read_stops_no_placement(many: Pool, client: redis.Redis) -> None:
+    keys = chain(1, 2, 3)
+    for key in keys:
+        await client.hset(KEYS.own(key), "r3", "life1 garbage")
+    await place(many, "a", keys)
+    assert "r3" not in await client.hgetall(KEYS.own(keys[-1]))
+
+
+async def test_a_prefix_that_many_own_is_tried_where_every_breaker_is_open(many: Pool, client: redis.Redis) -> None:
+    keys, now = chain(1, 2), await now_ms(client)
+    for number in range(5, MANY):
+        for key in keys:
+            await client.hset(KEYS.own(key), f"r{number}", f"life1 claim gpu 100 0 {now} other")
+    for number in range(MANY):
+        await client.hset(KEYS.breakers, f"r{number}", f"3 {now + 50_000} 0")
+    await many.subsets.keep()
+    assert (await place(many, "a", keys)).why == "last_resort"
+
+
+async def test_consistent_hash_leaves_busy_replicas_alone_while_others_are_idle(
+    many: Pool, client: redis.Redis
+) -> None:
+    await client.hset(KEYS.active, mapping={f"r{number}": 5 for number in range(32)})
+    await many.subsets.keep()
+    knobs = PolicyKnobs("consistent_hash", max_active_requests=5)
+    order = [f"r{number}" for number in range(32)]
+    assert await chosen(many, 10, knobs=knobs, order=order) <= {f"r{number}" for number in range(32, MANY)}
+
+
+async def test_many_subsets_make_a_heartbeat_no_longer(many: Pool, client: redis.Redis) -> None:
+    """Each change of a fleet makes another subset."""
+    for number in range(20, MANY):
+        await place(many, f"{number}", [], serving=Subset.of([f"r{each}" for each in range(number)]))
+    await many.subsets.keep()
+    await client.config_resetstat()
+    await many.subsets.keep()
+    stats = await client.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] <= 9
+    assert stats["cmdstat_zadd"]["calls"] <= 8 * MANY * 4

@@ -169,6 +169,7 @@ async def test_a_reservation_on_an_incarnation_that_is_not_current_is_not_counte
     pool.live["a"] = Reservation("a", "r0", "life1", 100, TIP)
     pool.reassert()
     pool.adopt(Reservation("b", "r0", "life1", 100, TIP))
+    pool.count_adopted()
     pool.register(replica("r0", "life1"))
     pool.done("a")
     pool.done("b")
@@ -183,11 +184,13 @@ async def test_a_request_placed_without_the_store_is_counted_and_settled_like_an
     await register(pool, 2)
     await place(pool, "a", chain(1), pinned="r0")
     pool.adopt(Reservation("b", "r1", "life1", 250, TIP))
+    pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1, "r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r0": 100, "r1": 250}
     pool.first_token("b")
     pool.done("b")
+    pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r0": 1}
 
@@ -196,6 +199,7 @@ async def test_an_adopted_request_replaces_the_placement_that_came_too_late(pool
     await register(pool, 2)
     await place(pool, "a", chain(1), pinned="r0")
     pool.adopt(Reservation("a", "r1", "life1", 300, TIP))
+    pool.count_adopted()
     await drained(pool)
     assert await numbers(client, KEYS.active) == {"r1": 1}
     assert await numbers(client, KEYS.backlog_tokens) == {"r1": 300}
@@ -210,6 +214,7 @@ async def test_adopting_costs_the_same_however_many_requests_are_in_flight(pool:
     await drained(pool)
     await client.config_resetstat()
     pool.adopt(Reservation("late", "r1", "life1", 10, TIP))
+    pool.count_adopted()
     await drained(pool)
     assert (await calls_of(client))["hset"] == 2
     assert (await calls_of(client)).get("hgetall", 0) == 0

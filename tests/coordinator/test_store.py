@@ -95,6 +95,37 @@ async def test_a_hung_store_makes_calls_fail_at_once_and_comes_back_by_itself(
     assert (await place(pool, "after", chain("live"), pinned=live.replica)).matched_keys == 1
 
 
+async def test_late_placements_pause_placing_and_keep_the_connection(store: Store, own_server: RedisServer) -> None:
+    changes: list[bool] = []
+    store.on_change = lambda up, _reason: changes.append(up)
+    pool = await serving(store)
+    wire = pool._wire
+    await place(pool, "before", chain(1))
+    own_server.pause()
+    for i in range(MISSES):
+        await miss(store, pool, f"late{i}")
+    assert not store.is_up()
+    assert store.is_connected(pool.name)
+    pool.adopt(Reservation("fallback", "r1", "life1", 40, "-"))
+    own_server.resume()
+    await eventually(store.is_up)
+    async with redis.Redis.from_url(own_server.url, decode_responses=True, protocol=2) as client:
+        await eventually(lambda: client.hexists(KEYS.flight("gw0"), "fallback"))
+    own_server.pause()
+    await miss(store, pool, "late again")
+    assert not store.is_up(), "until a placement is in time, the first late one pauses again"
+    own_server.resume()
+    await eventually(store.is_up)
+    await place(pool, "after", chain(1))
+    store.note(pool.name, None)
+    own_server.pause()
+    await miss(store, pool, "late alone")
+    assert store.is_up()
+    own_server.resume()
+    assert pool._wire is wire
+    assert changes == [False, True, False, True]
+
+
 async def test_a_hung_store_is_noticed_without_any_placement(store: Store, own_server: RedisServer) -> None:
     await serving(store)
     own_server.pause()

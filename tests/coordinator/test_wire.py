@@ -16,8 +16,9 @@ import uvloop
 from redis.asyncio import Connection
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
-from coordinator.redis.wire import Wire
-from coordinator.scripts import Script
+from coordinator.redis.wire import Wire, load_scripts
+from coordinator.scripts import Script, load
+from tests.coordinator.stage import calls_of
 from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
 
@@ -286,3 +287,15 @@ def test_the_wire_works_on_uvloop(redis_server: RedisServer) -> None:
     late, *others = run(main())
     assert isinstance(late, StoreLate)
     assert others == [b"0", b"1", b"2"]
+
+
+async def test_only_missing_scripts_are_loaded(redis_server: RedisServer, client: redis.Redis) -> None:
+    """Each gateway that reconnects to a slow server would load all of them: tens of KB each."""
+    async with wired(redis_server.url) as (wire, _):
+        await client.script_flush()
+        allow_oom = await load_scripts(wire)
+        await client.config_resetstat()
+        assert await load_scripts(wire) == allow_oom
+        calls = await calls_of(client)
+        assert sum(count for name, count in calls.items() if name.startswith("script")) <= 3
+        assert await client.script_exists(load("place", allow_oom).sha) == [True]

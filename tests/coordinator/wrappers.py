@@ -35,6 +35,7 @@ class Recorder(Wire):
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[list[str], list[Any]]] = {}
+        self.write_lag_s = 0.0
 
     def run(self, script: Script, operands: Operands, *_: Any) -> asyncio.Future[Any]:
         self.tell(script, operands)
@@ -93,6 +94,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.attach(wire, allow_oom=True)
     pool._version = "83-84"
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
+    pool.count_adopted()
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
     await _begun(look_at(pool, ["r0", "r1"]))
@@ -101,13 +103,13 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(forget(pool, record), rewind(pool, "r0"), forget_older(pool, "r0", 41), swept.do_piece())
     recount = Recount(pool, "r0", keys=list(_KEYS), names_read=-1, sum_so_far="61")
     await _begun(Repair(pool).repair(), recount.do_piece())
-    pool.subsets._next[_SUBSET.digest] = 0
-    await _begun(pool.subsets.keep(), pool.subsets._reorder(_SUBSET.digest, 1))
+    await _begun(pool.subsets.keep(), pool.subsets._reorder({_SUBSET.digest: 1}))
     pool.hold("r0", _KEYS)
     pool.withdraw(asked, placed)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted")
+    pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
@@ -128,10 +130,10 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
+        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
     ],
-    "declare": [_SUBSET.digest, 1, 60_000, 27, "s1"],
-    "keep_subsets": ["gw0", 3000, 60_000, _SUBSET.digest],
+    "declare": [_SUBSET.digest, 1, 15_000, 27, "s1"],
+    "keep_subsets": ["gw0", 3000, 15_000, _SUBSET.digest],
     "reorder": [_SUBSET.digest, 0, 63, 27, 1],
     "settle": ["done", "adopted"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],

@@ -90,7 +90,7 @@ end
 -- The subset with this digest; nil if no gateway has declared it. It has `orders` if these are to be used.
 local function subset_of(digest)
   local count = string.match(field_of(subsets_key, digest) or '', '^(%d+) %d+$')
-  if count then
+  if count and count ~= '0' then
     local subset = { digest = digest, key = subset_key, is_tried = tried ~= '' and set_of(tried) or {} }
     if tonumber(count) > LOOK_AT_ALL and pinned == '' then
       subset.orders = orders_of(subset, base_of(subset_key))

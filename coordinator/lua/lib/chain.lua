@@ -114,8 +114,8 @@ end
 -- has more owners where others own it, too. Returns nil if they are many or one is not valid.
 local function few_owners(deepest, start, clean)
   local owners, count = owners_of(deepest, {}, {}, nil, clean)
-  for _ in pairs(owners) do
-    count = count - 1
+  for _, record in pairs(owners) do
+    count = string.find(record, OWNERSHIP) and count - 1 or count
   end
   if count ~= 0 or not next(owners) then
     return

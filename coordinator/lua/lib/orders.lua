@@ -13,7 +13,7 @@ local function orders_of(subset, base)
   function orders.first(order, count, is_reverse)
     local key, range, wanted = subset.key .. order, is_reverse and 'ZREVRANGE' or 'ZRANGE', count + spare
     local names = redis.pcall(range, key, 0, wanted - 1)
-    if #names < wanted or wanted == 1 then
+    if #names < wanted then
       return names
     end
     local scores = redis.call('ZMSCORE', key, names[1], names[wanted])
@@ -45,6 +45,9 @@ local function orders_of(subset, base)
   -- of those has room, or no cache has any. `most_free` has the most room.
   function orders.with_room(by_load, most_free, count)
     local order, found = subset.key .. ':free', {}
+    if #by_load == 0 then
+      return found
+    end
     local most = tonumber(most_free and redis.call('ZSCORE', order, most_free) or 0)
     if most == 0 then
       return found
@@ -97,7 +100,7 @@ local function orders_of(subset, base)
       readmit(now, longest_open_ms)
     end
     for attempt = 1, NOMINATIONS do
-      orders.count = redis.pcall('ZCARD', subset.key .. ':good')
+      orders.count = size_of(subset.key .. ':good')
       local lists = nominate(orders, new_tokens)
       lists[#lists + 1] = attempt > 1 and orders.random(NOMINATED_AGAIN) or nil
       local good, broken, dead = classify(each_once(lists), now, longest_open_ms)
@@ -114,7 +117,11 @@ local function orders_of(subset, base)
       end
     end
     is_desperate = true
-    return classify(each_once({ orders.first(':out', LOOK_AT_ALL) }), now, longest_open_ms)
+    local good, broken, dead = classify(each_once({ orders.first(':out', LOOK_AT_ALL) }), now, longest_open_ms)
+    if #good + #broken + #dead == 0 then -- the orders are lost
+      return classify(each_once({ redis.pcall('ZRANDMEMBER', subset.key, NOMINATED_AGAIN) }), now, longest_open_ms)
+    end
+    return good, broken, dead
   end
 
   -- Requests in flight on a good replica, in the mean.
@@ -128,6 +135,9 @@ local function orders_of(subset, base)
   -- There is no need if one of the candidates named first, which are the least loaded of all, is among the owners in
   -- `fields` (as HGETALL gives them), or is known to own a deeper key.
   function orders.more_owners(key, count, fields, depth)
+    if is_desperate then
+      return {}
+    end
     for i = 1, #least_loaded do
       if depth[least_loaded[i]] then
         return {}
@@ -142,7 +152,7 @@ local function orders_of(subset, base)
     if count > MANY_OWNERS then
       local ranks = math.ceil(OWNERS_ASKED * orders.count / count)
       local first = redis.pcall('ZRANGE', order, 0, math.min(ranks + spare, MOST_ASKED) - 1)
-      local are_owners = redis.call('HMGET', key, unpack(first))
+      local are_owners = #first > 0 and redis.call('HMGET', key, unpack(first)) or {}
       for i = 1, #first do
         if are_owners[i] and not is_tried[first[i]] and #picked < PICKED_OWNERS then
           picked[#picked + 1] = first[i]
@@ -185,7 +195,7 @@ local function orders_of(subset, base)
         members[#members + 1] = names[i]
       end
     end
-    orders.count = redis.pcall('ZCARD', subset.key .. ':good')
+    orders.count = size_of(subset.key .. ':good')
     return (classify(members, now, longest_open_ms))
   end
 

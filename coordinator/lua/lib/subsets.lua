@@ -1,7 +1,8 @@
 -- Subsets of the replicas: those that serve one model name, named by the digest of their names (Envoy's word). A subset
 -- of at most LOOK_AT_ALL replicas has no orders: a placement looks at each of them. A larger subset has orders, so that
 -- a placement looks at a few candidates only:
---   subsets                    digest -> "<replicas> <until_ms>", renewed by the gateways that use it
+--   subsets                    digest -> "<replicas> <until_ms>", renewed by the gateways that use it; 0 replicas: it is
+--                              not declared as a whole yet
 --   subset:<digest>            its replicas, in order of names (all scores are 0)
 --   subset:<digest>:good       those that may get requests: ready, and their breaker is closed or lets a probe out
 --   subset:<digest>:in_flight  the good ones by requests in flight, then by backlog: 3.000000128 is 3 and 128 tokens
@@ -43,10 +44,26 @@ local function reorder_load(base, digests, replica, active, backlog, active_by)
   end
 end
 
+-- Notes that a replica is in a subset that has orders.
+local function note_subset(subsets_of_key, replica, digest)
+  local digests = field_of(subsets_of_key, replica) or ''
+  if not string.find(' ' .. digests .. ' ', ' ' .. digest .. ' ', 1, true) then
+    write('HSET', subsets_of_key, replica, digests == '' and digest or digests .. ' ' .. digest)
+  end
+end
+
+-- How many members a sorted set has; 0 if it is of another type.
+local function size_of(key)
+  local size = redis.pcall('ZCARD', key)
+  return type(size) == 'number' and size or 0
+end
+
 -- Puts a replica where it belongs in all its orders, after its record or its breaker has changed. A breaker that says
--- that it is open for longer than longest_open_ms counts as over. Returns 1 if it stood wrong by standing or by load.
-local function stand(base, replica, now, longest_open_ms)
-  local digests, moved = field_of(base .. 'subsets_of', replica), 0
+-- that it is open for longer than longest_open_ms counts as over. `digests` are those of its subsets if not all are
+-- meant. Returns 1 if it stood wrong by standing or by load.
+local function stand(base, replica, now, longest_open_ms, digests)
+  local moved = 0
+  digests = digests or field_of(base .. 'subsets_of', replica)
   if not digests then
     return moved
   end

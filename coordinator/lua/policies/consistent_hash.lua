@@ -7,7 +7,7 @@ local function nominate(orders)
   for replica in string.gmatch(order, '%S+') do
     ordered[#ordered + 1] = replica
   end
-  return { ordered, orders.random(1) }
+  return { ordered, orders.first(':in_flight', 2) }
 end
 
 local function choose(fleet, limit)
@@ -21,5 +21,5 @@ local function choose(fleet, limit)
       return i
     end
   end
-  return math.random(fleet.count)
+  return least(fleet, limit, fleet.active, fleet.backlog)
 end
