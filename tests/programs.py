@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,16 @@ def _succeeds(*command: str) -> Callable[[], bool]:
     return run
 
 
+OLDER = "d9edafed3e54"
+"""The commit of the version before this one."""
+_ROOT = Path(__file__).parent.parent
+
+
+def older_version(*packages: str) -> tuple[str, ...]:
+    """A command that writes these packages of the version before to its output, as a tar."""
+    return ("git", "-C", str(_ROOT), "archive", OLDER, *packages)
+
+
 def namespaces() -> list[str] | None:
     """The command that starts a program in its own network and mount namespaces; None if this user may not do that."""
     for flags in (["--net", "--mount"], ["--map-root-user", "--net", "--mount"]):
@@ -60,6 +71,9 @@ def namespaces() -> list[str] | None:
 
 
 NEEDS = {
+    "the version before": Need(
+        _succeeds(*older_version("coordinator/keys.py")), "git, and a checkout with its history"
+    ),
     "redis-server": Need(
         lambda: system_redis() is not None and shutil.which("redis-cli") is not None, "apt install redis-server"
     ),

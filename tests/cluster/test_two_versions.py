@@ -31,11 +31,11 @@ from coordinator.keys import PoolKeys, pool_slug
 from gateway.ops.local.ports import free_ports
 from tests.cluster.ledger import Ledger
 from tests.polling import eventually
+from tests.programs import needs, older_version
 from tests.redis_server import running_redis
 
+pytestmark = needs("the version before")
 ROOT = Path(__file__).parent.parent.parent
-OLDER = "d9edafed3e54"
-"""The last commit before placements had candidates."""
 REPLICAS = 20
 SETTINGS = LightSettings(num_blocks=4096, prefill_tokens_per_s=200_000.0, decode_s_per_token=0.002)
 DOCUMENTS = ["".join(f"document {number} says {word}. " for word in range(60)) for number in range(8)]
@@ -45,10 +45,7 @@ DOCUMENTS = ["".join(f"document {number} says {word}. " for word in range(60)) f
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The older version's packages."""
     folder = tmp_path_factory.mktemp("older")
-    command = ("git", "-C", str(ROOT), "archive", OLDER, "gateway", "coordinator")
-    archive = subprocess.run(command, capture_output=True, check=False)
-    if archive.returncode != 0:
-        pytest.skip(f"this checkout does not have the commit {OLDER}")
+    archive = subprocess.run(older_version("gateway", "coordinator"), capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder)  # our own files
     return folder
