@@ -73,7 +73,10 @@ async def test_the_claims_of_a_request_that_any_gateway_has_in_flight_stay(
         await place(other, "waiting", chain("waiting"), pinned="r0")
         await place(pool, "waiting too", chain("waiting too"), pinned="r0")
         await answered(pool, "over", chain("over"))
-        await Worker(pool).tick()
+        chores = Worker(pool)
+        await chores.tick()
+        while not chores.is_idle:  # a busy machine ends a round before its work is done
+            await chores.tick()
         assert await claimed(client, chain("waiting")) == [True]
         assert await claimed(client, chain("waiting too")) == [True]
         assert await claimed(client, chain("over")) == [False]
