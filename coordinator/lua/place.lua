@@ -45,7 +45,6 @@
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
-
 -- include time
 
 -- First of all, so that a late call costs next to nothing: an overloaded Redis has to refuse many.
@@ -83,7 +82,7 @@ end
 
 math.randomseed(seed)
 
-local count = #KEYS - OWN_OFFSET
+local count, has_tiers = #KEYS - OWN_OFFSET, redis.pcall('HLEN', tiers_key) ~= 0
 local function tokens_at(index)
   return index > 0 and tonumber(ARGV[TOKENS_OFFSET + index]) or 0
 end
@@ -105,7 +104,7 @@ local function weigh(names, depth, held)
     end
   end
   fleet.matched, fleet.held_tokens = matched, tokens_at(best)
-  local stored_keys, stored_tokens = weigh_tiers(fleet, held, count)
+  local stored_keys, stored_tokens = weigh_tiers(fleet, held, count, has_tiers)
   local hits = 0
   for replica, record in pairs(held) do
     if best > 0 and depth[replica] == best then
@@ -118,7 +117,6 @@ local function weigh(names, depth, held)
   return fleet, best, stored_keys, stored_tokens, hits
 end
 
-local longest_open_ms = MAX_OPENINGS * probe_ms
 local deepest = deepest_existing(1, count)
 local orders = WEIGHS_CACHES and subset.orders or nil
 local names, desperate, depth, held, top = nil, false, {}, {}, deepest
@@ -126,9 +124,9 @@ local fleet, best_depth, stored_keys, stored_tokens, hits, limit, chosen
 
 -- In a large fleet, one of a prompt's few owners is chosen at once if every other replica must cost more: the tokens that
 -- it lacks alone do.
-if orders and deepest > start and redis.pcall('HLEN', tiers_key) == 0 then
+if orders and deepest > start and not has_tiers then
   local owners, others_reach = few_owners(deepest, start, not explain)
-  names = owners and orders.good_among(owners, now, longest_open_ms, classify) or {}
+  names = owners and orders.good_owners(owners) or {}
   if #names > 0 then
     for replica, record in pairs(owners) do
       depth[replica], held[replica] = deepest, record
@@ -137,8 +135,7 @@ if orders and deepest > start and redis.pcall('HLEN', tiers_key) == 0 then
     limit = guard_limit(fleet)
     chosen = choose(fleet, limit)
     local others_lack = fleet.held_tokens - tokens_at(others_reach)
-    local others_cost = 3 * (prompt_tokens - fleet.held_tokens + others_lack / (1 + hits))
-    if limit == math.huge or fleet.cost[chosen] > others_cost then
+    if limit == math.huge or fleet.cost[chosen] > least_cost_elsewhere(fleet, others_lack, hits) then
       chosen = nil
     end
   end
@@ -146,13 +143,13 @@ end
 
 if not chosen then
   local new_tokens = prompt_tokens - tokens_at(deepest)
-  names, desperate = candidates_of(subset, now, longest_open_ms, nominate, new_tokens)
+  names, desperate = candidates_of(subset, nominate, new_tokens)
   if #names == 0 then
     return { 'none' }
   end
   depth, held, top = walk(deepest, names, orders, not explain, start)
   if orders then
-    orders.add_owners(names, depth, now, longest_open_ms, classify)
+    orders.add_owners(names, depth)
   end
   fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
   limit = guard_limit(fleet)

@@ -8,10 +8,10 @@
 
 -- include subsets
 -- include tables
--- include orders
 
 local record_of, life_of_name, floor_of, state_of, capacity_of, breaker_of = {}, {}, {}, {}, {}, {}
 local has_breakers
+local longest_open_ms = MAX_OPENINGS * probe_ms
 
 -- Reads the records of replicas that were not read yet: those at every `step`-th place in `names`.
 local function learn(names, step)
@@ -37,7 +37,7 @@ local function learn(names, step)
 end
 
 -- Tells good, broken and dead replicas apart by their records and breakers.
-local function classify(names, now, longest_open_ms)
+local function classify(names)
   local good, broken, dead = {}, {}, {}
   if #names == 0 then
     return good, broken, dead
@@ -62,16 +62,18 @@ local function classify(names, now, longest_open_ms)
   return good, broken, dead
 end
 
+-- include orders
+
 -- The names to look at, and whether no replica is good. If none is good, the candidates are the ready ones whose breaker
 -- is open. If there are none either, the dead and hung ones are: a try is better than a refusal. A tried replica is never
 -- a candidate.
-local function candidates_of(subset, now, longest_open_ms, nominate, new_tokens)
+local function candidates_of(subset, nominate, new_tokens)
   local good, broken, dead
   if pinned ~= '' then
     local is_member = not subset.is_tried[pinned] and type(redis.pcall('ZSCORE', subset.key, pinned)) == 'string'
-    good, broken, dead = classify(is_member and { pinned } or {}, now, longest_open_ms)
+    good, broken, dead = classify(is_member and { pinned } or {})
   elseif subset.orders then
-    good, broken, dead = subset.orders.candidates(nominate, new_tokens, now, longest_open_ms, classify)
+    good, broken, dead = subset.orders.candidates(nominate, new_tokens)
   else
     local names = redis.pcall('ZRANGE', subset.key, 0, -1)
     for i = #names, tried ~= '' and 1 or math.huge, -1 do
@@ -79,7 +81,7 @@ local function candidates_of(subset, now, longest_open_ms, nominate, new_tokens)
         table.remove(names, i)
       end
     end
-    good, broken, dead = classify(names, now, longest_open_ms)
+    good, broken, dead = classify(names)
   end
   if #good > 0 then
     return good, false
@@ -108,7 +110,7 @@ local function load_of(subset, names)
     active[i], backlog[i], owned[i], capacity[i] = requests, sum_of(backlog[i]), owns, holds
     -- A nearly full cache counts as full, because its sum goes up and down with every prompt. Without this rule, a small
     -- difference could keep requests away from one replica for ever.
-    occupied[i] = owns > 0.96 * holds and holds > 0 and holds or owns
+    occupied[i] = owns > FULL_SHARE * holds and holds > 0 and holds or owns
     total = total + requests
   end
   return {

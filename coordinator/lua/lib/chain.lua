@@ -114,17 +114,17 @@ end
 -- has more owners where others own it, too. Returns nil if they are many or one is not valid.
 local function few_owners(deepest, start, clean)
   local owners, count = owners_of(deepest, {}, {}, nil, clean)
+  local valid = 0
   for _, record in pairs(owners) do
-    count = string.find(record, OWNERSHIP) and count - 1 or count
+    valid = string.find(record, OWNERSHIP) and valid + 1 or valid
   end
-  if count ~= 0 or not next(owners) then
+  if valid < count or count == 0 then
     return
   end
-  local owned_by = redis.pcall('HLEN', KEYS[OWN_OFFSET + deepest])
   local lo, hi = start - 1, deepest
   while hi - lo > 1 do
     local middle = lo == start - 1 and start or math.floor((lo + hi) / 2) -- most often nobody else owns any of it
-    if redis.pcall('HLEN', KEYS[OWN_OFFSET + middle]) == owned_by then
+    if redis.pcall('HLEN', KEYS[OWN_OFFSET + middle]) == count then
       hi = middle
     else
       lo = middle

@@ -37,7 +37,7 @@ local function least(fleet, limit, cost, tie)
 end
 
 -- The cost of each candidate, in tokens (why: docs/adr/0002-placing.md):
---   backlog + 3 * charged + displaced + load
+--   backlog + CHARGED_WEIGHT * charged + displaced + load
 -- charged: the tokens that the replica has to compute. If other requests share the prefix, its missing tokens are
 -- charged in part: once computed, later requests hit them there, too. But a copy takes room in the cache, so this share
 -- never falls below copy_weight times the part of the cache that the copy takes. A prefix that no other request has
@@ -49,7 +49,7 @@ end
 -- All replicas that can load LMCache's chunks miss the same small part of them. Then the load decides.
 -- load: request_cost_tokens for each request in flight, and a tenth of the tokens that no cache has. A large context
 -- that must be computed anyway is better placed where there is less to do, because later requests will follow it there.
-local ASSUMED_CAPACITY_TOKENS = 100000
+local ASSUMED_CAPACITY_TOKENS, CHARGED_WEIGHT = 100000, 3
 
 local function prefix_costs(fleet, hits)
   local cost, terms = {}, explain and { charged = {}, displaced = {}, load = {} } or nil
@@ -79,10 +79,15 @@ local function prefix_costs(fleet, hits)
       displaced = math.max(0, fleet.occupied[i] + copied - capacity)
     end
     local load = request_cost * fleet.active[i]
-    cost[i] = fleet.backlog[i] + 3 * charged + displaced + load
+    cost[i] = fleet.backlog[i] + CHARGED_WEIGHT * charged + displaced + load
     if terms then
       terms.charged[i], terms.displaced[i], terms.load[i] = charged, displaced, load
     end
   end
   fleet.cost, fleet.terms = cost, terms
+end
+
+-- The least that a replica can cost that is none of the candidates, and lacks so many of the tokens that they hold.
+local function least_cost_elsewhere(fleet, lacks, hits)
+  return CHARGED_WEIGHT * (prompt_tokens - fleet.held_tokens + lacks / (1 + hits))
 end

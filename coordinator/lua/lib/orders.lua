@@ -87,7 +87,7 @@ local function orders_of(subset, base)
   end
 
   -- Readmits replicas whose breaker has been open for long enough. `reorder` does so, too, if a gateway runs it.
-  local function readmit(now, longest_open_ms)
+  local function readmit()
     local due = redis.pcall('ZRANGEBYSCORE', subset.key .. ':out', '-inf', now, 'LIMIT', 0, READMITTED_AT_ONCE)
     for i = 1, explain and 0 or #due do
       stand(base, due[i], now, longest_open_ms)
@@ -95,21 +95,21 @@ local function orders_of(subset, base)
   end
 
   -- The candidates: good, broken and dead ones.
-  function orders.candidates(nominate, new_tokens, now, longest_open_ms, classify)
+  function orders.candidates(nominate, new_tokens)
     if seed % READMITS_ONE_IN == 0 then
-      readmit(now, longest_open_ms)
+      readmit()
     end
     for attempt = 1, NOMINATIONS do
       orders.count = size_of(subset.key .. ':good')
       local lists = nominate(orders, new_tokens)
       lists[#lists + 1] = attempt > 1 and orders.random(NOMINATED_AGAIN) or nil
-      local good, broken, dead = classify(each_once(lists), now, longest_open_ms)
+      local good, broken, dead = classify(each_once(lists))
       if #good > 0 then
         return good, broken, dead
       elseif explain or (#broken + #dead == 0 and attempt > 1) then
         break
       end
-      readmit(now, longest_open_ms)
+      readmit()
       for _, misplaced in ipairs({ broken, dead }) do -- a gateway of an older version has changed no order
         for i = 1, #misplaced do
           stand(base, misplaced[i], now, longest_open_ms)
@@ -117,9 +117,9 @@ local function orders_of(subset, base)
       end
     end
     is_desperate = true
-    local good, broken, dead = classify(each_once({ orders.first(':out', LOOK_AT_ALL) }), now, longest_open_ms)
+    local good, broken, dead = classify(each_once({ orders.first(':out', LOOK_AT_ALL) }))
     if #good + #broken + #dead == 0 then -- the orders are lost
-      return classify(each_once({ redis.pcall('ZRANDMEMBER', subset.key, NOMINATED_AGAIN) }), now, longest_open_ms)
+      return classify(each_once({ redis.pcall('ZRANDMEMBER', subset.key, NOMINATED_AGAIN) }))
     end
     return good, broken, dead
   end
@@ -181,46 +181,37 @@ local function orders_of(subset, base)
     return picked
   end
 
-  -- Those of the owners that are in the subset, good, and not tried.
-  function orders.good_among(owners, now, longest_open_ms, classify)
-    local names = {}
+  -- Those of the owners (replica -> anything) that are in the subset, good, not tried and not named yet: at most so many
+  -- of them, in the order of `is_before` if they are more.
+  local function good_among(owners, most, is_before)
+    local names, members = {}, {}
     for replica in pairs(owners) do
-      if not is_tried[replica] then
+      if not is_named[replica] and not is_tried[replica] then
         names[#names + 1] = replica
       end
     end
-    local are_good, members = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':good', unpack(names)) or {}, {}
+    if #names > most then
+      table.sort(names, is_before)
+    end
+    local are_good = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':good', unpack(names)) or {}
     for i = 1, #names do
-      if are_good[i] then
+      if are_good[i] and #members < most then
         members[#members + 1] = names[i]
       end
     end
-    orders.count = size_of(subset.key .. ':good')
-    return (classify(members, now, longest_open_ms))
+    return (classify(members))
   end
 
-  -- Adds owners of the chain to the candidates, those with the deepest part of it first, if they are in the subset and
-  -- good.
-  function orders.add_owners(names, depth, now, longest_open_ms, classify)
-    local owners = {}
-    for replica in pairs(depth) do
-      if not is_named[replica] and not is_tried[replica] then
-        owners[#owners + 1] = replica
-      end
-    end
-    if #owners == 0 or is_desperate then
-      return
-    end
-    if #owners > ADDED_OWNERS then
-      table.sort(owners, function(a, b) return depth[a] > depth[b] end)
-    end
-    local are_good, members = redis.pcall('ZMSCORE', subset.key .. ':good', unpack(owners)), {}
-    for i = 1, #owners do
-      if are_good[i] and #members < ADDED_OWNERS then
-        members[#members + 1] = owners[i]
-      end
-    end
-    local good = classify(members, now, longest_open_ms)
+  -- The good ones of a few owners, before any candidate is named.
+  function orders.good_owners(owners)
+    orders.count = size_of(subset.key .. ':good')
+    return good_among(owners, math.huge)
+  end
+
+  -- Adds owners of the chain to the candidates, those with the deepest part of it first.
+  function orders.add_owners(names, depth)
+    local good = is_desperate and {} or
+      good_among(depth, ADDED_OWNERS, function(a, b) return depth[a] > depth[b] end)
     for i = 1, #good do
       names[#names + 1] = good[i]
     end

@@ -18,6 +18,7 @@
 -- include safe
 
 local LOOK_AT_ALL, LOAD_PER_REQUEST, UNKNOWN_ROOM = 16, 128, 1e12
+local FULL_SHARE = 0.96 -- a cache that is fuller counts as full: see candidates
 local MAX_OPENINGS = 12 -- a breaker stays open for at most probe_ms times this; one that says longer counts as over
 
 -- The beginning of the keys of one pool, from any of them.
@@ -73,7 +74,7 @@ local function stand(base, replica, now, longest_open_ms, digests)
   local active, backlog = sum_of(field_of(base .. 'active', replica)), sum_of(field_of(base .. 'backlog_tokens', replica))
   local owned, holds = sum_of(field_of(base .. 'owned_tokens', replica)), tonumber(capacity or 0)
   local in_flight, load = load_scores(active, backlog)
-  local free = holds == 0 and UNKNOWN_ROOM - owned or (owned > 0.96 * holds and 0 or holds - owned) -- see costs
+  local free = holds == 0 and UNKNOWN_ROOM - owned or (owned > FULL_SHARE * holds and 0 or holds - owned)
   for digest in string.gmatch(digests, '%S+') do
     local subset = base .. 'subset:' .. digest
     local before = redis.pcall('ZSCORE', subset .. ':in_flight', replica)

@@ -46,9 +46,9 @@ end
 -- Says what each candidate's cache is worth to the prompt: what it has matched, on the medium that holds it, plus what
 -- it can load beyond that. Sets fleet.credit, cpu_credit and store_credit. Returns how many keys and tokens LMCache has
 -- in Redis.
-local function weigh_tiers(fleet, held, count)
+local function weigh_tiers(fleet, held, count, has_tiers)
   local names, matched, credit, cpu_credits, store_credits = fleet.name, fleet.matched, {}, {}, {}
-  local tiers = redis.pcall('HLEN', tiers_key) ~= 0 and redis.pcall('HMGET', tiers_key, unpack(names)) or {}
+  local tiers = has_tiers and redis.pcall('HMGET', tiers_key, unpack(names)) or {}
   local measured, is_stored, stored_keys, stored_tokens = store_credit, false, 0, 0
   local is_measured = false
   for i = 1, fleet.count do -- replicas of a pool are alike: what one has measured is assumed of the others
