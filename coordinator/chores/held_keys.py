@@ -86,15 +86,13 @@ class HeldKeys:
     async def do_piece(self) -> bool:
         """Rewind first, because the order of uses decides what is trimmed."""
         if self.rewinds:
-            moved = await _rewind_piece(self.pool, self.replica, self._moved)
+            moved = await rewind_piece(self.pool, self.replica, self._moved)
             self._moved += moved
             self.rewinds = moved == _PIECE
         elif self.trims:
-            self.trims = await _trim_piece(self.pool, self.replica, self.before_ms, self.to_capacity) > 0
+            self.trims = await trim_piece(self.pool, self.replica, self.before_ms, self.to_capacity) > 0
         elif self.left:
-            self.left, _ = await _sweep_piece(
-                self.pool, self.replica, self.left, self.claims_before_ms, self.down_to_ms
-            )
+            self.left, _ = await sweep_piece(self.pool, self.replica, self.left, self.claims_before_ms, self.down_to_ms)
         if not self.is_due:
             self.when_done()
         return not self.is_due
@@ -167,54 +165,33 @@ async def look_at(pool: Pool, replicas: Sequence[str]) -> list[Look]:
     ]
 
 
-async def _rewind_piece(pool: Pool, replica: str, moved_before: int) -> int:
+async def rewind_piece(pool: Pool, replica: str, moved_before: int) -> int:
+    """Count keys whose last use lies in the future as used now; returns how many of them there were."""
     asked = pool.run("rewind", replica=replica, ahead_ms=AHEAD_MS, moved_before=moved_before, at_most=_PIECE)
     return int(await asked)
 
 
-async def _trim_piece(pool: Pool, replica: str, before_ms: int, to_capacity: bool) -> int:
+async def trim_piece(pool: Pool, replica: str, before_ms: int, to_capacity: bool) -> int:
+    """Drop the least recently used keys: those last used before `before_ms`, and those for which there is no room;
+    returns how many."""
     limits = {"before_ms": before_ms, "to_capacity": to_capacity, "max_keys": MAX_KEYS, "at_most": _PIECE}
     return int(await pool.run("trim", replica=replica, **limits))
 
 
-async def _sweep_piece(pool: Pool, replica: str, left: int, claims_before_ms: int, down_to_ms: int) -> tuple[int, int]:
+async def sweep_piece(pool: Pool, replica: str, left: int, claims_before_ms: int, down_to_ms: int) -> tuple[int, int]:
+    """Remove keys whose records are not valid any more; returns how many keys are left to look at, and how many
+    went."""
     limits = {"claims_before_ms": claims_before_ms, "down_to_ms": down_to_ms}
     still_left, removed = await pool.run("sweep", replica=replica, left=left, at_most=_PIECE, **limits)
     return int(still_left), int(removed)
-
-
-async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
-    """Remove a replica's keys whose records are not valid any more; returns how many."""
-    [look], total = await look_at(pool, [replica]), 0
-    left = look.count
-    while left:
-        left, swept = await _sweep_piece(pool, replica, left, claims_before_ms, 0)
-        total += swept
-    return total
-
-
-async def trim(pool: Pool, record: ReplicaRecord, state: PoolState) -> int:
-    """Drop what the replica no longer holds; returns the number of keys dropped."""
-    total = 0
-    while dropped := await _trim_piece(pool, record.replica, stale_before_ms(record, state), True):
-        total += dropped
-    return total
 
 
 async def forget_older(pool: Pool, replica: str, before_ms: int) -> int:
     """Drop every key of a replica last used before `before_ms` (Redis time): an LRU cache that has evicted one key
     has evicted what was used before it."""
     total = 0
-    while dropped := await _trim_piece(pool, replica, before_ms, False):
+    while dropped := await trim_piece(pool, replica, before_ms, False):
         total += dropped
-    return total
-
-
-async def rewind(pool: Pool, replica: str) -> int:
-    """Count a replica's keys whose last use lies in the future as used now; returns how many there were."""
-    total = 0
-    while moved := await _rewind_piece(pool, replica, total):
-        total += moved
     return total
 
 

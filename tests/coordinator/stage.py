@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import forget_older
+from coordinator.chores.held_keys import (
+    forget_older,
+    look_at,
+    rewind_piece,
+    stale_before_ms,
+    sweep_piece,
+    trim_piece,
+)
 from coordinator.chores.reaper import Reaper
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
@@ -19,6 +26,7 @@ from coordinator.redis.wire import Wire, load_scripts
 from coordinator.registry import PoolState, ReplicaRecord, each
 from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.store import Store
+from tests.redis_server import RedisServer
 
 SPAN_TOKENS = 100
 KEYS = PoolKeys("m")
@@ -47,6 +55,16 @@ async def running(store: Store) -> AsyncIterator[Store]:
             yield store
         finally:
             task.cancel()
+
+
+@contextmanager
+def standing_still(server: RedisServer) -> Iterator[None]:
+    """A server that runs nothing meanwhile, and then all that it was sent."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
 
 
 async def beaten(pool: Pool) -> PoolState:
@@ -78,6 +96,32 @@ async def drop(pool: Pool, client: redis.Redis, name: str, keys: list[str]) -> i
     if keys:
         await client.zadd(KEYS.held(name), dict.fromkeys(keys, 1), xx=True)
     return await forget_older(pool, name, 2)
+
+
+async def sweep(pool: Pool, replica: str, claims_before_ms: int = 0) -> int:
+    """Remove a replica's keys whose records are not valid any more; returns how many."""
+    [look], total = await look_at(pool, [replica]), 0
+    left = look.count
+    while left:
+        left, swept = await sweep_piece(pool, replica, left, claims_before_ms, 0)
+        total += swept
+    return total
+
+
+async def trim(pool: Pool, record: ReplicaRecord, state: PoolState) -> int:
+    """Drop what the replica no longer holds; returns the number of keys dropped."""
+    total = 0
+    while dropped := await trim_piece(pool, record.replica, stale_before_ms(record, state), True):
+        total += dropped
+    return total
+
+
+async def rewind(pool: Pool, replica: str) -> int:
+    """Count a replica's keys whose last use lies in the future as used now; returns how many there were."""
+    total = 0
+    while moved := await rewind_piece(pool, replica, total):
+        total += moved
+    return total
 
 
 def replica(name: str, incarnation: str = "life1", state: str = "ready", capacity_tokens: int = 0) -> ReplicaRecord:

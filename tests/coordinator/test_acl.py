@@ -11,7 +11,7 @@ import redis.asyncio as redis
 
 import coordinator
 from coordinator.chores.applier import Appliers
-from coordinator.chores.held_keys import forget, rewind, sweep, trim
+from coordinator.chores.held_keys import forget
 from coordinator.errors import StoreDown, StoreRefused
 from coordinator.known_pools import known_pools
 from coordinator.pool.engine_feedback import ask_reset, credit, tell_measured
@@ -21,7 +21,20 @@ from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs, PolicyKnobs, load
 from coordinator.store import Store, StoreOptions
 from gateway.settings.policies import POLICIES
-from tests.coordinator.stage import chain, drained, joined, now_ms, place, register, replica, request, running
+from tests.coordinator.stage import (
+    chain,
+    drained,
+    joined,
+    now_ms,
+    place,
+    register,
+    replica,
+    request,
+    rewind,
+    running,
+    sweep,
+    trim,
+)
 from tests.coordinator.stream import attend, gains, linked
 from tests.coordinator.watch.stage import chunk, holds, watching
 from tests.polling import eventually

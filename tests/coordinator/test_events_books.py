@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.agent.residency import Transition
-from coordinator.chores.held_keys import sweep
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement
-from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request
+from tests.coordinator.stage import KEYS, chain, drained, drop, numbers, place, register, replica, request, sweep
 from tests.coordinator.stream import RESET, Stream, attend, counted_tokens, gains, lead, linked, losses
 from tests.redis_server import RedisServer
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import sweep
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
-from tests.coordinator.stage import KEYS, chain, hash_of, numbers, owners, place, replica
+from tests.coordinator.stage import KEYS, chain, hash_of, numbers, owners, place, replica, sweep
 from tests.coordinator.stream import RESET, Stream, agent_record, attend, counted_tokens, gains, losses
 
 

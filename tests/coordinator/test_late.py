@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio as redis
@@ -24,6 +23,7 @@ from tests.coordinator.stage import (
     place,
     register,
     request,
+    standing_still,
 )
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -41,15 +41,6 @@ async def pool(redis_server: RedisServer, client: redis.Redis) -> AsyncIterator[
         await client.delete(*(await dump(client, "*:own:*", "*:held:*", "*:bound:*")))
         await client.hset(KEYS.owned_tokens, mapping={"r0": 0, "r1": 0})
         yield pool
-
-
-@contextmanager
-def standing_still(server: RedisServer) -> Iterator[None]:
-    server.pause()
-    try:
-        yield
-    finally:
-        server.resume()
 
 
 async def left_behind(client: redis.Redis) -> dict[str, object]:

@@ -4,8 +4,7 @@ counted once a heartbeat."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from tests.coordinator.stage import (
     place,
     register,
     request,
+    standing_still,
 )
 from tests.redis_server import RedisServer
 
@@ -60,15 +60,6 @@ async def lose_connection(pool: Pool) -> None:
 async def connect(pool: Pool, server: RedisServer) -> None:
     wire = await Wire.open(server.url, 5.0, lambda _: None)
     pool.attach(wire, await load_scripts(wire))
-
-
-@contextmanager
-def standing_still(server: RedisServer) -> Iterator[None]:
-    server.pause()
-    try:
-        yield
-    finally:
-        server.resume()
 
 
 async def fall_back(pool: Pool, server: RedisServer, reservation: str) -> None:

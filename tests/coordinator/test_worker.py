@@ -7,7 +7,7 @@ import redis.asyncio as redis
 from structlog.testing import capture_logs
 
 from coordinator.chores import held_keys, worker
-from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget_older, trim
+from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, forget_older
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState
@@ -23,6 +23,7 @@ from tests.coordinator.stage import (
     place,
     register,
     replica,
+    trim,
 )
 from tests.coordinator.stream import agent_record, followed
 from tests.redis_server import RedisServer

@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.agent.agent_store import AgentStore, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident
 from coordinator.chores.applier import Applier, _Entry
-from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind
+from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Recount, Repair
 from coordinator.keys import PoolKeys
@@ -100,7 +100,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(look_at(pool, ["r0", "r1"]))
     record = ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0")
     swept = HeldKeys(pool, "r0", left=43, claims_before_ms=44, down_to_ms=45)
-    await _begun(forget(pool, record), rewind(pool, "r0"), forget_older(pool, "r0", 41), swept.do_piece())
+    await _begun(forget(pool, record), rewind_piece(pool, "r0", 0), forget_older(pool, "r0", 41), swept.do_piece())
     recount = Recount(pool, "r0", keys=list(_KEYS), names_read=-1, sum_so_far="61")
     await _begun(Repair(pool).repair(), recount.do_piece())
     await _begun(pool.subsets.keep(), pool.subsets._reorder({_SUBSET.digest: 1}))

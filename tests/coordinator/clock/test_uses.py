@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget, rewind, trim
+from coordinator.chores.held_keys import AGENT_RETURNS_MS, CLAIM_TTL_MS, SWEEP_EVERY_MS, forget
 from coordinator.chores.worker import Worker
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
@@ -20,6 +20,8 @@ from tests.coordinator.stage import (
     owners,
     place,
     replica,
+    rewind,
+    trim,
 )
 
 SAMPLED = 8
