@@ -10,6 +10,7 @@ import pytest
 
 from bench.cluster import Cluster
 from tests.api.stage import Stage, chat_body, running_gateway, running_sims, text
+from tests.polling import wait_until
 
 ROUND_ROBIN = {"x-kvgate-policy": "round_robin"}
 
@@ -26,7 +27,9 @@ def spent(open_cluster: Cluster, http: httpx.Client, tmp_path: Path) -> Iterator
         running_sims(tmp_path, {"b0": arguments, "b1": arguments}) as sims,
         running_gateway(tmp_path, open_cluster.redis_url, sims, config) as url,
     ):
-        yield Stage([url], sims, http)
+        stage = Stage([url], sims, http)
+        wait_until(lambda: stage.get("/ready").json()["replicas"] == ["b0", "b1"])
+        yield stage
 
 
 def statuses(stage: Stage, count: int) -> list[int]:

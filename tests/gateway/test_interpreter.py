@@ -6,7 +6,7 @@ import pytest
 
 from gateway.interpreter import built_optimised
 
-HOME = "/root/.pyenv/versions/3.11.7"
+HOME = "/home/me/.pyenv/versions/3.11.7"
 BUILDS = {
     "the official images": (
         "'--build=x86_64-linux-gnu' '--enable-optimizations' '--with-lto'",
@@ -14,7 +14,12 @@ BUILDS = {
         False,
         True,
     ),
-    "uv": ("'--prefix=/install' '--without-ensurepip' '--enable-optimizations' '--with-lto'", "/root/.uv", False, True),
+    "uv": (
+        "'--prefix=/install' '--without-ensurepip' '--enable-optimizations' '--with-lto'",
+        "/home/me/.uv",
+        False,
+        True,
+    ),
     "pyenv with its options": (f"'--prefix={HOME}' '--enable-optimizations' '--with-lto'", HOME, False, True),
     "Debian": ("'--enable-shared' '--prefix=/usr' '--with-computed-gotos'", "/usr", False, True),
     "a build that says nothing": (None, "/somewhere", False, True),
