@@ -1,8 +1,12 @@
 """Measures what is left of placements when gateways want more of them than Redis can make.
 
-Several gateways, each in its own process, place at rates that do not depend on the answers. First the capacity is
-measured, then the load is one, two and four times as much, and at last half of it. A request that the store does not
-place in its budget is placed by the rule without the store, as the router does it.
+Several gateways, each in its own process, place at rates that do not depend on the answers: as fast as Redis can at
+most, two and four times as fast, and at last half as fast. A request that the store does not place in its budget is
+placed by the rule without the store, as the router does it.
+
+How fast Redis can is measured for each load by itself: gateways always have some placements under way, and serve the
+rest of the load without the store. They need processors and caches for it, so each script takes longer than on a quiet
+machine.
 
 Scripts are slowed down fourfold. So gateways on the same machine can ask for four times what Redis can do, without
 taking its core.
@@ -14,20 +18,20 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
+from typing import Any
 
-from bench.embedded import CAPACITY_TOKENS, INCARNATION, Load, connect, usage
+from bench.embedded import CAPACITY_TOKENS, INCARNATION
 from bench.place import random_keys
 from bench.store.beside import Found, Start, company
 from bench.store.requests import CHAIN_KEYS, SHAPE, TOKENS, known_chains
 from coordinator import scripts
 from coordinator.errors import StoreError
 from coordinator.pool.pool import Pool, Reservation
-from coordinator.redis.wire import Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import PlaceRequest, PolicyKnobs
 from coordinator.store import Store, StoreOptions
@@ -55,8 +59,7 @@ class Phase:
 
     factor: float
     possible_per_s: float
-    """What Redis can place in the CPU time that it had, if it does nothing in vain. It has less of it if the machine is
-    busy. Below the capacity it is idle for a part of the time."""
+    """What Redis places if it never has more to do than it can, while gateways serve the rest without it."""
     asked_per_s: float
     placed_per_s: float
     """By the store."""
@@ -92,16 +95,19 @@ class _Gateway:
     def changed(self, is_up: bool, _reason: str) -> None:
         self.interruptions += not is_up
 
-    async def serve(self) -> None:
-        """One request. Its answer comes later."""
+    def _next(self) -> tuple[int, PlaceRequest]:
         number = self._random.randrange(len(self._chains))
         chain = self._chains[number]
         if self._random.random() < _NEW_SHARE:
             chain = chain[: CHAIN_KEYS // 2] + random_keys(CHAIN_KEYS - CHAIN_KEYS // 2)
         reservation, seed = f"{self._pool.gateway}-{next(self._ids):x}", self._random.getrandbits(31)
-        request = PlaceRequest(
+        return number, PlaceRequest(
             reservation, chain, TOKENS, TOKENS[-1], PolicyKnobs(), seed, serving=self._subset, shape=SHAPE
         )
+
+    async def serve(self) -> None:
+        """One request. Its answer comes later."""
+        number, request = self._next()
         began_s = time.perf_counter()
         try:
             placement = await self._pool.place(request)
@@ -109,19 +115,28 @@ class _Gateway:
             self._store.note(POOL, None)
         except StoreError as error:
             self._store.note(POOL, error)
-            self._fall_back(request, number)
+            self._pool.adopt(self._fall_back(request, number))
         self.trips_ms.append((time.perf_counter() - began_s) * 1e3)
-        loop = asyncio.get_running_loop()
-        loop.call_later(_FIRST_TOKEN_S, self._pool.first_token, reservation)
-        loop.call_later(_DONE_S, self._pool.done, reservation)
+        self._answer_later(request)
 
-    def _fall_back(self, request: PlaceRequest, number: int) -> None:
+    async def serve_without_store(self) -> None:
+        """The same, but the store never hears of it."""
+        number, request = self._next()
+        self._fall_back(request, number)
+        self._answer_later(request)
+
+    def _answer_later(self, request: PlaceRequest) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(_FIRST_TOKEN_S, self._pool.first_token, request.reservation)
+        loop.call_later(_DONE_S, self._pool.done, request.reservation)
+
+    def _fall_back(self, request: PlaceRequest, number: int) -> Reservation:
         affinity = bytes.fromhex(self._chains[number][0])
         replica = first_usable(rendezvous_order(self._subset, affinity, lambda _: True), (), ())
         assert replica is not None
-        self._pool.adopt(Reservation(request.reservation, replica, INCARNATION, request.prompt_tokens, request.tip))
         self.fell_back[number, replica] += 1
         self.last_fallback_s = time.monotonic() - self.began_s
+        return Reservation(request.reservation, replica, INCARNATION, request.prompt_tokens, request.tip)
 
     def found(self, phase: str) -> Found:
         trips_ms = sorted(self.trips_ms)
@@ -156,40 +171,52 @@ async def _connected(url: str, number: int, budget_s: float) -> AsyncIterator[_G
         running.cancel()
 
 
-async def _place_all_the_time(gateways: int, start: Start, url: str, seconds: float, number: int) -> Found:
-    """A gateway that always has the same number of placements under way."""
+async def _place_all_the_time(
+    gateways: int, others_per_s: float, start: Start, url: str, seconds: float, number: int
+) -> Found:
+    """A gateway that always has the same number of placements under way. Other requests come to it, so many a second,
+    which it serves without the store."""
     async with _connected(url, number, 10.0) as gateway:
         await start()
         begin_s = time.monotonic() + _DONE_S  # from then on, as many requests end as begin
+        placed = 0
 
         async def client() -> None:
+            nonlocal placed
             while (now_s := time.monotonic()) < begin_s + seconds:
-                if now_s < begin_s:
-                    gateway.begin_phase()
                 await gateway.serve()
+                placed += now_s >= begin_s
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(_AT_ONCE // gateways):
                 clients.create_task(client())
-    return {"placed": float(len(gateway.trips_ms) - gateway.fell_back.total())}
+            await _ask_at_rate(gateway.serve_without_store, others_per_s, begin_s + seconds - time.monotonic())
+    return {"placed": float(placed)}
 
 
-async def _place_at_rates(capacity_per_s: float, start: Start, url: str, seconds: float, number: int) -> Found:
-    """A gateway whose requests come at its share of the capacity, times each of FACTORS."""
+async def _ask_at_rate(serve: Callable[[], Coroutine[Any, Any, None]], per_s: float, seconds: float) -> None:
+    """Requests that come at a rate, whether earlier ones are placed or not."""
+    began_s, sent = time.monotonic(), 0
+    async with asyncio.TaskGroup() as requests:
+        while (passed_s := time.monotonic() - began_s) < seconds:
+            due = int(passed_s * per_s)
+            for _ in range(due - sent):
+                requests.create_task(serve())
+            sent = due
+            await asyncio.sleep(_TICK_S)
+
+
+async def _place_at_rates(
+    rates_per_s: list[float], phase_s: float, start: Start, url: str, _seconds: float, number: int
+) -> Found:
+    """A gateway to which requests come at one rate after another."""
     found: Found = {}
     async with _connected(url, number, StoreOptions(url).budget_s) as gateway:
         await start()
-        for factor in FACTORS:
+        for phase, per_s in enumerate(rates_per_s):
             gateway.begin_phase()
-            async with asyncio.TaskGroup() as requests:
-                sent = 0
-                while (passed_s := time.monotonic() - gateway.began_s) < seconds / len(FACTORS):
-                    due = int(passed_s * factor * capacity_per_s)
-                    for _ in range(due - sent):
-                        requests.create_task(gateway.serve())
-                    sent = due
-                    await asyncio.sleep(_TICK_S)
-            found |= gateway.found(f"{factor:g}")
+            await _ask_at_rate(gateway.serve, per_s, phase_s)
+            found |= gateway.found(str(phase))
     return found
 
 
@@ -213,13 +240,11 @@ return reply
     scripts.load.cache_clear()
 
 
-def _phase(factor: float, possible_per_s: float, seconds: float, found: list[Found]) -> Phase:
+def _phase(number: int, factor: float, possible_per_s: float, seconds: float, found: list[Found]) -> Phase:
     def each(name: str) -> list[float]:
-        return [one[f"{factor:g} {name}"] for one in found]
+        return [one[f"{number} {name}"] for one in found]
 
-    fell_to = {
-        name.removeprefix(f"{factor:g} to ") for one in found for name in one if name.startswith(f"{factor:g} to ")
-    }
+    fell_to = {name.removeprefix(f"{number} to ") for one in found for name in one if name.startswith(f"{number} to ")}
     prompts = Counter(one.split(" ")[0] for one in fell_to)
     asked, fell_back = sum(each("asked")), sum(each("fell_back"))
     return Phase(
@@ -237,26 +262,36 @@ def _phase(factor: float, possible_per_s: float, seconds: float, found: list[Fou
 
 
 async def overload(url: str, gateways: int, seconds: float) -> list[Phase]:
-    """Measures the capacity, then the phases, with so many gateways. Each measurement takes so many seconds."""
-    wire = await connect(url)
-    place_all, numbers = partial(_place_all_the_time, gateways), list(range(gateways))
-    with company(place_all, url, seconds, numbers) as others:
-        await others.start()
-        await asyncio.sleep(_DONE_S)
-        load = await _load_of(wire, seconds)
-        capacity_per_s = sum(one["placed"] for one in await others.found()) / seconds
-    per_core_s = capacity_per_s / load.cpu_share
-    with company(partial(_place_at_rates, capacity_per_s / gateways), url, seconds * len(FACTORS), numbers) as others:
-        await others.start()
-        loads = [await _load_of(wire, seconds) for _ in FACTORS]
-        found = await others.found()
-    await wire.close()
+    """Measures what is possible, then the phases, with so many gateways. Each measurement takes so many seconds."""
+    first_per_s = await _possible_per_s(url, gateways, seconds, 0.0)
+    await _asked_at_rates(url, gateways, seconds, 2 * first_per_s)  # so that prompts have as many owners as later
+    quiet_per_s = await _possible_per_s(url, gateways, seconds, 0.0)
+    possible = [
+        await _possible_per_s(url, gateways, seconds, (factor - 1) * quiet_per_s) if factor > 1 else quiet_per_s
+        for factor in FACTORS
+    ]
+    found = await _asked_at_rates(url, gateways, seconds, *(factor * quiet_per_s for factor in FACTORS))
     return [
-        _phase(factor, per_core_s * load.cpu_share, seconds, found) for factor, load in zip(FACTORS, loads, strict=True)
+        _phase(number, factor, per_s, seconds, found)
+        for number, (factor, per_s) in enumerate(zip(FACTORS, possible, strict=True))
     ]
 
 
-async def _load_of(wire: Wire, seconds: float) -> Load:
-    before = await usage(wire)
-    await asyncio.sleep(seconds)
-    return (await usage(wire)).since(before)
+async def _asked_at_rates(url: str, gateways: int, seconds: float, *rates_per_s: float) -> list[Found]:
+    place = partial(_place_at_rates, [rate_per_s / gateways for rate_per_s in rates_per_s], seconds)
+    with company(place, url, seconds * len(rates_per_s), _all(gateways)) as all_of:
+        await all_of.start()
+        await asyncio.sleep(seconds * len(rates_per_s))
+        return await all_of.found()
+
+
+async def _possible_per_s(url: str, gateways: int, seconds: float, others_per_s: float) -> float:
+    place_all = partial(_place_all_the_time, gateways, others_per_s / gateways)
+    with company(place_all, url, seconds, _all(gateways)) as all_of:
+        await all_of.start()
+        await asyncio.sleep(_DONE_S + seconds)
+        return sum(one["placed"] for one in await all_of.found()) / seconds
+
+
+def _all(gateways: int) -> list[int]:
+    return list(range(gateways))
