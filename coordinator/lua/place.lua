@@ -117,7 +117,7 @@ local function weigh(names, depth, held)
   return fleet, best, stored_keys, stored_tokens, hits
 end
 
-local deepest = deepest_existing(1, count)
+local deepest = deepest_existing(count)
 local orders = WEIGHS_CACHES and subset.orders or nil
 local names, desperate, depth, held, top = nil, false, {}, {}, deepest
 local fleet, best_depth, stored_keys, stored_tokens, hits, limit, chosen

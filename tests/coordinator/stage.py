@@ -84,9 +84,10 @@ async def chain_of(client: redis.Redis, tip: str) -> str | None:
 
 
 async def drained(*pools: Pool) -> None:
-    """Waits until the server has run every command that these pools sent without waiting."""
+    """Waits until the server has run every command that these pools send without waiting."""
     for pool in pools:
         for _ in range(3):  # a batch sent in the next turn, and the calls that its replies cause
+            pool._send_settled()
             await pool.read("PING")
 
 

@@ -111,11 +111,11 @@ async def test_a_placement_sees_the_depth_that_explain_saw_and_cleans_as_it_goes
             assert set(await client.hgetall(KEYS.own(key))) == {chosen}
 
 
-async def test_a_chain_that_nobody_knows_costs_one_look(pool: Pool, client: redis.Redis) -> None:
+async def test_a_chain_that_nobody_knows_costs_a_few_looks(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
     await client.config_resetstat()
     await explained(pool, chain(*range(100)))
-    assert (await calls_of(client)).get("exists") == 1
+    assert (await calls_of(client))["exists"] <= 5
 
 
 async def test_a_chain_whose_tip_one_replica_owns_costs_a_few(pool: Pool, client: redis.Redis) -> None:
@@ -126,7 +126,7 @@ async def test_a_chain_whose_tip_one_replica_owns_costs_a_few(pool: Pool, client
     answer = await explained(pool, keys)
     calls = await calls_of(client)
     assert answer["matched_tokens"] == 10_000
-    assert calls["exists"] <= 8
+    assert calls["exists"] == 1
     assert calls["hgetall"] <= 8
 
 

@@ -4,7 +4,7 @@
 --     is the length of the prompt up to the key, once an answer has told it, or
 --   "<incarnation> resident <medium> <span_tokens> <hits> <last_use_ms> <entry> <tokens> <block hash>", as the engine's
 --     events said in that entry of the replica's stream; it is valid while <entry> is not below the replica's floor.
--- Which keys exist is found exactly, by bisection with EXISTS over ranges. How deep a replica owns the chain is found by
+-- Which keys exist is found exactly, with EXISTS over ranges. How deep a replica owns the chain is found by
 -- bisection, too: a replica that holds a prefix holds everything before it. So an earlier key has all owners of a later
 -- one. If this is not true, a replica's match is too small, never too large.
 -- A key may have any number of owners. If it has more than FEW_OWNERS, the walk reads the records of the replicas that it
@@ -14,10 +14,13 @@
 
 local MAX_STEPS, FEW_OWNERS = 4, 4
 
--- The deepest index in lo..hi whose key exists, or 0.
-local function deepest_existing(lo, hi)
-  if hi < lo or redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 then
-    return 0
+-- The deepest index in 1..last whose key exists, or 0. Most prompts go on where a known one ended, so the search goes up
+-- from the last key, in steps that grow.
+local function deepest_existing(last)
+  local lo, hi, step = last, last, 1
+  while hi > 0 and redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 do
+    hi, step = lo - 1, step * 4
+    lo = math.max(1, hi - step + 1)
   end
   while lo < hi do
     local middle = math.ceil((lo + hi) / 2)
@@ -27,7 +30,7 @@ local function deepest_existing(lo, hi)
       hi = middle - 1
     end
   end
-  return lo
+  return hi
 end
 
 -- Whether a replica's record is valid: it is of this incarnation, and not below the floor.
@@ -152,7 +155,7 @@ local function walk(deepest, names, orders, clean, start)
     if left == 0 then
       left = redis.call('EXISTS', KEYS[OWN_OFFSET + top]) * top
     end
-    top = deepest_existing(1, top - 1)
+    top = deepest_existing(top - 1)
   end
   local owns_alone = valid == count and count == redis.pcall('HLEN', KEYS[OWN_OFFSET + start])
   if top > start and not owns_alone then
