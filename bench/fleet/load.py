@@ -74,7 +74,8 @@ class Outcome:
             "cov_computed_tokens": round(variation(computed), 4),
             "took_p50_s": round(percentile(took_s, 0.5), 3),
             "took_p99_s": round(percentile(took_s, 0.99), 3),
-            "first_byte_p50_s": round(percentile([each.first_byte_s for each in self.sent], 0.5), 3),
+            **_first_bytes("first_byte", self.sent),
+            **_first_bytes("follow_up_first_byte", follow_ups),
             "latest_s": round(self.latest_s, 3),
             "seconds": round(self.seconds, 1),
             "requests_per_s": round(len(self.sent) / self.seconds, 1) if self.seconds else 0.0,
@@ -85,6 +86,15 @@ class Outcome:
         first turn."""
         elsewhere = Counter(each.decision for each in self.sent if not each.is_where_it_was)
         return {"error_kinds": dict(self.errors), "moved_because": dict(elsewhere)}
+
+
+def _first_bytes(name: str, sent: Collection[Sent]) -> dict[str, float]:
+    waited_s = [each.first_byte_s for each in sent]
+    return {
+        f"{name}_mean_s": round(fmean(waited_s), 4) if waited_s else 0.0,
+        f"{name}_p50_s": round(percentile(waited_s, 0.5), 4),
+        f"{name}_p99_s": round(percentile(waited_s, 0.99), 4),
+    }
 
 
 def variation(loads: Mapping[str, float]) -> float:
