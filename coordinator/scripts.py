@@ -148,6 +148,9 @@ class PlaceRequest:
     """The parts of the prompt up to each key, for the agents: JSON without spaces (see coordinator/README.md)."""
     is_streamed: bool = True
     """Whether its first token will be seen."""
+    answer: tuple[int, int] = (0, 0)
+    """The last answer in the prompt: how many keys come before it, and how many up to its end; zeros if there is
+    none."""
 
     @property
     def tip(self) -> str:
@@ -182,6 +185,8 @@ class PlaceRequest:
             order=" ".join(self.order),
             prompt_tokens=self.prompt_tokens,
             tip=self.tip,
+            answered=self.answer[0],
+            answer_end=self.answer[1],
             shape=self.shape,
             may_report=self.may_report,
             keys=self.keys,

@@ -30,6 +30,8 @@
 --   text    order: the first replicas of the rendezvous order, space separated; for consistent_hash only
 --   number  prompt_tokens
 --   text    tip: "-" without a chain
+--   number  answered: how many keys come before the last answer in the prompt; 0: it has none
+--   number  answer_end: how many keys come up to its end
 --   text    shape: of the chain, for the agents: JSON
 --   flag    may_report: the engine can be asked to report reused blocks
 --   text    tokens...: behind each key, in the order of own
@@ -105,6 +107,13 @@ local function weigh(names, depth, held)
   end
   fleet.matched, fleet.held_tokens = matched, tokens_at(best)
   local stored_keys, stored_tokens = weigh_tiers(fleet, held, count, has_tiers)
+  -- Who owns the chain up to the last answer has most likely made this answer: no key tells, because keys are made of
+  -- prompts.
+  for i = 1, answered > 0 and fleet.count or 0 do
+    if depth[names[i]] == answered then
+      fleet.credit[i] = fleet.credit[i] + tokens_at(answer_end) - tokens_at(answered)
+    end
+  end
   local hits = 0
   for replica, record in pairs(held) do
     if best > 0 and depth[replica] == best then
@@ -134,8 +143,7 @@ if orders and deepest > start and not has_tiers then
     fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
     limit = guard_limit(fleet)
     chosen = choose(fleet, limit)
-    local others_lack = fleet.held_tokens - tokens_at(others_reach)
-    if limit == math.huge or fleet.cost[chosen] > least_cost_elsewhere(fleet, others_lack, hits) then
+    if limit == math.huge or fleet.cost[chosen] > least_cost_elsewhere(fleet, tokens_at(others_reach), hits) then
       chosen = nil
     end
   end

@@ -52,6 +52,9 @@ class Prompt:
     """The root's digest and the first medium, or the beginning of the first message: stays equal as a chat grows."""
     body_changed: bool
     """Whether the body was edited (a media uuid was set or dropped) and must be serialised again."""
+    answer: tuple[int, int] = (0, 0)
+    """The last answer in a conversation: how many keys come before it, and how many up to its end; zeros if there is no
+    answer, or no key before it."""
     image_ids: tuple[str, ...] = ()
     """The uuids that the gateway gave to images, in prompt order. The engine's events name images by them."""
 

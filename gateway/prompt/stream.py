@@ -156,6 +156,10 @@ class PromptStream:
             self._grid_indexes.append(_FIXED)
             self._unkeyed = False
 
+    def key_here(self) -> str:
+        """The key that ends here; empty if none does."""
+        return self.keys[-1] if self.keys and not self._pending and not self._unkeyed else ""
+
     def digest(self) -> bytes:
         """A 16-byte digest of everything written so far."""
         self._flush()

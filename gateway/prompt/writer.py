@@ -40,6 +40,8 @@ class PromptWriter:
     """
 
     __slots__ = (
+        "_answer",
+        "_answered",
         "_first_media",
         "_image_ids",
         "_parts",
@@ -63,6 +65,8 @@ class PromptWriter:
         self.body_changed = False
         self._seed = b""
         self._first_media = b""
+        self._answered = ""  # the key before the answer that is written now
+        self._answer = "", ""  # the keys before and at the end of the last answer
         self._sample = bytearray()  # the beginning of the first message that is not the system's
         self._samples = False  # whether text written now belongs to the sample
 
@@ -93,6 +97,7 @@ class PromptWriter:
         """Start a message of `role`, and return the role. `param` names it in errors."""
         if not isinstance(role, str):
             raise bad_field(param, "must be a string")
+        self._answered = self.stream.key_here() if role == "assistant" else ""
         known = _ROLE_FRAMES.get(role)
         self.stream.framed(known or frame(tags.MESSAGE, utf8(role, param)))
         self._samples = role not in _SYSTEM_ROLES and not self._sample
@@ -103,6 +108,8 @@ class PromptWriter:
         self.stream.framed(tags.MESSAGE_END)
         if keyed:
             self.stream.boundary()
+            if self._answered:
+                self._answer = self._answered, self.stream.keys[-1]
 
     def text(self, value: Json, param: str) -> None:
         """A text of the message's content."""
@@ -201,8 +208,14 @@ class PromptWriter:
             images=stream.images,
             sample=self._seed + content,
             body_changed=self.body_changed,
+            answer=self._answer_in(stream.keys),
             image_ids=tuple(self._image_ids),
         )
+
+    def _answer_in(self, keys: list[str]) -> tuple[int, int]:
+        """The last answer, as Prompt has it. `finish` may have dropped its keys."""
+        before, end = self._answer
+        return (keys.index(before) + 1, keys.index(end) + 1) if before in keys else (0, 0)
 
     def _take_sample(self, data: bytes) -> None:
         self._sample += data[: _SAMPLE_BYTES - len(self._sample)]

@@ -107,6 +107,7 @@ class Router:
             reservation=f"{self._store.gateway}-{next(self._ids):x}",
             keys=job.prompt.keys if job.prompt else (),
             tokens=job.tokens,
+            answer=job.prompt.answer if job.prompt else (0, 0),
             prompt_tokens=job.prompt_tokens,
             knobs=self.knobs(job.policy),
             seed=random.getrandbits(31),

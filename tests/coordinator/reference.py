@@ -45,29 +45,45 @@ class Prompt:
     hits: int
     depth: dict[str, int]
     """Replica → how many of the keys it owns."""
+    answer: tuple[int, int] = (0, 0)
     tried: list[str] = field(default_factory=list)
 
     def matched_tokens(self, replica: str) -> int:
         depth = self.depth.get(replica, 0)
         return self.tokens[depth - 1] if depth else 0
 
+    def credit_tokens(self, replica: str) -> int:
+        """With the last answer, for those who own the chain up to it."""
+        before, end = self.answer
+        is_answered = before > 0 and self.depth.get(replica, 0) == before
+        return self.tokens[end - 1] if is_answered else self.matched_tokens(replica)
+
     def request(self, serving: Subset, seed: int, knobs: PolicyKnobs) -> PlaceRequest:
         return PlaceRequest(
-            f"r{seed}", self.keys, self.tokens, self.prompt_tokens, knobs, seed, tuple(self.tried), serving=serving
+            f"r{seed}",
+            self.keys,
+            self.tokens,
+            self.prompt_tokens,
+            knobs,
+            seed,
+            tuple(self.tried),
+            serving=serving,
+            answer=self.answer,
         )
 
 
 def costs(fleet: Mapping[str, Replica], names: Sequence[str], prompt: Prompt, knobs: PolicyKnobs) -> dict[str, float]:
     """The cost of each replica: the expression of lua/lib/costs.lua, for replicas of any capacity and no other tier."""
-    held = best = max((prompt.matched_tokens(name) for name in names), default=0)
+    held = max((prompt.matched_tokens(name) for name in names), default=0)
+    best = max((prompt.credit_tokens(name) for name in names), default=0)
     request_cost = knobs.request_cost_tokens + 0.1 * (prompt.prompt_tokens - best)
     found = {}
     for name in names:
-        one, lacks, share = fleet[name], best - prompt.matched_tokens(name), 1.0
+        one, lacks, share = fleet[name], best - prompt.credit_tokens(name), 1.0
         if prompt.hits and held:
             holds = one.capacity_tokens or _ASSUMED_CAPACITY_TOKENS
             share = max(1 / (1 + prompt.hits), min(1.0, knobs.copy_weight * lacks / holds))
-        copied = lacks * share if held else prompt.prompt_tokens
+        copied = max(lacks, held - prompt.matched_tokens(name)) * share if held else prompt.prompt_tokens
         displaced = max(0.0, one.occupied_tokens + copied - one.capacity_tokens) if one.capacity_tokens else 0.0
         charged = prompt.prompt_tokens - best + lacks * share
         found[name] = one.backlog_tokens + 3 * charged + displaced + request_cost * one.active
@@ -142,6 +158,9 @@ class Stage:
             keys, tokens, tokens[-1] + dice.choice([0, 50]), dice.choice([0, 0, 8, 80]), self._depths(length)
         )
         prompt.tried = tried
+        before = max(prompt.depth.values(), default=0)
+        if 0 < before < length and dice.random() < 0.5:
+            prompt.answer = before, dice.randint(before + 1, length)
         for index, key in enumerate(keys):
             record = f"life1 claim gpu {span} {prompt.hits} {now_ms} other"
             owners = {name: record for name, depth in prompt.depth.items() if depth > index}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import redis.asyncio as redis
@@ -20,6 +21,7 @@ from tests.coordinator.stage import (
     place,
     register,
     replica,
+    request,
 )
 
 KNOBS = PolicyKnobs()
@@ -127,6 +129,19 @@ async def test_prefill_backlog_outweighs_a_small_match(pool: Pool, client: redis
     await client.hset(KEYS.backlog_tokens, "r0", 5000)
     placed = await place(pool, "a", keys)
     assert (placed.replica, placed.why, placed.matched_tokens) == ("r1", "rebalanced", 0)
+
+
+async def test_a_follow_up_stays_where_the_answer_before_it_was_made(pool: Pool, client: redis.Redis) -> None:
+    """No key tells who holds an answer, because keys are made of prompts. Here the answer is most of what r0 holds."""
+    await register(pool, 2)
+    keys = chain("system", "question", "answer", "next question")
+    for name, depth in (("r0", 2), ("r1", 1)):
+        for key in keys[:depth]:
+            await own(client, key, name)
+    await client.hset(KEYS.backlog_tokens, "r0", 1000)
+    asked = request("a", keys, tokens=[1000, 1010, 3000, 3020], prompt_tokens=3020)
+    chosen = [json.loads(await pool.explain(replace(asked, answer=at)) or b"")["replica"] for at in ((2, 3), (0, 0))]
+    assert chosen == ["r0", "r1"]
 
 
 async def test_a_shallower_owner_is_a_partial_hit(pool: Pool, client: redis.Redis) -> None:

@@ -88,7 +88,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool = Pool("m", "gw0", 1.0)
     knobs = PolicyKnobs("random", 21, 22.5, 23, 24.5, 26, 27, 28, 0.5, 0.25)
     asked = PlaceRequest(
-        "res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE
+        *("res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE),
+        answer=(1, 2),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
@@ -130,7 +131,8 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], _SHAPE, 1, 7, 9),
+        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
+        *(_SHAPE, 1, 7, 9),
     ],
     "declare": [_SUBSET.digest, 1, 15_000, 27, "s1"],
     "keep_subsets": ["gw0", 3000, 15_000, _SUBSET.digest],

@@ -84,10 +84,10 @@ local function prefix_costs(fleet, hits)
       terms.charged[i], terms.displaced[i], terms.load[i] = charged, displaced, load
     end
   end
-  fleet.cost, fleet.terms = cost, terms
+  fleet.cost, fleet.terms, fleet.best_tokens = cost, terms, best_tokens
 end
 
--- The least that a replica can cost that is none of the candidates, and lacks so many of the tokens that they hold.
-local function least_cost_elsewhere(fleet, lacks, hits)
-  return CHARGED_WEIGHT * (prompt_tokens - fleet.held_tokens + lacks / (1 + hits))
+-- The least that a replica can cost that is none of the candidates, if it holds no more than `reach_tokens`.
+local function least_cost_elsewhere(fleet, reach_tokens, hits)
+  return CHARGED_WEIGHT * (prompt_tokens - fleet.best_tokens + (fleet.best_tokens - reach_tokens) / (1 + hits))
 end

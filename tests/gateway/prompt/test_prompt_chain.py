@@ -57,6 +57,24 @@ def test_grid_boundaries_fall_at_the_same_text_offsets_however_the_text_is_cut(p
     assert [offset for offset in stream.text_bytes[:-1] if offset] == grid(total)
 
 
+def test_a_prompt_tells_where_its_last_answer_begins_and_ends() -> None:
+    turns = [user("a"), {"role": "assistant", "content": "b" * 600}, user("c"), {"role": "assistant", "content": "d"}]
+    first, second, third = read(chat(*turns[:1])), read(chat(*turns[:3])), read(chat(*turns, user("e")))
+    assert first.answer == (0, 0)
+    for earlier, prompt in ((first, second), (second, third)):
+        before, end = prompt.answer
+        assert prompt.keys[before - 1] == earlier.keys[-1], "the answer follows the prompt that it answers"
+        assert prompt.keys[end - 1] == prompt.keys[-2], "and the next message follows the answer"
+    assert read(chat(*turns[1:3])).answer == (0, 0), "nothing was asked before the answer"
+
+
+def test_a_chain_too_long_for_all_keys_still_tells_where_its_last_answer_is() -> None:
+    answer = {"role": "assistant", "content": "b" * 10_000_000}
+    prompt = read(chat(user("a" * 300_000), answer, user("c")))
+    before, end = prompt.answer
+    assert [prompt.text_bytes[at - 1] for at in (before, end)] == [300_000, 10_300_000]
+
+
 def test_a_text_that_ends_on_a_grid_offset_has_its_key_before_anything_later_is_written() -> None:
     grid_bytes = grid(4096)[0]
     short, long = (read(chat(user("x" * size))) for size in (grid_bytes, grid_bytes + 1))
