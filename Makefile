@@ -31,7 +31,7 @@ QUICK := bench/results/quick
 ROUTERS := sglang-router,vllm-router
 
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
-	bench-offload bench-offload-real bench-place bench-store
+	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
 
 .PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients compose-test bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
@@ -107,6 +107,10 @@ bench-overhead-latency:
 
 bench-place bench-store: bench-%:
 	$(BIN)/python -m bench.$* --out bench/results/$*.json
+
+bench-fleet-grid:
+	$(BIN)/python -m bench.fleet --grid --out bench/results/fleet-grid.json
+	$(BIN)/python -m bench.report.growth
 
 bench-routing:
 	$(BIN)/python -m bench.routing --mixes images,vqa,chat --out bench/results/routing.json

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.report import offload, overhead, place, routing, store
+from bench.report import growth, offload, overhead, place, routing, store
 from bench.report.inputs import Results, Unreadable, read
 from bench.report.page import Section, page
 
@@ -111,6 +111,14 @@ _SOURCES = (
         "half).",
         "Lower is better.",
         place.render,
+    ),
+    Source(
+        "fleet-grid",
+        "How the cost of a request grows",
+        "What a request costs gateways and Redis, with 1 to 50 gateways and 8 to 1 000 replicas, and what "
+        "they use without requests.",
+        "Flat is good.",
+        growth.render,
     ),
     Source(
         "store",

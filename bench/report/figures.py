@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,6 +15,8 @@ from matplotlib.figure import Figure
 
 OURS = "#2f81f7"
 PEER = "#8b949e"
+_GREY = "#808b96"
+"""Of a file's text: readable on white and on black."""
 INK = "#123456"
 """A placeholder for the page's text colour."""
 
@@ -49,6 +52,14 @@ def style() -> Iterator[None]:
     """Plots that are drawn inside look like the page."""
     with mpl.rc_context(_STYLE):
         yield
+
+
+def save(drawn: Figure, path: Path) -> None:
+    """An SVG file for a page with any background. Call this inside `style`."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": path.stem}):
+        drawn.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
+    path.write_text(buffer.getvalue().replace(INK, _GREY), encoding="utf-8")
 
 
 def figure(name: str, drawn: Figure, alt: str, caption: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.report import growth
 from bench.report.__main__ import main, report
 
 MACHINE = {"processor": "Some CPU", "cores": "2", "python": "3.11.7", "commit": "abc1234"}
@@ -113,6 +114,20 @@ OFFLOAD = [
     *(offload_row("cpu", 256, seed, [100.0 + seed, 200, 300], loaded_share=0.6) for seed in (11, 12, 13)),
     offload_row("redis", 256, 11, [1, 1, 1], idle=0.05, valid=False),
 ]
+GROWTH = [
+    {
+        "gateways": gateways,
+        "workers": workers,
+        "gateways_us": 700 + gateways,
+        "redis_us": 200 + workers / 10,
+        "resting_gateway_core": 0.01,
+        "resting_redis_core": 0.02,
+        "redis_in_bytes": 4100,
+        "redis_out_bytes": 900,
+    }
+    for gateways in (1, 50)
+    for workers in (8, 1000)
+]
 STORE = [
     {"what": "latency", "beside": "place & <settle>", "p99_us": 812.25, "is_ok": True},
     {"what": "sync", "calls_per_s": 4120},
@@ -143,6 +158,7 @@ def full(tmp_path: Path) -> Page:
         routing=ROUTING,
         store=STORE,
         offload=OFFLOAD,
+        **{"fleet-grid": GROWTH},
         **{"routing-mixes": [], "routing-real": [], "offload-images": [], "offload-real": [], "overhead-latency": []},
     )
     return parsed(tmp_path)
@@ -151,8 +167,8 @@ def full(tmp_path: Path) -> Page:
 def test_every_file_becomes_a_section_that_says_how_to_reproduce_it(full: Page, tmp_path: Path) -> None:
     sections = [attributes.get("id") for tag, attributes in full.tags if tag == "section"]
     routed = ["routing", "routing-mixes", "routing-real"]
-    files = [*routed, "offload-images", "offload", "offload-real", "overhead", "overhead-latency", "place", "store"]
-    assert sections == ["facts", *files]
+    files = [*routed, "offload-images", "offload", "offload-real", "overhead", "overhead-latency", "place"]
+    assert sections == ["facts", *files, "fleet-grid", "store"]
     for name in ("routing", "offload", "overhead", "place", "store"):
         assert f"Reproduce it with python -m bench.{name} --as-it-was" in full.words
     facts = "processor Some CPU, cores 2, python 3.11.7"
@@ -177,6 +193,9 @@ def test_a_plot_tells_those_who_do_not_see_it_what_it_shows(full: Page) -> None:
     assert "sglang-router 119, kvgate 332" in told
     assert "KVGate 90%, KVGate x2 88%, KVGate, round_robin 50%, oracle 95%" in told
     assert "8 replicas, known: 10 keys 60, 40 keys 111" in told
+    assert (
+        "Redis, ms for a request, by gateways. 8 replicas: 1: 0.20, 50: 0.20; 1000 replicas: 1: 0.30, 50: 0.30." in told
+    )
 
 
 def test_an_invalid_run_is_marked_and_counts_nowhere(full: Page) -> None:
@@ -258,3 +277,11 @@ def test_results_in_the_repository_make_a_page(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["bench.report", "--results", str(results), "--out", str(out)])
     main()
     assert "CPU per request against the peers" in out.read_text()
+
+
+def test_the_plot_of_growth_is_a_file_for_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, **{"fleet-grid": GROWTH})
+    results, drawn = str(tmp_path / "fleet-grid.json"), tmp_path / "growth.svg"
+    monkeypatch.setattr(sys, "argv", ["growth", "--results", results, "--out", str(drawn)])
+    growth.main()
+    assert "1000 replicas" in drawn.read_text()
