@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, StrMethodFormatter
 from pydantic import BaseModel, TypeAdapter
 
 from bench.report.figures import figure, save, style
@@ -92,13 +94,19 @@ def _drawn(rows: Sequence[GrowthRow]) -> tuple[Figure, str]:
 
 def _panel(axes: Axes, rows: Sequence[GrowthRow], title: str, unit: str, value: Callable[[GrowthRow], float]) -> str:
     told = []
-    for colour, workers in zip(_COLOURS, sorted({row.workers for row in rows}), strict=False):
-        points = sorted((row.gateways, value(row)) for row in rows if row.workers == workers)
-        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=f"{workers} replicas")
-        told.append(f"{workers} replicas: {', '.join(f'{gateways}: {found:.2f}' for gateways, found in points)}")
-    axes.set(xlabel="gateways", ylabel=unit, title=title, ylim=(0, None))
-    axes.set_xticks(sorted({row.gateways for row in rows}))
-    return f"{title}, {unit}, by gateways. {'; '.join(told)}."
+    for colour, gateways in zip(cycle(_COLOURS), sorted({row.gateways for row in rows}), strict=False):
+        points = sorted((row.workers, value(row)) for row in rows if row.gateways == gateways)
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=_count(gateways, "gateway"))
+        told.append(f"{_count(gateways, 'gateway')}: {', '.join(f'{x}: {found:.2f}' for x, found in points)}")
+    axes.set(xlabel="replicas", ylabel=unit, title=title, xscale="log", ylim=(0, None))
+    axes.set_xticks(sorted({row.workers for row in rows}), minor=False)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    return f"{title}, {unit}, by replicas. {'; '.join(told)}."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def main() -> None:

@@ -94,6 +94,17 @@ while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
   start = start + 1
 end
 
+-- The tokens that each candidate most likely holds. Who owns the chain up to the last answer has most likely made this
+-- answer: no key tells, because keys are made of prompts.
+local function with_answer(matched, names, depth)
+  local likely = {}
+  for i = 1, #names do
+    local deep = depth[names[i]] or 0
+    likely[i] = deep >= answered and deep < answer_end and tokens_at(answer_end) or matched[i]
+  end
+  return likely
+end
+
 -- What the candidates cost: the fleet as in costs, the most keys that any of them has matched, what LMCache has stored,
 -- and the hits of the prefix, as its most used owner counts them.
 local function weigh(names, depth, held)
@@ -106,14 +117,8 @@ local function weigh(names, depth, held)
     end
   end
   fleet.matched, fleet.held_tokens = matched, tokens_at(best)
+  fleet.likely = answered > 0 and with_answer(matched, names, depth) or matched
   local stored_keys, stored_tokens = weigh_tiers(fleet, held, count, has_tiers)
-  -- Who owns the chain up to the last answer has most likely made this answer: no key tells, because keys are made of
-  -- prompts.
-  for i = 1, answered > 0 and fleet.count or 0 do
-    if depth[names[i]] == answered then
-      fleet.credit[i] = fleet.credit[i] + tokens_at(answer_end) - tokens_at(answered)
-    end
-  end
   local hits = 0
   for replica, record in pairs(held) do
     if best > 0 and depth[replica] == best then
@@ -143,7 +148,9 @@ if orders and deepest > start and not has_tiers then
     fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
     limit = guard_limit(fleet)
     chosen = choose(fleet, limit)
-    if limit == math.huge or fleet.cost[chosen] > least_cost_elsewhere(fleet, tokens_at(others_reach), hits) then
+    local has_answer = answered > 0 and answered <= others_reach
+    local reach = math.max(tokens_at(others_reach), has_answer and tokens_at(answer_end) or 0)
+    if limit == math.huge or fleet.cost[chosen] > least_cost_elsewhere(fleet, reach, hits) then
       chosen = nil
     end
   end

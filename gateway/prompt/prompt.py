@@ -54,7 +54,7 @@ class Prompt:
     """Whether the body was edited (a media uuid was set or dropped) and must be serialised again."""
     answer: tuple[int, int] = (0, 0)
     """The last answer in a conversation: how many keys come before it, and how many up to its end; zeros if there is no
-    answer, or no key before it."""
+    answer, or no key before it: because nothing was asked, or 15 or more messages follow."""
     image_ids: tuple[str, ...] = ()
     """The uuids that the gateway gave to images, in prompt order. The engine's events name images by them."""
 

@@ -97,7 +97,7 @@ class PromptWriter:
         """Start a message of `role`, and return the role. `param` names it in errors."""
         if not isinstance(role, str):
             raise bad_field(param, "must be a string")
-        self._answered = self.stream.key_here() if role == "assistant" else ""
+        self._answered = (self._answered or self.stream.key_here()) if role == "assistant" else ""
         known = _ROLE_FRAMES.get(role)
         self.stream.framed(known or frame(tags.MESSAGE, utf8(role, param)))
         self._samples = role not in _SYSTEM_ROLES and not self._sample

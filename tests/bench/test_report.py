@@ -194,7 +194,8 @@ def test_a_plot_tells_those_who_do_not_see_it_what_it_shows(full: Page) -> None:
     assert "KVGate 90%, KVGate x2 88%, KVGate, round_robin 50%, oracle 95%" in told
     assert "8 replicas, known: 10 keys 60, 40 keys 111" in told
     assert (
-        "Redis, ms for a request, by gateways. 8 replicas: 1: 0.20, 50: 0.20; 1000 replicas: 1: 0.30, 50: 0.30." in told
+        "Redis, ms for a request, by replicas. 1 gateway: 8: 0.20, 1000: 0.30; 50 gateways: 8: 0.20, 1000: 0.30."
+        in told
     )
 
 
@@ -284,4 +285,4 @@ def test_the_plot_of_growth_is_a_file_for_the_documentation(tmp_path: Path, monk
     results, drawn = str(tmp_path / "fleet-grid.json"), tmp_path / "growth.svg"
     monkeypatch.setattr(sys, "argv", ["growth", "--results", results, "--out", str(drawn)])
     growth.main()
-    assert "1000 replicas" in drawn.read_text()
+    assert "50 gateways" in drawn.read_text()

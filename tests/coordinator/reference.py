@@ -55,7 +55,7 @@ class Prompt:
     def credit_tokens(self, replica: str) -> int:
         """With the last answer, for those who own the chain up to it."""
         before, end = self.answer
-        is_answered = before > 0 and self.depth.get(replica, 0) == before
+        is_answered = 0 < before <= self.depth.get(replica, 0) < end
         return self.tokens[end - 1] if is_answered else self.matched_tokens(replica)
 
     def request(self, serving: Subset, seed: int, knobs: PolicyKnobs) -> PlaceRequest:
@@ -158,7 +158,7 @@ class Stage:
             keys, tokens, tokens[-1] + dice.choice([0, 50]), dice.choice([0, 0, 8, 80]), self._depths(length)
         )
         prompt.tried = tried
-        before = max(prompt.depth.values(), default=0)
+        before = dice.choice(sorted(prompt.depth.values()) or [0])
         if 0 < before < length and dice.random() < 0.5:
             prompt.answer = before, dice.randint(before + 1, length)
         for index, key in enumerate(keys):

@@ -14,7 +14,19 @@ from coordinator.scripts import BreakerKnobs, PolicyKnobs
 from coordinator.subset import Subset
 from gateway.settings.policies import POLICIES
 from tests.coordinator.reference import STATES, Stage, below_the_guard, costs
-from tests.coordinator.stage import KEYS, chain, drained, hash_of, joined, now_ms, place, register, replica
+from tests.coordinator.stage import (
+    KEYS,
+    chain,
+    drained,
+    hash_of,
+    joined,
+    now_ms,
+    own,
+    place,
+    register,
+    replica,
+    request,
+)
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 
@@ -267,3 +279,14 @@ async def test_many_subsets_make_a_heartbeat_no_longer(many: Pool, client: redis
     stats = await client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] <= 9
     assert stats["cmdstat_zadd"]["calls"] <= 8 * MANY * 4
+
+
+async def test_who_made_the_last_answer_is_found_beside_a_busy_owner_of_more(many: Pool, client: redis.Redis) -> None:
+    """As when an answer is asked for again: r0 holds the whole prompt, r1 made the answer in it."""
+    keys = chain("system", "question", "answer", "next question")
+    for name, depth in (("r0", 4), ("r1", 2)):
+        for key in keys[:depth]:
+            await own(client, key, name)
+    await client.hset(KEYS.backlog_tokens, "r0", 20_000)
+    asked = request("a", keys, tokens=[1000, 1010, 9000, 9020], prompt_tokens=9020, answer=(2, 3))
+    assert json.loads(await many.explain(asked) or b"")["replica"] == "r1"

@@ -144,6 +144,18 @@ async def test_a_follow_up_stays_where_the_answer_before_it_was_made(pool: Pool,
     assert chosen == ["r0", "r1"]
 
 
+async def test_an_answer_that_the_map_knows_in_part_counts_as_a_whole(pool: Pool, client: redis.Redis) -> None:
+    """As after a prefilled answer: who holds its beginning has made the rest."""
+    await register(pool, 2)
+    keys = chain(*range(6))
+    for name, depth in (("r0", 4), ("r1", 2)):
+        for key in keys[:depth]:
+            await own(client, key, name)
+    asked = request("a", keys, tokens=[1000, 1010, 1270, 4000, 9000, 9020], prompt_tokens=9020, answer=(2, 5))
+    told = json.loads(await pool.explain(asked) or b"")["replicas"]
+    assert {one["replica"]: one["credit_tokens"] for one in told} == {"r0": 9000, "r1": 9000}
+
+
 async def test_a_shallower_owner_is_a_partial_hit(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 2)
     keys = chain(*range(10))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, calls_of, chain, drained, hash_of, joined, numbers, place, register, replica
+from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 
@@ -110,3 +113,34 @@ async def test_what_ends_in_one_turn_is_settled_in_one_call(pool: Pool, client: 
     await drained(pool)
     assert (await calls_of(client))["evalsha"] == 1
     assert await numbers(client, KEYS.active) == {}
+
+
+async def test_first_tokens_wait_for_company_and_an_end_takes_them_along_at_once(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    for i in range(3):
+        await place(pool, f"id{i}", chain(i))
+    await drained(pool)
+    await client.config_resetstat()
+    for i in range(2):
+        pool.first_token(f"id{i}")
+        await asyncio.sleep(0)
+    assert len(pool._settled) == 2, "they wait"
+    pool.done("id2")
+    await asyncio.sleep(0)
+    assert not pool._settled, "they have left"
+    await drained(pool)
+    assert (await calls_of(client))["evalsha"] == 1
+    assert await numbers(client, KEYS.backlog_tokens) == {}
+
+
+async def test_a_first_token_alone_is_settled_too(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(1))
+    pool.first_token("a")
+
+    async def is_settled() -> bool:
+        return await numbers(client, KEYS.backlog_tokens) == {}
+
+    await eventually(is_settled)

@@ -77,6 +77,14 @@ async def test_who_holds_the_beginning_loads_the_rest(pool: Pool, client: redis.
     assert (placed.replica, placed.why, placed.matched_tokens, placed.stored_tokens) == ("r1", "hit", 400, 800)
 
 
+async def test_an_answer_that_can_be_loaded_counts_once(pool: Pool, client: redis.Redis, keys: list[str]) -> None:
+    for key in keys[:2]:
+        await own(client, key, "r1")
+    found = await by_replica(pool, request("x", keys, answer=(2, 6)))
+    assert found["r1"]["credit_tokens"] == 600 + 180, "200 tokens and the answer's 400; 0.9 of the last 200"
+    assert found["r0"]["credit_tokens"] == 720
+
+
 async def test_what_another_replica_holds_is_passed_over_unless_it_can_be_loaded(
     pool: Pool, client: redis.Redis, keys: list[str]
 ) -> None:

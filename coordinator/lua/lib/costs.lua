@@ -1,7 +1,7 @@
 -- What candidates cost. `fleet` holds parallel arrays over the candidates: name, active, backlog, owned, capacity,
--- occupied, matched (tokens) and credit (what the matched tokens are worth on their medium, plus what can be loaded
--- beyond them); and three numbers: count, held_tokens (the most that any candidate has matched) and mean_active (of the
--- good replicas of the subset).
+-- occupied, matched (tokens), likely (the same with the last answer, where it was most likely made) and credit (what
+-- likely tokens are worth on their medium, plus what can be loaded beyond them). It also has three numbers: count,
+-- held_tokens (the most that any candidate has matched) and mean_active (of the good replicas of the subset).
 
 -- A replica with max(min_slack_requests, load_factor * mean) active requests or more is not chosen while another one has
 -- fewer.
@@ -87,7 +87,8 @@ local function prefix_costs(fleet, hits)
   fleet.cost, fleet.terms, fleet.best_tokens = cost, terms, best_tokens
 end
 
--- The least that a replica can cost that is none of the candidates, if it holds no more than `reach_tokens`.
+-- The least that a replica can cost that is none of the candidates, if it most likely holds no more than `reach_tokens`.
 local function least_cost_elsewhere(fleet, reach_tokens, hits)
-  return CHARGED_WEIGHT * (prompt_tokens - fleet.best_tokens + (fleet.best_tokens - reach_tokens) / (1 + hits))
+  local best = math.max(fleet.best_tokens, reach_tokens)
+  return CHARGED_WEIGHT * (prompt_tokens - best + (best - reach_tokens) / (1 + hits))
 end

@@ -43,11 +43,11 @@ local function stored_prefix(count)
   return known[there][1], known[there][2]
 end
 
--- Says what each candidate's cache is worth to the prompt: what it has matched, on the medium that holds it, plus what
--- it can load beyond that. Sets fleet.credit, cpu_credit and store_credit. Returns how many keys and tokens LMCache has
+-- Says what each candidate's cache is worth to the prompt: what it most likely holds, on the medium that holds it, plus
+-- what it can load beyond that. Sets fleet.credit, cpu_credit and store_credit. Returns how many keys and tokens LMCache has
 -- in Redis.
 local function weigh_tiers(fleet, held, count, has_tiers)
-  local names, matched, credit, cpu_credits, store_credits = fleet.name, fleet.matched, {}, {}, {}
+  local names, likely, credit, cpu_credits, store_credits = fleet.name, fleet.likely, {}, {}, {}
   local tiers = has_tiers and redis.pcall('HMGET', tiers_key, unpack(names)) or {}
   local measured, is_stored, stored_keys, stored_tokens = store_credit, false, 0, 0
   local is_measured = false
@@ -62,20 +62,20 @@ local function weigh_tiers(fleet, held, count, has_tiers)
       end
     end
   end
-  if is_stored and count > 0 and prompt_tokens - math.min(unpack(matched)) >= MIN_STORED_TOKENS then
+  if is_stored and count > 0 and prompt_tokens - math.min(unpack(fleet.matched)) >= MIN_STORED_TOKENS then
     stored_keys, stored_tokens = stored_prefix(count)
   end
   for i = 1, fleet.count do
     local record = held[names[i]]
-    credit[i] = matched[i]
+    credit[i] = likely[i]
     if store_credits[i] == '?' then
       store_credits[i] = measured
     end
     if record and string.match(record, '^%S+ %S+ (%S+)') == 'cpu' then
-      credit[i] = matched[i] * cpu_credits[i]
+      credit[i] = likely[i] * cpu_credits[i]
     end
-    if stored_tokens > matched[i] then
-      credit[i] = credit[i] + (stored_tokens - matched[i]) * store_credits[i]
+    if stored_tokens > likely[i] then
+      credit[i] = credit[i] + (stored_tokens - likely[i]) * store_credits[i]
     end
   end
   fleet.credit, fleet.cpu_credit, fleet.store_credit = credit, cpu_credits, store_credits

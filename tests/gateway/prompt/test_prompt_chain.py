@@ -66,6 +66,8 @@ def test_a_prompt_tells_where_its_last_answer_begins_and_ends() -> None:
         assert prompt.keys[before - 1] == earlier.keys[-1], "the answer follows the prompt that it answers"
         assert prompt.keys[end - 1] == prompt.keys[-2], "and the next message follows the answer"
     assert read(chat(*turns[1:3])).answer == (0, 0), "nothing was asked before the answer"
+    in_two = read(chat(*turns[:2], turns[3], user("e")))
+    assert in_two.answer == (1, len(in_two.keys) - 1), "several messages in a row are one answer"
 
 
 def test_a_chain_too_long_for_all_keys_still_tells_where_its_last_answer_is() -> None:
