@@ -36,7 +36,7 @@ class Answer:
     def read(self, streams: bool) -> tuple[str, dict[str, Any]]:
         """The answer's text and its usage. Raises NoAnswer."""
         if self.status != 200:
-            raise NoAnswer(f"status {self.status}")
+            raise NoAnswer(f"status {self.status} {_code_of(self.body)}".rstrip())
         try:
             if not streams:
                 document = orjson.loads(self.body)
@@ -57,6 +57,14 @@ def _joined(body: bytearray) -> tuple[str, dict[str, Any]]:
     if not usage or not body.endswith(b"data: [DONE]\n\n"):
         raise NoAnswer("incomplete")
     return "".join(said), usage
+
+
+def _code_of(body: bytes | bytearray) -> str:
+    """The code of an error in OpenAI's form; empty if it has none."""
+    try:
+        return str(orjson.loads(body)["error"]["code"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ""
 
 
 class _Connection(asyncio.Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.embedded import embedded_redis
 from bench.fleet.endpoints import NAMESPACE, SERVICE, TOKEN
-from bench.fleet.gateways import running_gateways
+from bench.fleet.gateways import NotReady, running_gateways
 from bench.fleet.parts import GATEWAYS, REPLICAS, Meter
 from bench.fleet.replicas import LightReplicas, light_replicas
 from bench.fleet.settings import LightSettings
@@ -28,6 +28,8 @@ _CONFIG: dict[str, Any] = {
     "timeouts": {"first_byte_s": 3600, "idle_s": 3600, "request_s": 7200, "grace_s": 2.5},
 }
 """What gateways are configured with, beside their replicas and Redis."""
+_FILES_PER_WORKER = 4
+"""The open files of a worker without gateways: its sockets, its agent's connection, and a client's."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def stage(
     """A fleet of this size with empty caches. `system` is a policy of KVGate, or a peer's router, of which `gateways`
     run without knowing of each other. Only KVGate's workers have agents. Gateways that discover have only r0 in their
     configuration, and follow `fleet.publish`."""
-    _raise_open_files()
+    _raise_open_files(workers, gateways)
     is_kvgate = gateways > 0 and system not in PEERS
     with (
         embedded_redis() as redis_url,
@@ -85,7 +87,11 @@ def _discovery(fleet: LightReplicas, account: Path) -> dict[str, Any]:
     }
 
 
-def _raise_open_files() -> None:
-    """Let this process and its children have as many connections as the system allows."""
+def _raise_open_files(workers: int, gateways: int) -> None:
+    """Let this process and its children have as many connections as the system allows. Raises NotReady if these are too
+    few: all workers are in one process, and each gateway keeps a connection to each of them."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    needed = workers * (gateways + _FILES_PER_WORKER)
+    if needed > most:
+        raise NotReady(f"the workers need {needed} open files, and this machine allows {most} (ulimit -Hn)")
