@@ -215,7 +215,9 @@ class PromptWriter:
     def _answer_in(self, keys: list[str]) -> tuple[int, int]:
         """The last answer, as Prompt has it. `finish` may have dropped its keys."""
         before, end = self._answer
-        return (keys.index(before) + 1, keys.index(end) + 1) if before in keys else (0, 0)
+        if not before or before not in keys:  # most first prompts have no answer: nothing is searched
+            return 0, 0
+        return keys.index(before) + 1, keys.index(end) + 1
 
     def _take_sample(self, data: bytes) -> None:
         self._sample += data[: _SAMPLE_BYTES - len(self._sample)]
