@@ -105,19 +105,22 @@ class _Gateway:
             reservation, chain, TOKENS, TOKENS[-1], PolicyKnobs(), seed, serving=self._subset, shape=SHAPE
         )
 
-    async def serve(self) -> None:
-        """One request. Its answer comes later."""
+    async def serve(self) -> bool:
+        """One request, whose answer comes later. Returns whether the store placed it."""
         number, request = self._next()
         began_s = time.perf_counter()
         try:
             placement = await self._pool.place(request)
             assert placement is not None
+            is_placed = True
             self._store.note(POOL, None)
         except StoreError as error:
+            is_placed = False
             self._store.note(POOL, error)
             self._pool.adopt(self._fall_back(request, number))
         self.trips_ms.append((time.perf_counter() - began_s) * 1e3)
         self._answer_later(request)
+        return is_placed
 
     async def serve_without_store(self) -> None:
         """The same, but the store never hears of it."""
@@ -184,8 +187,8 @@ async def _place_all_the_time(
         async def client() -> None:
             nonlocal placed
             while (now_s := time.monotonic()) < begin_s + seconds:
-                await gateway.serve()
-                placed += now_s >= begin_s
+                is_placed = await gateway.serve()
+                placed += is_placed and now_s >= begin_s
 
         async with asyncio.TaskGroup() as clients:
             for _ in range(_AT_ONCE // gateways):
@@ -194,7 +197,7 @@ async def _place_all_the_time(
     return {"placed": float(placed)}
 
 
-async def _ask_at_rate(serve: Callable[[], Coroutine[Any, Any, None]], per_s: float, seconds: float) -> None:
+async def _ask_at_rate(serve: Callable[[], Coroutine[Any, Any, object]], per_s: float, seconds: float) -> None:
     """Requests that come at a rate, whether earlier ones are placed or not."""
     began_s, sent = time.monotonic(), 0
     async with asyncio.TaskGroup() as requests:
