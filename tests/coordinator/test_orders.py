@@ -290,3 +290,21 @@ async def test_who_made_the_last_answer_is_found_beside_a_busy_owner_of_more(man
     await client.hset(KEYS.backlog_tokens, "r0", 20_000)
     asked = request("a", keys, tokens=[1000, 1010, 9000, 9020], prompt_tokens=9020, answer=(2, 3))
     assert json.loads(await many.explain(asked) or b"")["replica"] == "r1"
+
+
+async def test_where_the_least_loaded_owner_has_too_many_requests_another_owner_is_found(
+    many: Pool, client: redis.Redis
+) -> None:
+    keys = chain("document", *range(5))
+    owners = [f"r{number}" for number in range(6)]
+    for name in owners:
+        for key in keys:
+            await own(client, key, name)
+    others = [name for name in many.records if name not in owners]
+    await client.hset(KEYS.active, mapping=dict.fromkeys(others, 1) | dict.fromkeys(owners, 2) | {"r0": 12})
+    backlog_tokens = dict.fromkeys(others, 2000) | dict.fromkeys(owners, 3000) | {"r0": 0}
+    await client.hset(KEYS.backlog_tokens, mapping=backlog_tokens)
+    await client.hset(KEYS.owned_tokens, mapping=dict.fromkeys(owners, 50_000))
+    await many.subsets.keep()
+    asked = request("a", keys, tokens=[4000 * (at + 1) for at in range(len(keys))], prompt_tokens=24_000)
+    assert json.loads(await many.explain(asked) or b"")["why"] == "hit"

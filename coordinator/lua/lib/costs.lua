@@ -3,13 +3,15 @@
 -- likely tokens are worth on their medium, plus what can be loaded beyond them). It also has three numbers: count,
 -- held_tokens (the most that any candidate has matched) and mean_active (of the good replicas of the subset).
 
--- A replica with max(min_slack_requests, load_factor * mean) active requests or more is not chosen while another one has
--- fewer.
+-- A replica with this many active requests or more is not chosen while another one has fewer.
+local function most_active(mean_active)
+  local limit = math.max(min_slack_requests, load_factor * mean_active)
+  return max_active_requests > 0 and math.min(limit, max_active_requests) or limit
+end
+
+-- The limit for these candidates; none if all of them are above it.
 local function guard_limit(fleet)
-  local limit = math.max(min_slack_requests, load_factor * fleet.mean_active)
-  if max_active_requests > 0 then
-    limit = math.min(limit, max_active_requests)
-  end
+  local limit = most_active(fleet.mean_active)
   for i = 1, fleet.count do
     if fleet.active[i] < limit then
       return limit

@@ -133,17 +133,19 @@ local function orders_of(subset, base)
   -- dozen owners, the order tells the best. If there are more, the first replicas of the order are asked about: the more
   -- owners there are, the fewer of these are needed until one is an owner. If that is not enough, a sample is.
   -- There is no need if one of the candidates named first, which are the least loaded of all, is among the owners in
-  -- `fields` (as HGETALL gives them), or is known to own a deeper key.
+  -- `fields` (as HGETALL gives them), or is known to own a deeper key, and the load guard allows it.
   function orders.more_owners(key, count, fields, depth)
     if is_desperate then
       return {}
     end
+    local are_owners = {}
+    for j = 1, #fields, 2 do
+      are_owners[fields[j]] = true
+    end
     for i = 1, #least_loaded do
-      if depth[least_loaded[i]] then
-        return {}
-      end
-      for j = 1, #fields, 2 do
-        if fields[j] == least_loaded[i] then
+      local replica = least_loaded[i]
+      if depth[replica] or are_owners[replica] then
+        if sum_of(field_of(active_key, replica)) < most_active(orders.mean_active()) then
           return {}
         end
       end
