@@ -89,7 +89,6 @@ class Bench:
         self._script = load("place", allow_oom)
         self._settle = load("settle", allow_oom)
         self._subset = Subset.of(pool.records)
-        pool.subsets.use(self._subset, PolicyKnobs().probe_ms)
         self._placed = 0
         self.why: Counter[str] = Counter()
         """Placements by reason."""
@@ -100,6 +99,7 @@ class Bench:
         reservation = f"{GATEWAY}-{self._placed}"
         tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
         request = PlaceRequest(reservation, keys, tokens, tokens[-1], PolicyKnobs(), self._placed, serving=self._subset)
+        self._pool.subsets.use(self._subset, request.knobs.probe_ms)  # the first one makes the orders
         operands = request.operands(self._script, self._pool.keys, GATEWAY, 1, explain=False)
         started = time.perf_counter()
         reply = await self._wire.run(self._script, operands)
@@ -111,14 +111,13 @@ class Bench:
         return took_us
 
     async def give_load(self) -> None:
-        """Gives each replica requests in flight, a backlog and a nearly full cache."""
+        """Gives each replica requests in flight, a backlog and a nearly full cache, before the first placement."""
         dice, keys, names = random.Random(1), self._pool.keys, list(self._pool.records)
         active = {name: int(dice.expovariate(1 / _REQUESTS)) for name in names}
         backlog = {name: sum(dice.choice((0, 0, 0, 200, 1000)) for _ in range(active[name])) for name in names}
         owned = {name: int(CAPACITY_TOKENS * dice.uniform(0.9, 1.0)) for name in names}
         for key, sums in ((keys.active, active), (keys.backlog_tokens, backlog), (keys.owned_tokens, owned)):
             await self._wire.send("HSET", key, *(each for pair in sums.items() for each in pair))
-        self._pool.subsets.use(self._subset, PolicyKnobs().probe_ms)
 
     async def chains(self, case: str, length: int) -> Callable[[], list[str]]:
         """Makes the chains of a case, whose owners are in the map."""

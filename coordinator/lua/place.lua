@@ -274,8 +274,8 @@ end
 local mode, report = '', 0
 local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
   field_of(agents_key, replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
-local applied_until = string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
 local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
+local applied_until = is_followed and string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
 if is_followed and tonumber(applied_until or 0) >= now then
   mode = agent_mode
   if may_report and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then

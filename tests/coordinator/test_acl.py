@@ -109,8 +109,10 @@ async def is_exact(pool: Pool, name: str) -> bool:
 
 
 async def live_among_many(pool: Pool) -> None:
-    """Places in a fleet that has orders. Busy replicas own the prompt of the last request, and idle ones do not."""
-    await register(pool, 100)
+    """Places in a fleet that has orders. Busy replicas own the prompt of the last requests, and idle ones do not. One
+    prompt is too large for every cache."""
+    await register(pool, 100, capacity_tokens=250)
+    await place(pool, "large", [], prompt_tokens=1000)
     for number in range(40):
         await place(pool, f"owner{number}", chain("many"), pinned=f"r{number}")
     for policy in POLICIES:

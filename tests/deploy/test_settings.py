@@ -157,6 +157,7 @@ def test_every_redis_takes_redis_conf_and_keeps_owners_records_compact(name: str
         redis.Redis.from_url(server.url, decode_responses=True) as client,
     ):
         assert set(client.config_get("hash-max-*-value").values()) == {"128"}
+        assert set(client.config_get("hash-max-*-entries").values()) == {"64"}
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "volatile-lru"}
 
 

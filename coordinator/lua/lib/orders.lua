@@ -7,22 +7,23 @@ local function orders_of(subset, base)
 
   local orders, is_tried = { count = 0 }, subset.is_tried
   local spare, is_named, least_loaded, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, false
+  local all_active
 
-  -- The first `count` members of an order: the lowest scores, or the highest ones in reverse. Redis lists equal scores by
-  -- name. So if all of these are equal, others from a random place among their equals are taken instead.
+  -- The first `count` members of an order and their scores: the lowest ones, or the highest ones in reverse. Redis lists
+  -- equal scores by name. So if all of these are equal, others from a random place among their equals are taken instead.
   function orders.first(order, count, is_reverse)
     local key, range, wanted = subset.key .. order, is_reverse and 'ZREVRANGE' or 'ZRANGE', count + spare
-    local names = redis.pcall(range, key, 0, wanted - 1)
-    if #names < wanted then
-      return names
+    local found = redis.pcall(range, key, 0, wanted - 1, 'WITHSCORES')
+    local names, scores = {}, {}
+    for i = 1, #found, 2 do
+      names[#names + 1], scores[#scores + 1] = found[i], found[i + 1]
     end
-    local scores = redis.call('ZMSCORE', key, names[1], names[wanted])
-    if scores[1] ~= scores[2] then
-      return names
+    if #names == wanted and scores[1] == scores[wanted] then
+      local equals = redis.call('ZCOUNT', key, scores[1], scores[1])
+      local first = math.random(0, equals - wanted)
+      names = first > 0 and redis.call(range, key, first, first + wanted - 1) or names
     end
-    local equals = redis.call('ZCOUNT', key, scores[1], scores[1])
-    local first = math.random(0, equals - wanted)
-    return first > 0 and redis.call(range, key, first, first + wanted - 1) or names
+    return names, scores
   end
 
   -- Random good members, no one twice.
@@ -41,28 +42,29 @@ local function orders_of(subset, base)
     return names
   end
 
-  -- Members that follow those `by_load` in the order of load and have room for the prompt in their cache. None if one
-  -- of those has room, or no cache has any. `most_free` has the most room.
-  function orders.with_room(by_load, most_free, count)
-    local order, found = subset.key .. ':free', {}
-    if #by_load == 0 then
-      return found
+  -- For how many tokens each has room in its cache; -1 for one that was tried or is in no order.
+  function orders.rooms(names)
+    local rooms = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':free', unpack(names)) or {}
+    local found = {}
+    for i = 1, #names do
+      found[i] = rooms[i] and not is_tried[names[i]] and tonumber(rooms[i]) or -1
     end
-    local most = tonumber(most_free and redis.call('ZSCORE', order, most_free) or 0)
-    if most == 0 then
-      return found
-    end
-    local needed = math.min(prompt_tokens, most)
-    local rooms = redis.call('ZMSCORE', order, unpack(by_load))
-    for i = 1, #by_load do
-      if rooms[i] and tonumber(rooms[i]) >= needed then
+    return found
+  end
+
+  -- Members that follow the first ones in the order of load and have room for the prompt in their cache, or as much as
+  -- any has. None if one of the first, whose `rooms` these are, has it, or no cache has any.
+  function orders.with_room(rooms, most, count)
+    local needed, found = math.min(prompt_tokens, most), {}
+    for i = 1, #rooms do
+      if rooms[i] >= needed then
         return found
       end
     end
-    local following = redis.call('ZRANGE', subset.key .. ':load', #by_load, #by_load + SEARCHED - 1)
-    rooms = #following > 0 and redis.call('ZMSCORE', order, unpack(following)) or {}
+    local following = #rooms > 0 and most > 0 and redis.call('ZRANGE', subset.key .. ':load', #rooms, #rooms + SEARCHED - 1) or found
+    rooms = orders.rooms(following)
     for i = 1, #following do
-      if #found < count and rooms[i] and tonumber(rooms[i]) >= needed then
+      if #found < count and rooms[i] >= needed then
         found[#found + 1] = following[i]
       end
     end
@@ -117,7 +119,7 @@ local function orders_of(subset, base)
       end
     end
     is_desperate = true
-    local good, broken, dead = classify(each_once({ orders.first(':out', LOOK_AT_ALL) }))
+    local good, broken, dead = classify(each_once({ (orders.first(':out', LOOK_AT_ALL)) }))
     if #good + #broken + #dead == 0 then -- the orders are lost
       return classify(each_once({ redis.pcall('ZRANDMEMBER', subset.key, NOMINATED_AGAIN) }))
     end
@@ -126,7 +128,8 @@ local function orders_of(subset, base)
 
   -- Requests in flight on a good replica, in the mean.
   function orders.mean_active()
-    return sum_of(field_of(base .. 'subset_active', subset.digest)) / math.max(1, orders.count)
+    all_active = all_active or sum_of(field_of(base .. 'subset_active', subset.digest))
+    return all_active / math.max(1, orders.count)
   end
 
   -- The least loaded of a key's many owners. Owners that are not good are in no order, so they are left out. Of a few

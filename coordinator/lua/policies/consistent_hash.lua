@@ -7,7 +7,7 @@ local function nominate(orders)
   for replica in string.gmatch(order, '%S+') do
     ordered[#ordered + 1] = replica
   end
-  return { ordered, orders.first(':in_flight', 2) }
+  return { ordered, (orders.first(':in_flight', 2)) }
 end
 
 local function choose(fleet, limit)

@@ -3,7 +3,7 @@
 local WEIGHS_CACHES = false
 
 local function nominate(orders)
-  return { orders.first(':in_flight', 2) }
+  return { (orders.first(':in_flight', 2)) }
 end
 
 local function choose(fleet)

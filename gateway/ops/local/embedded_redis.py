@@ -49,6 +49,7 @@ class RedisServer:
         # Redis keeps hashes compact while no value is longer than this, 64 bytes by default. An owner's record is a
         # little longer, and takes 30 % less memory in a compact hash. (Newer versions know this old name, too.)
         options["hash-max-ziplist-value"] = 128
+        options["hash-max-ziplist-entries"] = 64  # it searches a compact hash from its beginning
         options["notify-keyspace-events"] = "E$e"  # coordinator/watch listens to these
         return [str(self.path), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
 
