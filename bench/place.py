@@ -2,7 +2,8 @@
 
 For fleets of several sizes and chains of 10, 40 and 100 keys, it measures the script's own time (Redis' commandstats)
 and a client's round trip, one call at a time. Each placement is settled before the next. Replicas have three requests
-in flight in the mean, and nearly full caches.
+in flight in the mean, and nearly full caches. Three in ten are idle; a
+placement that finds one of these looks no further. With --least-requests N, each has N requests more.
 
 known    three replicas own the whole chain: another turn of a conversation
 shared   every replica owns the first half, as of a system prompt; the rest is new
@@ -110,10 +111,10 @@ class Bench:
         await self._wire.send("EVAL", self._settle.text, *done)  # counted apart from EVALSHA
         return took_us
 
-    async def give_load(self) -> None:
+    async def give_load(self, least_requests: int) -> None:
         """Gives each replica requests in flight, a backlog and a nearly full cache, before the first placement."""
         dice, keys, names = random.Random(1), self._pool.keys, list(self._pool.records)
-        active = {name: int(dice.expovariate(1 / _REQUESTS)) for name in names}
+        active = {name: least_requests + int(dice.expovariate(1 / _REQUESTS)) for name in names}
         backlog = {name: sum(dice.choice((0, 0, 0, 200, 1000)) for _ in range(active[name])) for name in names}
         owned = {name: int(CAPACITY_TOKENS * dice.uniform(0.9, 1.0)) for name in names}
         for key, sums in ((keys.active, active), (keys.backlog_tokens, backlog), (keys.owned_tokens, owned)):
@@ -169,21 +170,21 @@ class Case:
         return Row(**asdict(_times(self.samples)), replicas=self.replicas, keys=self.keys, case=self.name)
 
 
-async def run(url: str, fleets: Sequence[int], calls: int, rounds: int, console: Console) -> list[Row]:
+async def run(url: str, options: argparse.Namespace, console: Console) -> list[Row]:
     """Measures all cases, with one pool for each number of replicas. The cases take turns, so that changes of the
     machine's speed affect all of them alike."""
     async with AsyncExitStack() as stack:
         cases = []
-        for replicas in fleets:
+        for replicas in options.replicas:
             wire, pool, allow_oom = await open_pool(url, f"bench-{replicas}-{os.getpid()}", GATEWAY, replicas)
             stack.push_async_callback(wire.close)
             bench = Bench(wire, pool, allow_oom)
-            await bench.give_load()
+            await bench.give_load(options.least_requests)
             for keys, name in product((10, 40, 100), CASES):
                 cases.append(Case(bench, replicas, keys, name, await bench.chains(name, keys)))
         with Progress(console=console, transient=True) as progress:
-            for case in progress.track(cases * rounds, description="placing"):
-                case.samples.append(await case.bench.sample(case.chain, calls))
+            for case in progress.track(cases * options.rounds, description="placing"):
+                case.samples.append(await case.bench.sample(case.chain, options.calls))
         return [case.row() for case in cases]
 
 
@@ -217,17 +218,22 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     record.begin()
-    parser = argparse.ArgumentParser(prog="python -m bench.place", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.place", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replicas", type=counts, default="8,64,240,1000", help="default: %(default)s")
     parser.add_argument("--calls", type=count, default=50, help="placements of each case in a round (default: 50)")
     parser.add_argument("--rounds", type=count, default=15, help="rounds in which the cases take turns (default: 15)")
+    parser.add_argument(
+        "--least-requests", type=int, default=0, metavar="N", help="in flight on each replica (default: %(default)s)"
+    )
     parser.add_argument("--redis-url", help="measure on this Redis instead of an embedded one")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     console = Console()
     with nullcontext(options.redis_url) if options.redis_url else embedded_redis() as url:
         version = asyncio.run(redis_version(url))
-        rows = asyncio.run(run(url, options.replicas, options.calls, options.rounds, console))
+        rows = asyncio.run(run(url, options, console))
     console.print(table(rows))
     record.write(options.out, [asdict(row) for row in rows], {"redis": version})
 

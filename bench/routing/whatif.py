@@ -7,8 +7,9 @@ with `python -m bench.routing`, which runs the real system.
     python -m bench.routing.whatif --mixes chat,vqa --seeds 1-10 charged=2 charged=3,copy=8 request=0
     python -m bench.routing.whatif --replicas 8,64,240,1000 --seeds 1 candidates=on
 
-Each argument is a variant of the weights of coordinator/lua/lib/choose.lua. The first line shows the unchanged
-expression, over all replicas. With candidates=on, the router looks at a few replicas instead: see CANDIDATES.
+Each argument is a variant of the weights of coordinator/lua/lib/costs.lua. The first line shows the unchanged
+expression, over all replicas. With candidates=on, the router looks at a few replicas of a fleet of more than 16: see
+bench/routing/candidates.py.
 
 --replicas scales each mix to fleets of other sizes: sessions, contexts and concurrency grow alike, so each replica's
 load and working set stay the same. There each replica gets at most --requests requests, so that a run of 1 000 replicas
@@ -21,9 +22,8 @@ import argparse
 import asyncio
 import gc
 import random
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from statistics import mean, pstdev
@@ -34,6 +34,7 @@ from rich.table import Table
 from bench import tables
 from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
 from bench.options import count, counts, names
+from bench.routing.candidates import LOOK_AT_ALL, Candidates, Load
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.workloads import Session
@@ -75,36 +76,8 @@ class Variant:
     """Whether the router looks at candidates only, instead of all replicas."""
 
 
-@dataclass(frozen=True)
-class CandidateCounts:
-    """How many replicas a placement looks at. A replica may be among several of these."""
-
-    owners: int = 16
-    """Of the replicas that hold a prefix of the same length, chosen at random."""
-    least_active: int = 8
-    """Of the fewest requests in flight."""
-    least_work: int = 8
-    """Of the least backlog plus the weight of the requests in flight."""
-    most_room: int = 4
-    """Of the most free cache."""
-    random: int = 2
-
-
-CANDIDATES = CandidateCounts()
-
-
-@dataclass
-class Load:
-    """The load of one replica when a prompt is placed."""
-
-    active: int = 0
-    backlog_tokens: int = 0
-    owned_tokens: int = 0
-    matched_tokens: int = 0
-
-
 def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_tokens: int, hits: int) -> list[float]:
-    """Computes the same as coordinator/lua/lib/choose.lua, for replicas of one size."""
+    """Computes the same as coordinator/lua/lib/costs.lua, for replicas of one size."""
     best = max(load.matched_tokens for load in loads)
     per_request = weights.request + weights.fresh * (prompt_tokens - best)
     of_prompt: dict[int, tuple[float, float]] = {}
@@ -218,30 +191,6 @@ class WatchedCache(BlockCache):
             self._router.evicted(self._replica, block_hash, self.num_cached)
 
 
-class Order:
-    """The replicas in the order of a score. Only those whose score changes are moved."""
-
-    def __init__(self, score: Callable[[Load], float], loads: Sequence[Load]) -> None:
-        self._score = score
-        self._scores = [score(load) for load in loads]
-        self._sorted = sorted((score, replica) for replica, score in enumerate(self._scores))
-
-    def update(self, replica: int, load: Load) -> None:
-        before, now = self._scores[replica], self._score(load)
-        if now != before:
-            del self._sorted[bisect_left(self._sorted, (before, replica))]
-            insort(self._sorted, (now, replica))
-            self._scores[replica] = now
-
-    def first(self, count: int, rng: random.Random) -> list[int]:
-        """The replicas with the lowest scores. Equal ones are chosen at random."""
-        count = min(count, len(self._sorted))
-        last_score = self._sorted[count - 1][0]
-        lower = bisect_left(self._sorted, (last_score, -1))
-        equal = range(lower, bisect_right(self._sorted, (last_score, len(self._sorted))))
-        return [self._sorted[at][1] for at in (*range(lower), *rng.sample(equal, count - lower))]
-
-
 class Router:
     """What a router knows of all replicas, kept up to date with every change, and its choice."""
 
@@ -255,14 +204,7 @@ class Router:
         self._hits: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Hits by block and replica, as each owner's record counts them."""
         self._active = 0
-        request = variant.weights.request
-        self._orders = [
-            (Order(lambda load: load.active, self.loads), CANDIDATES.least_active),
-            (Order(lambda load: load.backlog_tokens + request * load.active, self.loads), CANDIDATES.least_work),
-            (Order(lambda load: load.owned_tokens, self.loads), CANDIDATES.most_room),
-        ]
-        self._changed: set[int] = set()
-        """The replicas whose place in the orders may have changed."""
+        self._candidates = Candidates(self.loads, capacity_tokens, rng)
 
     # -- what happens to replicas ------------------------------------------------------------------------------------
 
@@ -280,7 +222,7 @@ class Router:
 
     def _owns(self, replica: int, num_cached: int) -> None:
         self.loads[replica].owned_tokens = num_cached * BLOCK_TOKENS
-        self._changed.add(replica)
+        self._candidates.changed(replica)
 
     def placed(self, replica: int, hashes: Sequence[int], uncached_tokens: int) -> None:
         self._count(replica, 1, uncached_tokens)
@@ -305,14 +247,18 @@ class Router:
         self.loads[replica].active += active
         self.loads[replica].backlog_tokens += backlog_tokens
         self._active += active
-        self._changed.add(replica)
+        self._candidates.changed(replica)
 
     # -- the choice --------------------------------------------------------------------------------------------------
 
     def place(self, hashes: Sequence[int], prompt_tokens: int) -> tuple[int, int]:
         """The chosen replica, and the leading tokens that it holds."""
         depths = self._holders.depths(hashes)
-        seen = self._candidates(depths) if self._variant.candidates else range(len(self.loads))
+        limit = self._guard_limit()
+        seen: Sequence[int] = range(len(self.loads))
+        if self._variant.candidates and len(seen) > LOOK_AT_ALL:
+            new_tokens = prompt_tokens - (depths[0][0] * BLOCK_TOKENS if depths else 0)
+            seen = self._candidates.found(depths, prompt_tokens, new_tokens, limit)
         loads = [self.loads[replica] for replica in seen]
         self._match(seen, depths)
         hits = 0
@@ -321,7 +267,6 @@ class Router:
             counted = self._hits[hashes[best - 1]]
             hits = max((counted[replica] for replica in counted if replica in deepest), default=0)
         cost = costs(self._variant.weights, loads, self._capacity_tokens, prompt_tokens, hits)
-        limit = self._guard_limit()
         allowed = [at for at, load in enumerate(loads) if load.active < limit] or range(len(loads))
         least = min(cost[at] for at in allowed)
         equal = [at for at in allowed if cost[at] == least]
@@ -342,22 +287,6 @@ class Router:
         """The load guard allows replicas with fewer requests than this."""
         weights = self._variant.weights
         return max(weights.min_slack, weights.load_factor * self._active / len(self.loads))
-
-    def _candidates(self, depths: Sequence[tuple[int, set[int]]]) -> list[int]:
-        for replica in self._changed:
-            for order, _ in self._orders:
-                order.update(replica, self.loads[replica])
-        self._changed.clear()
-        found: set[int] = set()
-        deeper: set[int] = set()
-        for _, holders in depths:
-            here = sorted(holders - deeper)
-            found.update(self._rng.sample(here, min(len(here), CANDIDATES.owners)))
-            deeper = holders
-        for order, wanted in self._orders:
-            found.update(order.first(wanted, self._rng))
-        found.update(self._rng.sample(range(len(self.loads)), min(len(self.loads), CANDIDATES.random)))
-        return sorted(found)
 
     def _sample_hit(self, replica: int, hashes: Sequence[int], matched: int) -> None:
         if 0 < matched < len(hashes) and self._rng.random() < 1 / _HIT_SAMPLE:

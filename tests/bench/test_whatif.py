@@ -7,8 +7,9 @@ import random
 
 import pytest
 
+from bench.routing.candidates import Load, Order
 from bench.routing.mixes import MIXES, Mix, Workload
-from bench.routing.whatif import Holders, Load, Order, Variant, VirtualTimeLoop, Weights, run, variant
+from bench.routing.whatif import Holders, Variant, VirtualTimeLoop, Weights, run, variant
 from bench.workloads import about, text, user, words
 
 SMALL = Mix("small", "questions about six documents", 2, 8_000, 4, lambda seed: _documents(seed))

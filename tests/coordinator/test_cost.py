@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from bench.routing.whatif import Load, Weights, costs
+from bench.routing.candidates import Load
+from bench.routing.whatif import Weights, costs
 from coordinator.pool.pool import Pool
 from coordinator.scripts import PolicyKnobs
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, chain, own, register, request
