@@ -1,12 +1,12 @@
 """Measures the effect of each fault on clients, and the time until all is right again, for docs/faults.md.
 
-    python -m bench.faults [--gateways 2] [--only redis-killed,agent-frozen] [--again]
+    python -m bench.faults [--gateways 2] [--replicas 3] [--only redis-killed,agent-frozen] [--again]
 
 Each fault gets its own cluster of real processes: Redis, three simulated replicas with agents, and gateways. A load
 balancer that behaves well sends them 24 requests a second, half of them streamed. Results for the same code are kept
 (bench/results/faults.json), so a run continues where the last one ended. With 2 gateways all faults are measured, in
-half an hour. With more, only the faults of gateways and of Redis and the rolling restart. Use a machine that does
-nothing else.
+half an hour. With more, only the faults of gateways and of Redis and the rolling restart. Of more than three replicas,
+the others are light ones in one process (bench/fleet/replicas.py). Use a machine that does nothing else.
 
 Goals: no request fails that could have been saved. No answer is more than 5 s late, unless its replica or gateway was
 struck while it handled the request. Decisions are exact again within 5 s (gateways, agents, coordinators, links) or 2 s
@@ -32,6 +32,7 @@ from bench.faults import results
 from bench.faults.measure import NotWhole, measure
 from bench.faults.page import PAGE, write
 from bench.faults.row import Row
+from bench.faults.stage import REPLICAS
 from bench.faults.table import FAULTS, measured_with
 from bench.machine import machine
 from bench.options import count, names
@@ -40,9 +41,10 @@ from gateway import __version__
 from gateway.ops.local.errors import ClusterError
 
 
-def measured(name: str, gateways: int, code: str) -> Row:
+def measured(name: str, size: tuple[int, int], code: str) -> Row:
     """Measures one fault on its own cluster. If the cluster does not start, the row holds the reason."""
-    row = Row(name, gateways, code, machine()["commit"])
+    gateways, replicas = size
+    row = Row(name, gateways, code, machine()["commit"], replicas)
     try:
         with tempfile.TemporaryDirectory(prefix="kvgate-faults-") as folder:
             return asyncio.run(measure(FAULTS[name], row, Path(folder)))
@@ -50,13 +52,13 @@ def measured(name: str, gateways: int, code: str) -> Row:
         return replace(row, skipped=f"{type(error).__name__}: {error}")
 
 
-def run(wanted: list[str], gateways: int, code: str, found: record.Found[Row]) -> None:
+def run(wanted: list[str], size: tuple[int, int], code: str, found: record.Found[Row]) -> None:
     """Measures the faults one after another. Saves the results after each."""
     with record.progress(found.console) as progress:
         task = progress.add_task("", total=len(wanted))
         for name in wanted:
             progress.update(task, description=name)
-            row = measured(name, gateways, code)
+            row = measured(name, size, code)
             results.put(found.rows, row, list(FAULTS))
             found.save()
             met = f"left out: {row.skipped}" if row.skipped else "; ".join(row.missed) or "met"
@@ -81,6 +83,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--gateways", type=count, default=2, metavar="N", help="two or more (default: 2)")
+    parser.add_argument("--replicas", type=count, default=3, metavar="N", help="three or more (default: 3)")
     parser.add_argument(
         "--only", type=names(FAULTS), default=[], metavar="NAME,…", help="faults to measure (default: all)"
     )
@@ -92,6 +95,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.gateways < 2:
         parser.error("--gateways: a fault of one gateway needs another that serves on")
+    if options.replicas < len(REPLICAS):
+        parser.error(f"--replicas: at least {len(REPLICAS)}")
     return options
 
 
@@ -100,13 +105,13 @@ def main() -> None:
     options, console = _options(), Console()
     code = results.code()
     found = record.Found[Row]({"kvgate": __version__}, options.out, console, results.read(options.out))
-    wanted = options.only or measured_with(options.gateways)
-    left = results.to_measure(wanted, options.gateways, code, found.rows, options.again)
+    wanted, size = options.only or measured_with(options.gateways), (options.gateways, options.replicas)
+    left = results.to_measure(wanted, size, code, found.rows, options.again)
     if len(left) < len(wanted):
         console.print(f"{len(wanted) - len(left)} of {len(wanted)} were measured of this code before")
-    run(left, options.gateways, code, found)
+    run(left, size, code, found)
     write(options.out, options.page)
-    rows = [row for row in found.rows if row.gateways == options.gateways and row.fault in wanted]
+    rows = [row for row in found.rows if row.size == size and row.fault in wanted]
     console.print(_table(rows))
     missed = [row for row in rows if row.missed or row.skipped]
     for row in missed:

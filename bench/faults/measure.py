@@ -42,7 +42,7 @@ async def measure(fault: Fault, row: Row, folder: Path) -> Row:
     """`row` names the fault, the gateways and the code. Raises NotWhole, TimeoutError if a process does not start,
     OSError, and StoreError if the fault needs Redis and Redis does not answer."""
     idle = IdleShare()
-    async with running_stage(folder, row.gateways, fault.layout) as stage:
+    async with running_stage(folder, row.gateways, fault.layout, row.replicas) as stage:
         began_s = stage.now_s()
         load, tasks = Load(stage.http, stage.balancer), Tasks()
         sampler = ProblemSampler(stage, load)

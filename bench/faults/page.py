@@ -29,11 +29,12 @@ written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behav
 of a fault in logs and metrics in [operations.md](operations.md#what-you-see-of-each-fault).
 
 Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an
-agent each, and gateways with their default settings. A load balancer spreads {RATE_PER_S:g} requests a second on the
-gateways. Half of the requests are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers
-take {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready
-once a second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it has
-sent.
+agent each, and gateways with their default settings. Of 64 replicas, the other 61 and their agents share a process
+that no fault strikes; in the row of Redis' clock, they are left out. A load balancer spreads {RATE_PER_S:g} requests a
+second on the gateways. Half of the requests are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and
+answers take {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's
+/ready once a second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it
+has sent.
 
 ## What is counted
 
@@ -86,8 +87,8 @@ _LINE = "|---|---|---|---|---|---|---|---|---|---|"
 def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
     """The page in Markdown."""
     parts = [_HEAD]
-    for gateways, some in groupby(rows, key=lambda row: row.gateways):
-        parts.append(_section(gateways, list(some)))
+    for size, some in groupby(rows, key=lambda row: row.size):
+        parts.append(_section(size, list(some)))
     parts.append(_machine(rows, machine))
     return "\n".join(parts)
 
@@ -97,8 +98,9 @@ def write(file: Path, to: Path) -> None:
     to.write_text(page(results.read(file), orjson.loads(file.read_bytes())["machine"]))
 
 
-def _section(gateways: int, rows: Sequence[Row]) -> str:
-    lines = [f"## {gateways} gateways", "", _COLUMNS, _LINE, *map(line, rows), ""]
+def _section(size: tuple[int, int], rows: Sequence[Row]) -> str:
+    gateways, replicas = size
+    lines = [f"## {gateways} gateways, {replicas} replicas", "", _COLUMNS, _LINE, *map(line, rows), ""]
     missed = [row for row in rows if row.missed]
     measured = [row for row in rows if not row.skipped]
     lines += [f"{len(measured) - len(missed)} of {len(measured)} faults met all goals.", ""]

@@ -15,6 +15,7 @@ class Row:
     code: str
     """The digest of the code that was measured."""
     commit: str
+    replicas: int = 3
     skipped: str = ""
     requests: int = 0
     failed: int = 0
@@ -43,6 +44,11 @@ class Row:
     """The idle share of the machine's processors."""
     wall_s: float = 0.0
     missed: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Gateways and replicas."""
+        return self.gateways, self.replicas
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

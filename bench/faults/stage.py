@@ -1,7 +1,8 @@
 """A cluster for faults: Redis, three simulated replicas with agents, gateways, and coordinators if asked for.
 
-All are separate processes, started here so that each link can lead through a proxy. Only links that a fault strikes
-have a proxy, because a proxy takes core time that gateways could use.
+A larger fleet has light replicas beside these three (bench/fleet/replicas.py), with their agents in one process that no
+fault strikes. All others are separate processes, started here so that each link can lead through a proxy. Only links
+that a fault strikes have a proxy, because a proxy takes core time that gateways could use.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from bench.faults.program import Program, end_all
 from bench.faults.proxy import Proxy
 from bench.faults.redis import Line, Redis, Sentinels, until
 from bench.faults.verdicts import Strike
+from bench.fleet.replicas import light_replicas
+from bench.fleet.settings import LightSettings
 from coordinator.keys import PoolKeys
 from gateway.ops.local.ports import free_ports
 
@@ -52,7 +55,7 @@ class Layout:
 class Stage:
     """Gateways by number, replicas and agents by the replica's id. `strikes` says what was held, and until when."""
 
-    def __init__(self, folder: Path, gateways: int, layout: Layout) -> None:
+    def __init__(self, folder: Path, gateways: int, layout: Layout, replicas: int) -> None:
         self.layout = layout
         self.keys = PoolKeys(POOL)
         self.redis = Redis(folder)
@@ -60,6 +63,10 @@ class Stage:
         self.strikes: list[Strike] = []
         self.proxies: dict[str, Proxy] = {}
         self._folder = folder
+        self._num_light = 0 if layout.stepped_clock else replicas - len(REPLICAS)
+        self._light: dict[str, str] = {}
+        """The URLs of the light replicas, by id."""
+        self._light_process = ExitStack()
         ports = free_ports(gateways + len(REPLICAS))
         self._gateway_ports = ports[:gateways]
         self._replica_ports = dict(zip(REPLICAS, ports[gateways:], strict=True))
@@ -109,7 +116,7 @@ class Stage:
             return f"gateway {gateway} does not answer"
         if told["store"] != "up":
             return f"gateway {gateway} has no store"
-        missing = set(REPLICAS) - set(told["exact"])
+        missing = {*REPLICAS, *self._light} - set(told["exact"])
         return f"gateway {gateway} is not exact on {', '.join(sorted(missing))}" if missing else ""
 
     async def is_exact(self, gateway: int) -> bool:
@@ -142,6 +149,7 @@ class Stage:
             await self.until(lambda name=name: self.replica_answers(name), f"replica {name}")  # type: ignore[misc]
         served = await self._proxied("replica", self._replica_ports["r0"], lambda: {self.gateways[0].pid})
         self._name_agents(urls)
+        await self._start_light(urls(""))
         self._name_gateways(urls, served)
         for program in (*self.agents.values(), *self.coordinators, *self.gateways):
             program.start()
@@ -182,6 +190,13 @@ class Stage:
             options = ("--id", name, "--port", str(port), "--decode-s-per-token", str(DECODE_S))
             self.replicas[name] = self._program(name, "replica-sim", *options)
 
+    async def _start_light(self, redis_url: str) -> None:
+        """Their agents run when this returns. They may reach Redis through a proxy of this process."""
+        if self._num_light > 0:
+            settings = LightSettings(decode_s_per_token=DECODE_S)
+            started = light_replicas(self._num_light, settings, redis_url, first=len(REPLICAS))
+            self._light = (await asyncio.to_thread(self._light_process.enter_context, started)).urls
+
     def _name_agents(self, store: Callable[[str], str]) -> None:
         for name in REPLICAS:
             url = store("agent-store" if name == "r0" else "")
@@ -193,7 +208,8 @@ class Stage:
                 self.coordinators.append(self._program(name, "coordinator", "--redis-url", store("")))
 
     def _name_gateways(self, store: Callable[[str], str], r0_port: int) -> None:
-        replicas = [{"id": name, "url": self.replica_url(name)} for name in REPLICAS]
+        urls = {name: self.replica_url(name) for name in REPLICAS} | self._light
+        replicas = [{"id": name, "url": url} for name, url in urls.items()]
         replicas[0]["url"] = f"http://127.0.0.1:{r0_port}"
         for number, port in enumerate(self._gateway_ports):
             settings = SETTINGS | {
@@ -214,15 +230,16 @@ class Stage:
         for proxy in self.proxies.values():
             await proxy.close()
         await end_all([*self.gateways, *self.coordinators, *self.agents.values(), *self.replicas.values()])
+        self._light_process.close()
         await self.redis.close()
         if self.sentinels is not None:
             await self.sentinels.close()
 
 
 @asynccontextmanager
-async def running_stage(folder: Path, gateways: int, layout: Layout) -> AsyncIterator[Stage]:
+async def running_stage(folder: Path, gateways: int, layout: Layout, replicas: int) -> AsyncIterator[Stage]:
     """Yields when every gateway is ready and exact on every replica. Ends every process."""
-    stage = Stage(folder, gateways, layout)
+    stage = Stage(folder, gateways, layout, replicas)
     async with AsyncExitStack() as stack:
         stage.http = await stack.enter_async_context(client())
         stack.push_async_callback(stage.close)

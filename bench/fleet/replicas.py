@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import subprocess
@@ -220,16 +221,16 @@ class _Process:
             return {each: replica.state() for each, replica in self._replicas.items()}
         return True
 
-    async def run(self, count: int, api_port: int) -> None:
+    async def run(self, numbers: range, api_port: int) -> None:
         """Serve until the standard input ends."""
         loop = asyncio.get_running_loop()
         commands = asyncio.StreamReader(_LIMIT_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
         try:
-            await self.start(range(count))
+            await self.start(numbers)
             await self.do({"publish": list(self._replicas)})
             await self._api.start(api_port)
-            _tell({f"r{number}": replica_url(number, self._port) for number in range(count)})
+            _tell({f"r{number}": replica_url(number, self._port) for number in numbers})
             while line := await commands.readline():
                 _tell(await self.do(orjson.loads(line)))
         finally:
@@ -246,9 +247,9 @@ def _tell(document: Any) -> None:
 
 
 class LightReplicas:
-    """The process of light replicas r0, r1, … as its parent sees it. Each method waits for the process."""
+    """The process of light replicas as its parent sees it. Each method waits for the process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, api_port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, api_port: int, numbers: range) -> None:
         """Waits until the first replicas run."""
         self.pid = process.pid
         self.api_url = f"http://127.0.0.1:{api_port}"
@@ -259,7 +260,7 @@ class LightReplicas:
         self._turn = threading.Lock()
         self.urls: dict[str, str] = self.answer()
         """By replica; those that run."""
-        self._started = len(self.urls)
+        self._next = numbers.stop
 
     def state(self) -> dict[str, dict[str, int]]:
         """Each replica's own report: requests, prompt_tokens, cached_tokens, running, waiting, …"""
@@ -268,8 +269,8 @@ class LightReplicas:
 
     def start(self, count: int) -> list[str]:
         """Start this many more replicas, with new ids. Returns the ids when their agents follow them."""
-        numbers = range(self._started, self._started + count)
-        self._started += count
+        numbers = range(self._next, self._next + count)
+        self._next += count
         self.ask({"start": list(numbers)})
         self.urls |= {f"r{number}": replica_url(number, self.port) for number in numbers}
         return [f"r{number}" for number in numbers]
@@ -308,13 +309,15 @@ class LightReplicas:
 
 @contextmanager
 def light_replicas(
-    count: int, settings: LightSettings | None = None, redis_url: str = "", namespace: str = ""
+    count: int, settings: LightSettings | None = None, redis_url: str = "", namespace: str = "", first: int = 0
 ) -> Iterator[LightReplicas]:
-    """Starts light replicas r0, r1, … in one process, and stops them at the end. With a Redis, each has an agent, and
-    all agents follow their engines when this yields. `urls` has their URLs."""
+    """Starts light replicas in one process, and stops them at the end: r0, r1, … or from the number `first` on. With a
+    Redis, each has an agent, and all agents follow their engines when this yields. `urls` has their URLs."""
     settings = settings or LightSettings()
     port, api_port = free_ports(2)
     options = [
+        "--first",
+        str(first),
         "--count",
         str(count),
         "--port",
@@ -328,7 +331,7 @@ def light_replicas(
     command = [sys.executable, "-m", "bench.fleet.replicas", *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT) as process:
         try:
-            yield LightReplicas(process, port, api_port)
+            yield LightReplicas(process, port, api_port, range(first, first + count))
         finally:
             process.kill()
 
@@ -337,6 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.fleet.replicas", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--first", type=int, default=0, help="the number of the first replica")
     parser.add_argument("--count", type=int, required=True, help="how many replicas")
     parser.add_argument("--port", type=int, required=True, help="the port on which all of them listen")
     parser.add_argument("--api-port", type=int, required=True, help="the port of the Kubernetes API that lists them")
@@ -349,9 +353,9 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     settings = LightSettings(**options.settings)
-    uvloop.run(
-        _Process(options.port, settings, options.redis_url, options.namespace).run(options.count, options.api_port)
-    )
+    gc.disable()  # to look at the blocks of hundreds of caches takes seconds, in which no replica would answer
+    process = _Process(options.port, settings, options.redis_url, options.namespace)
+    uvloop.run(process.run(range(options.first, options.first + options.count), options.api_port))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the faults that were measured. Each fault except `agent-killed` meets its goals."""
     names: list[str] = []
 
-    def measure(name: str, gateways: int, code: str) -> Row:
+    def measure(name: str, size: tuple[int, int], code: str) -> Row:
         names.append(name)
         savable = 1 if name == "agent-killed" else 0
-        return replace(GOOD, fault=name, gateways=gateways, code=code, failed=savable, savable=savable).judged()
+        of_size = replace(GOOD, gateways=size[0], replicas=size[1])
+        return replace(of_size, fault=name, code=code, failed=savable, savable=savable).judged()
 
     monkeypatch.setattr(command, "measured", measure)
     monkeypatch.setattr(record, "begin", lambda: None)
@@ -71,6 +72,8 @@ def test_a_run_goes_on_where_the_last_one_ended_unless_told_otherwise_or_the_cod
     run("--only", "redis-scripts")
     run("--gateways", "8", "--only", "redis-scripts")
     assert measured == ["redis-scripts"], "with as many gateways it was not measured"
+    run("--replicas", "64", "--only", "redis-scripts")
+    assert measured == ["redis-scripts"], "with as many replicas it was not measured"
     run("--only", "redis-scripts,redis-killed")
     assert measured == ["redis-killed"]
     run("--only", "redis-scripts,redis-killed", "--again")
