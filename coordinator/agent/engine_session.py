@@ -38,7 +38,7 @@ moment ago and the fleet is large."""
 _APART_S_AN_AGENT = 0.00025
 """All agents together publish at most 4000 times a second."""
 _MAX_APART_S = 0.25
-"""Half of the time in which an event should reach the map. Claims are withdrawn after pool.CONFIRM_S (2 s)."""
+"""Half of the time in which an event should reach the map. Claims are withdrawn after claims.CONFIRM_S (2 s)."""
 _QUEUE = 1000
 _SILENCE_S = 15.0
 

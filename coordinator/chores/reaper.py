@@ -103,7 +103,7 @@ class Reaper:
             if pool.state is not None and pool.state.is_followed(one.replica):
                 unconfirmed += ((one, chain[i : i + _KEYS_AT_ONCE]) for i in range(0, len(chain), _KEYS_AT_ONCE))
             elif chain:
-                pool.hold_at_once(one.replica, chain)
+                pool.claims.hold_at_once(one.replica, chain)
         await self._take_back(unconfirmed)
         await pool.read("HDEL", k.reaped, *reservations)
 
@@ -112,7 +112,7 @@ class Reaper:
         sent: list[asyncio.Future[Any]] = []
         keys = 0
         for one, chain in claimed:
-            sent.append(self._pool.take_back(one.replica, one.reservation, chain))
+            sent.append(self._pool.claims.take_back(one.replica, one.reservation, chain))
             keys += len(chain)
             if keys >= _KEYS_AT_ONCE:
                 await _all_done(sent)

@@ -1,35 +1,33 @@
 """One pool's shared state, as one gateway uses it.
 
 The way of a request: `place` chooses a replica, reserves its load and claims the request's chain for it. `first_token`
-and `done` give the load back. `confirm` says that the prompt was computed; `withdraw` that it was not, and takes the
-claims back. Only `place` is awaited. Everything else is written behind: sent in order on the same connection, without
-waiting.
+and `done` give the load back (see settlements.py). Its claims are confirmed or withdrawn (see claims.py). Only `place`
+is awaited. Everything else is written behind: sent in order on the same connection, without waiting.
 
 The gateway's live reservations are kept here as well. It states them again whenever the store may have lost them, or
 never had them. This repairs calls that were lost with a connection. The reassertion raises the epoch, so the store
-refuses a `place` that runs later. Claims are not stated again. A claim that no `held` set lists would never be trimmed.
-A claim whose request never ran would be believed for long. So claims and holds that were lost with a connection are
-remembered, and repaired on the next connection.
+refuses a `place` that runs later. Claims are not stated again: those that were lost with a connection are repaired.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.errors import StoreDown, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
+from coordinator.pool.claims import Claims
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
+from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
-from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, readable, still_known
+from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
 from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
 from coordinator.subset import Subset
 
@@ -37,29 +35,12 @@ __all__ = ["PlaceRequest", "Pool", "Reservation"]
 
 LEASE_MS = 3000
 MAX_GAP_MS = 1000
-CONFIRM_S = 2.0
-"""An engine's events tell of a prompt within this time of its first token, or not at all."""
 _WAITING_SHARE = 0.25
 """The part of a placement's budget that it may wait in the gateway."""
 _DEADLINE_SHARE = 0.75
 """The part of a placement's budget in which Redis has to begin with it. The rest is for the reply."""
 _QUEUE_SHARE = 0.25
 """If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
-_COMPANY_S = 0.002
-_MAX_REMEMBERED = 4096
-_HELD_AT_ONCE = 1024
-_COUNTED_AT_ONCE = 128
-"""Requests in a call that adopts or settles them: some 0.5 ms of Redis' time. Placements of others run between the
-calls."""
-
-
-class _Unconfirmed(NamedTuple):
-    """Claims of a computed prompt, which the engine's events must confirm by `due_s`."""
-
-    due_s: float
-    replica: str
-    request: PlaceRequest
-    first: int
 
 
 def _not_connected() -> StoreDown:
@@ -95,6 +76,8 @@ class Pool:
         """This gateway's requests in flight, by reservation id."""
         self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
         self.subsets = Subsets(gateway, self.run, self._restate)
+        self.settlements = Settlements(gateway, self.tell)
+        self.claims = Claims(self.keys, self.tell, self.run, self.read)
         self.is_paused = False
         """Whether placements fail at once, though there is a connection: see StoreConnection."""
         self.unreadable: Counter[str] = Counter()
@@ -116,19 +99,6 @@ class Pool:
         self._unanswered: dict[str, PlaceRequest] = {}
         """Calls of `place`, by reservation, that were sent on this connection and may have claimed keys, whether their
         caller still waits or not. Each has a place in the window."""
-        self._to_adopt: set[str] = set()
-        """Live reservations that were placed without the store. The next heartbeat counts them."""
-        self._adopted: set[str] = set()
-        """Those that a heartbeat or a reassertion has counted."""
-        self._adopted_settled: list[tuple[str, str]] = []
-        """Their settlements, which the next heartbeat sends."""
-        self._settled: list[tuple[str, str]] = []
-        self._ends_soon = False
-        self._settles_later: asyncio.TimerHandle | None = None
-        self._to_hold: dict[str, dict[str, None]] = {}
-        self._unconfirmed: deque[_Unconfirmed] = deque()
-        self._lost_claims: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
-        self._lost_holds: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}, epoch {self._epoch}, {len(self.live)} live, {len(self._placing)} placing>"
@@ -146,23 +116,20 @@ class Pool:
         self._version = ""  # it may lead to another server, which lacks the last writes
         self._clock.forget()
         self.reassert()
-        self._repair_claims()
+        self.claims.repair()
 
     def detach(self) -> None:
         """The connection is gone: calls fail at once with StoreDown."""
         self._wire = None
-        self._settled.clear()
-        self._adopted_settled.clear()
-        self._lost_claims.extend(self._unanswered.values())
+        self.settlements.drop()
+        self.claims.lost(self._unanswered.values())
         for reservation in list(self._unanswered):
             self._forget_call(reservation)
 
     def reassert(self) -> None:
         """Raise the epoch and state replicas and live reservations again. Sent at once; calls may follow behind it."""
-        self._send_settled()  # before its reservation is stated: the settlement may be that of a late placement
-        self._adopted_settled.clear()
-        self._adopted |= self._to_adopt
-        self._to_adopt.clear()
+        self.settlements.send()  # before its reservation is stated: the settlement may be that of a late placement
+        self.settlements.all_counted()
         self.subsets.forget()
         self._has_written = True
         for record in self.records.values():
@@ -321,7 +288,7 @@ class Pool:
         self.live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
-            self.hold(placement.replica, request.keys[first:])
+            self.claims.hold(placement.replica, request.keys[first:])
 
     def _undo(self, request: PlaceRequest, late_reply: Any) -> None:
         """The caller gave up on this place before its reply came: take back what it did."""
@@ -329,9 +296,9 @@ class Pool:
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
         if isinstance(placement, Placement):
             # Unless the request was adopted since, which has replaced this.
-            if request.reservation not in self.live or request.reservation in self._to_adopt:
-                self._settle_soon("done", request.reservation)
-            self.withdraw(request, placement)
+            if request.reservation not in self.live or request.reservation in self.settlements.to_adopt:
+                self.settlements.soon("done", request.reservation)
+            self.claims.withdraw(request, placement)
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
@@ -352,23 +319,20 @@ class Pool:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
         before, the store never hears of it."""
         self.live[reservation.id] = reservation
-        self._to_adopt.add(reservation.id)
+        self.settlements.to_adopt.add(reservation.id)
 
     def count_adopted(self) -> None:
         """Send the adopted requests that are not counted yet, together, and what happened to those that are."""
         if self._wire is None:
             return
-        self._settled += self._adopted_settled
-        self._adopted_settled.clear()
-        self._send_settled()  # first: one of them may undo a late placement of an adopted request
-        adopted = [self.live[one] for one in self._to_adopt if one in self.live]
-        self._adopted |= self._to_adopt
-        self._to_adopt.clear()
+        adopted = [self.live[one] for one in self.settlements.to_adopt if one in self.live]
+        self.settlements.send_of_adopted()  # first: one of them may undo a late placement of an adopted request
+        self.settlements.all_counted()
         if not adopted:
             return
         self._epoch += 1
-        for start in range(0, len(adopted), _COUNTED_AT_ONCE):
-            piece = [_stated(one) for one in adopted[start : start + _COUNTED_AT_ONCE]]
+        for start in range(0, len(adopted), COUNTED_AT_ONCE):
+            piece = [_stated(one) for one in adopted[start : start + COUNTED_AT_ONCE]]
             self._restate("adopt", gateway=self.gateway, epoch=self._epoch, adopted=piece)
 
     # -- the end of a reservation ----------------------------------------------------------------------------
@@ -384,134 +348,11 @@ class Pool:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated."""
         if self.live.pop(reservation, None) is not None:
             self._settle("done", reservation)
-            self._to_adopt.discard(reservation)
-            self._adopted.discard(reservation)
+            self.settlements.forget(reservation)
 
     def _settle(self, event: str, reservation: str) -> None:
-        if self._wire is None or reservation in self._to_adopt:
-            return  # not counted; if a late placement counts it, its reply undoes that
-        if reservation in self._adopted:  # the store is slow, and an adoption is no more exact than this
-            self._adopted_settled.append((event, reservation))
-        else:
-            self._settle_soon(event, reservation)
-
-    def _settle_soon(self, event: str, reservation: str) -> None:
-        """The end of a request is sent in this turn of the event loop, because its client may ask again at once. A
-        first token waits for company for a moment: a call with two events costs Redis little more than one."""
-        self._settled.append((event, reservation))
-        loop = asyncio.get_running_loop()
-        if event != "first_token":
-            if not self._ends_soon:
-                self._ends_soon = True
-                loop.call_soon(self._send_settled)
-        elif self._settles_later is None:
-            self._settles_later = loop.call_later(_COMPANY_S, self._send_settled)
-
-    def _send_settled(self) -> None:
-        """What was settled since the last call, together."""
-        self._ends_soon = False
-        if self._settles_later is not None:
-            self._settles_later.cancel()
-            self._settles_later = None
-        settled, self._settled = self._settled, []
-        for start in range(0, len(settled), _COUNTED_AT_ONCE):
-            piece = settled[start : start + _COUNTED_AT_ONCE]
-            self.tell("settle", None, True, gateway=self.gateway, settled=piece)
-
-    def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
-        """Nothing was computed for this placement: take back the claims that it made."""
-        if placement.claimed_from:
-            self._withdraw(placement.replica, request, placement.claimed_from - 1)
-
-    def confirm(self, request: PlaceRequest, placement: Placement) -> None:
-        """The replica has computed the prompt. If an agent tells what the replica holds, the engine's events have to
-        confirm the claims within CONFIRM_S."""
-        if placement.claimed_from:
-            due_s = time.monotonic() + CONFIRM_S
-            self._unconfirmed.append(_Unconfirmed(due_s, placement.replica, request, placement.claimed_from - 1))
-
-    # -- ownership -------------------------------------------------------------------------------------------
-
-    def hold(self, replica: str, keys: Sequence[str]) -> None:
-        """Record keys, shallow to deep, under the replica that owns them."""
-        if not self._to_hold:
-            asyncio.get_running_loop().call_soon(self._send_holds)
-        self._to_hold.setdefault(replica, {}).update(dict.fromkeys(keys))
-
-    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
-        """The same, sent before every later call."""
-        self.hold(replica, keys)
-        self._send_holds()
-
-    def _send_holds(self) -> None:
-        """The holds of one turn of the event loop, together."""
-        to_hold, self._to_hold = self._to_hold, {}
-        for replica, of_replica in to_hold.items():
-            everything = list(of_replica)
-            for start in range(0, len(everything), _HELD_AT_ONCE):
-                keys = everything[start : start + _HELD_AT_ONCE]
-                self.tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
-
-    def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
-        if isinstance(reply, StoreError):
-            self._lost_holds.append((replica, keys))
-
-    def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
-        """Withdraw the claims that a dead gateway's reservation made; the future counts them."""
-        self._send_holds()
-        return self.run("withdraw", replica=replica, reservation=reservation, keys=keys)
-
-    def _withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
-        """Take back the request's claims for `replica`, from the key at index `first` on."""
-
-        def check(reply: Any) -> None:
-            if isinstance(reply, StoreError):
-                self._lost_claims.append(request)
-
-        self._send_holds()  # holds that were asked for earlier must run first
-        self.tell("withdraw", check, replica=replica, reservation=request.reservation, keys=request.keys[first:])
-
-    def _repair_claims(self) -> None:
-        """On a new connection: withdraw the claims that lost places may have made, and send lost holds again."""
-        lost_claims, lost_holds = list(self._lost_claims), list(self._lost_holds)
-        self._lost_claims.clear()
-        self._lost_holds.clear()
-        for replica, keys in lost_holds:
-            self.hold(replica, keys)
-        for request in lost_claims:
-            if request.keys:
-                owners = self.read("HGETALL", self.keys.own(request.tip))
-                owners.add_done_callback(partial(self._withdraw_lost, request))
-
-    def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
-        if not has_result(owners):
-            self._lost_claims.append(request)
-            return
-        flat = owners.result()
-        for replica, record in zip(flat[::2], flat[1::2], strict=True):
-            if readable(record).endswith(f" {request.reservation}"):
-                self._withdraw(readable(replica), request)
-
-    def _withdraw_unconfirmed(self, state: PoolState) -> None:
-        """Take back claims that were not confirmed in time; keys that became resident are no claims any more. If no
-        agent tells what a replica holds, its claims stay. If one comes later, the worker sweeps what it does not
-        confirm.
-        """
-        now_s = time.monotonic()
-        while self._unconfirmed and self._unconfirmed[0].due_s <= now_s:
-            one = self._unconfirmed.popleft()
-            if state.is_exact(one.replica):
-                tip = self.read("HGET", self.keys.own(one.request.tip), one.replica)
-                tip.add_done_callback(partial(self._withdraw_unless_resident, one))
-
-    def _withdraw_unless_resident(self, one: _Unconfirmed, tip: asyncio.Future[Any]) -> None:
-        """Nearly always the tip is resident by now, and with it every key before it: then there is nothing to do."""
-        if not has_result(tip):
-            self._lost_claims.append(one.request)
-            return
-        fields = readable(tip.result()).split(" ") if tip.result() else []
-        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [one.request.reservation]):
-            self._withdraw(one.replica, one.request, one.first)
+        if self._wire is not None:
+            self.settlements.settle(event, reservation)
 
     # -- replicas --------------------------------------------------------------------------------------------
 
@@ -569,7 +410,7 @@ class Pool:
         elif not leaving:
             self.records = still_known(self.records, self.state, state)
         self.state, self._version = state, state.version
-        self._withdraw_unconfirmed(state)
+        self.claims.withdraw_unconfirmed(state)
         self.prefills.end_finished_backlogs(state)
         return state
 

@@ -67,7 +67,7 @@ class Router:
             return None
         if placement.replica not in job.served.replicas:  # somebody wrote to the store's orders by hand
             pool.done(request.reservation)
-            pool.withdraw(request, placement)
+            pool.claims.withdraw(request, placement)
             return self._fall_back(job, pool, request)
         if placement.passed_over_tokens:
             self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)

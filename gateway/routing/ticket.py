@@ -75,7 +75,7 @@ class Ticket:
         if not self.is_computed:
             self.is_computed = True
             if self.placement is not None:
-                self.pool.confirm(self.request, self.placement)
+                self.pool.claims.confirm(self.request, self.placement)
 
     def first_token(self) -> None:
         """The prefill is over: its tokens are no backlog any more."""
@@ -85,7 +85,7 @@ class Ticket:
     def failed(self) -> None:
         """The attempt is over. Unless the prompt was computed, its claims are taken back."""
         if not self.is_computed and self.placement is not None:
-            self.pool.withdraw(self.request, self.placement)
+            self.pool.claims.withdraw(self.request, self.placement)
 
     def done(self) -> None:
         """The attempt holds no load any more."""

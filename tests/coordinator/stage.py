@@ -87,7 +87,7 @@ async def drained(*pools: Pool) -> None:
     """Waits until the server has run every command that these pools send without waiting."""
     for pool in pools:
         for _ in range(3):  # a batch sent in the next turn, and the calls that its replies cause
-            pool._send_settled()
+            pool.settlements.send()
             await pool.read("PING")
 
 

@@ -77,7 +77,7 @@ async def live_a_little(pool: Pool) -> None:
         other = request(policy, chain(1, policy), knobs=type(asked.knobs)(policy), release="a")
         placed = await pool.place(other)
         assert placed is not None
-        pool.withdraw(other, placed)
+        pool.claims.withdraw(other, placed)
     assert await pool.explain(asked)
     pool.adopt(Reservation("b", "r0", "life1", 10, "-"))
     pool.count_adopted()

@@ -228,7 +228,7 @@ async def test_claims_of_a_failed_attempt_are_withdrawn_and_others_are_not(pool:
     asked = request("second", chain(1, 2, 3, 4))
     placed = await pool.place(asked)
     assert placed is not None
-    pool.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
     await drained(pool)
     assert [list(await owners(client, key)) for key in chain(1, 2, 3, 4)] == [["r0"], ["r0"], [], []]
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
@@ -240,8 +240,8 @@ async def test_withdrawing_twice_changes_nothing_more(pool: Pool, client: redis.
     asked = request("a", chain(1, 2))
     placed = await pool.place(asked)
     assert placed is not None
-    pool.withdraw(asked, placed)
-    pool.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
     await drained(pool)
     assert await numbers(client, KEYS.owned_tokens) == {}
 
@@ -252,7 +252,7 @@ async def test_a_placement_that_claimed_nothing_withdraws_nothing(pool: Pool, cl
     asked = request("b", chain(1, 2))
     placed = await pool.place(asked)
     assert placed is not None
-    pool.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
     await drained(pool)
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 200}
 
@@ -270,6 +270,6 @@ async def test_an_incarnation_that_comes_back_counts_only_what_it_used_since(poo
     touched = await place(pool, "b", chain("b", 1))
     assert (touched.matched_keys, touched.touch) == (2, True)
     assert await numbers(client, KEYS.owned_tokens) == {"r0": 100}
-    pool.hold("r0", [*chain("a", 1), *chain("b", 1)])
+    pool.claims.hold("r0", [*chain("a", 1), *chain("b", 1)])
     assert await drop(pool, client, "r0", [*chain("a", 1), *chain("b", 1)]) == 4
     assert await numbers(client, KEYS.owned_tokens) == {}

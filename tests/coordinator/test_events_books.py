@@ -88,7 +88,7 @@ class Books:
 
     async def withdraw(self, index: int) -> None:
         for asked, placement in self._placed[index : index + 1]:
-            self._pool.withdraw(asked, placement)
+            self._pool.claims.withdraw(asked, placement)
 
     async def credit(self, index: int, cached_tokens: int) -> None:
         for asked, placement in self._placed[index : index + 1]:

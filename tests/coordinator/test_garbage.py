@@ -106,7 +106,7 @@ class Cluster:
         pool.report(placed.replica, placed.incarnation, "success", BreakerKnobs(failures=100))
         tell_measured(pool, asked, placed, 300, [1])
         credit(pool, asked, placed, 200)
-        pool.confirm(asked, placed)
+        pool.claims.confirm(asked, placed)
         pool.done(asked.reservation)
         pool.register(replica("r1"), only_if_absent=True)
         await pool.explain(asked)

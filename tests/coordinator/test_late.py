@@ -156,7 +156,7 @@ async def test_keys_whose_holding_was_lost_with_the_connection_are_held_on_the_n
     pool.detach()
     await wire.close("cut")
     await client.delete(KEYS.held(placed.replica))
-    pool.hold(placed.replica, chain(1, 2))
+    pool.claims.hold(placed.replica, chain(1, 2))
     await asyncio.sleep(0)
     wire = await Wire.open(redis_server.url, 5.0, lambda _: None)
     pool.attach(wire, await load_scripts(wire))

@@ -103,7 +103,7 @@ class Walk:
     async def withdraw(self) -> None:
         if self.placed:
             pool, asked, placement = self.dice.choice(self.placed)
-            pool.withdraw(asked, placement)
+            pool.claims.withdraw(asked, placement)
 
     async def drop(self) -> None:
         name = self.dice.choice(REPLICAS)
@@ -145,7 +145,7 @@ class Walk:
         for pool in self.pools:
             standing = set(await hash_of(self.client, KEYS.flight(pool.gateway)))
             current = {one.id for one in pool.live.values() if records[one.replica][0] == one.incarnation}
-            assert current - pool._to_adopt <= standing
+            assert current - pool.settlements.to_adopt <= standing
 
 
 @pytest.mark.parametrize("seed", [1, 2])

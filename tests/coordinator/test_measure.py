@@ -61,7 +61,7 @@ async def test_a_measured_claim_can_be_withdrawn_and_credited_like_any(pool: Poo
     await register(pool, 1)
     withdrawn, placed = await placed_on_r0(pool, "a", chain(1))
     await tell_measured(pool, withdrawn, placed, 90)
-    pool.withdraw(withdrawn, placed)
+    pool.claims.withdraw(withdrawn, placed)
     await drained(pool)
     assert await owners(client, chain(1)[0]) == {}
     credited, placed = await placed_on_r0(pool, "b", chain(2))

@@ -204,7 +204,7 @@ async def test_what_fell_back_is_settled_in_one_call_with_a_heartbeat(pool: Pool
     await pool.beat()
     assert (await calls_of(client))["evalsha"] == 2, "a settle and the beat"
     assert await load_of(client) == ({}, {}, [])
-    assert not pool._adopted
+    assert not pool.settlements._adopted
 
 
 async def test_a_late_placement_counts_for_nothing_until_its_request_is_adopted(
@@ -256,7 +256,7 @@ async def test_a_request_that_is_over_before_its_adoption_leaves_nothing(
     await drained(pool)
     assert await load_of(client) == ({}, {}, [])
     assert await dump(client, "*:own:*", "*:held:*") == {}
-    assert (pool.live, pool._to_adopt, pool._adopted) == ({}, set(), set())
+    assert (pool.live, pool.settlements.to_adopt, pool.settlements._adopted) == ({}, set(), set())
 
 
 async def test_paused_placements_fail_at_once_and_everything_else_goes_on(pool: Pool, client: redis.Redis) -> None:

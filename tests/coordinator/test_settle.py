@@ -126,10 +126,10 @@ async def test_first_tokens_wait_for_company_and_an_end_takes_them_along_at_once
     for i in range(2):
         pool.first_token(f"id{i}")
         await asyncio.sleep(0)
-    assert len(pool._settled) == 2, "they wait"
+    assert len(pool.settlements._settled) == 2, "they wait"
     pool.done("id2")
     await asyncio.sleep(0)
-    assert not pool._settled, "they have left"
+    assert not pool.settlements._settled, "they have left"
     await drained(pool)
     assert (await calls_of(client))["evalsha"] == 1
     assert await numbers(client, KEYS.backlog_tokens) == {}

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from coordinator.pool import pool as pool_module
+from coordinator.pool import claims
+from coordinator.pool.claims import CONFIRM_S
 from coordinator.pool.engine_feedback import credit
-from coordinator.pool.pool import CONFIRM_S, PlaceRequest, Pool
+from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.scripts import Placement, PolicyKnobs
 from tests.coordinator.stage import (
     KEYS,
@@ -33,7 +34,7 @@ from tests.coordinator.stream import Stream, followed, gains
 @pytest.fixture
 def confirm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time limit for events to confirm a claim ends with the next heartbeat."""
-    monkeypatch.setattr(pool_module, "CONFIRM_S", 0.0)
+    monkeypatch.setattr(claims, "CONFIRM_S", 0.0)
 
 
 async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[PlaceRequest, Placement]:
@@ -41,7 +42,7 @@ async def computed(pool: Pool, reservation: str, keys: list[str]) -> tuple[Place
     asked = request(reservation, keys, pinned="r0")
     placed = await pool.place(asked)
     assert placed is not None
-    pool.confirm(asked, placed)
+    pool.claims.confirm(asked, placed)
     return asked, placed
 
 
@@ -114,7 +115,7 @@ async def test_withdrawing_a_request_leaves_residency_whatever_its_reservation_i
     number = await stream.say(*gains(keys))
     asked, placed = await computed(pool, str(number), keys)
     await stream.apply_all()
-    pool.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
     await drained(pool)
     assert await kinds(client, keys) == ["resident"]
 
@@ -138,7 +139,7 @@ async def test_crediting_brings_back_what_has_lapsed_and_changes_no_residency(
 ) -> None:
     keys = chain(1, 2, 3)
     asked, placed = await computed(pool, "a", keys)
-    pool.withdraw(asked, placed)
+    pool.claims.withdraw(asked, placed)
     await stream.say(*gains(keys[:1]))
     await stream.apply_all()
     resident = (await owners(client, keys[0]))["r0"]

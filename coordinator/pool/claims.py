@@ -1,0 +1,154 @@
+"""What a gateway writes about ownership behind its placements: holds, and claims that are confirmed or taken back.
+
+A claim whose prompt was computed has to be confirmed by the engine's events. A claim whose prompt was not is withdrawn.
+A hold lists a replica's keys in `held`. A claim that no `held` set lists would never be trimmed, and a claim whose
+request never ran would be believed for long. So claims and holds that were lost with a connection are remembered, and
+repaired on the next connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from coordinator.errors import StoreError
+from coordinator.keys import PoolKeys
+from coordinator.redis.wire import has_result
+from coordinator.registry import PoolState, readable
+from coordinator.scripts import Placement, PlaceRequest
+
+CONFIRM_S = 2.0
+"""An engine's events tell of a prompt within this time of its first token, or not at all."""
+_MAX_REMEMBERED = 4096
+_HELD_AT_ONCE = 1024
+
+
+class _Unconfirmed(NamedTuple):
+    """Claims of a computed prompt, which the engine's events must confirm by `due_s`."""
+
+    due_s: float
+    replica: str
+    request: PlaceRequest
+    first: int
+
+
+class Claims:
+    """One gateway's holds and claims in one pool."""
+
+    def __init__(
+        self,
+        keys: PoolKeys,
+        tell: Callable[..., None],
+        run: Callable[..., asyncio.Future[Any]],
+        read: Callable[..., asyncio.Future[Any]],
+    ) -> None:
+        """`tell`, `run` and `read` are those of the pool."""
+        self._keys, self._tell, self._run, self._read = keys, tell, run, read
+        self._to_hold: dict[str, dict[str, None]] = {}
+        self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._lost_claims: deque[PlaceRequest] = deque(maxlen=_MAX_REMEMBERED)
+        self._lost_holds: deque[tuple[str, Sequence[str]]] = deque(maxlen=_MAX_REMEMBERED)
+
+    def __repr__(self) -> str:
+        return f"<Claims {len(self._unconfirmed)} unconfirmed, {len(self._lost_claims)} lost>"
+
+    def withdraw(self, request: PlaceRequest, placement: Placement) -> None:
+        """Nothing was computed for this placement: take back the claims that it made."""
+        if placement.claimed_from:
+            self._withdraw(placement.replica, request, placement.claimed_from - 1)
+
+    def confirm(self, request: PlaceRequest, placement: Placement) -> None:
+        """The replica has computed the prompt. If an agent tells what the replica holds, the engine's events have to
+        confirm the claims within CONFIRM_S."""
+        if placement.claimed_from:
+            due_s = time.monotonic() + CONFIRM_S
+            self._unconfirmed.append(_Unconfirmed(due_s, placement.replica, request, placement.claimed_from - 1))
+
+    def hold(self, replica: str, keys: Sequence[str]) -> None:
+        """Record keys, shallow to deep, under the replica that owns them."""
+        if not self._to_hold:
+            asyncio.get_running_loop().call_soon(self._send_holds)
+        self._to_hold.setdefault(replica, {}).update(dict.fromkeys(keys))
+
+    def hold_at_once(self, replica: str, keys: Sequence[str]) -> None:
+        """The same, sent before every later call."""
+        self.hold(replica, keys)
+        self._send_holds()
+
+    def _send_holds(self) -> None:
+        """The holds of one turn of the event loop, together."""
+        to_hold, self._to_hold = self._to_hold, {}
+        for replica, of_replica in to_hold.items():
+            everything = list(of_replica)
+            for start in range(0, len(everything), _HELD_AT_ONCE):
+                keys = everything[start : start + _HELD_AT_ONCE]
+                self._tell("hold", partial(self._check_hold, replica, keys), replica=replica, keys=keys)
+
+    def _check_hold(self, replica: str, keys: Sequence[str], reply: Any) -> None:
+        if isinstance(reply, StoreError):
+            self._lost_holds.append((replica, keys))
+
+    def take_back(self, replica: str, reservation: str, keys: Sequence[str]) -> asyncio.Future[Any]:
+        """Withdraw the claims that a dead gateway's reservation made; the future counts them."""
+        self._send_holds()
+        return self._run("withdraw", replica=replica, reservation=reservation, keys=keys)
+
+    def _withdraw(self, replica: str, request: PlaceRequest, first: int = 0) -> None:
+        """Take back the request's claims for `replica`, from the key at index `first` on."""
+
+        def check(reply: Any) -> None:
+            if isinstance(reply, StoreError):
+                self._lost_claims.append(request)
+
+        self._send_holds()  # holds that were asked for earlier must run first
+        self._tell("withdraw", check, replica=replica, reservation=request.reservation, keys=request.keys[first:])
+
+    def lost(self, requests: Iterable[PlaceRequest]) -> None:
+        """The connection is gone, and these placements may have claimed their keys."""
+        self._lost_claims.extend(requests)
+
+    def repair(self) -> None:
+        """On a new connection: withdraw the claims that lost places may have made, and send lost holds again."""
+        lost_claims, lost_holds = list(self._lost_claims), list(self._lost_holds)
+        self._lost_claims.clear()
+        self._lost_holds.clear()
+        for replica, keys in lost_holds:
+            self.hold(replica, keys)
+        for request in lost_claims:
+            if request.keys:
+                owners = self._read("HGETALL", self._keys.own(request.tip))
+                owners.add_done_callback(partial(self._withdraw_lost, request))
+
+    def _withdraw_lost(self, request: PlaceRequest, owners: asyncio.Future[Any]) -> None:
+        if not has_result(owners):
+            self._lost_claims.append(request)
+            return
+        flat = owners.result()
+        for replica, record in zip(flat[::2], flat[1::2], strict=True):
+            if readable(record).endswith(f" {request.reservation}"):
+                self._withdraw(readable(replica), request)
+
+    def withdraw_unconfirmed(self, state: PoolState) -> None:
+        """Take back claims that were not confirmed in time; keys that became resident are no claims any more. If no
+        agent tells what a replica holds, its claims stay. If one comes later, the worker sweeps what it does not
+        confirm.
+        """
+        now_s = time.monotonic()
+        while self._unconfirmed and self._unconfirmed[0].due_s <= now_s:
+            one = self._unconfirmed.popleft()
+            if state.is_exact(one.replica):
+                tip = self._read("HGET", self._keys.own(one.request.tip), one.replica)
+                tip.add_done_callback(partial(self._withdraw_unless_resident, one))
+
+    def _withdraw_unless_resident(self, one: _Unconfirmed, tip: asyncio.Future[Any]) -> None:
+        """Nearly always the tip is resident by now, and with it every key before it: then there is nothing to do."""
+        if not has_result(tip):
+            self._lost_claims.append(one.request)
+            return
+        fields = readable(tip.result()).split(" ") if tip.result() else []
+        if not fields or (fields[1:2] == ["claim"] and fields[6:7] == [one.request.reservation]):
+            self._withdraw(one.replica, one.request, one.first)

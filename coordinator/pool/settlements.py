@@ -1,0 +1,91 @@
+"""First tokens and ends of requests, on their way to the store.
+
+Those of one moment go together, because a call with two events costs Redis little more than one. The end of a request
+is sent in this turn of the event loop: its client may ask again at once. A first token waits for company for a moment.
+
+A request that was placed without the store is adopted: the next heartbeat or reassertion counts it. What happens to it
+before is not sent. What happens later goes with a heartbeat: the store was slow then, and an adoption is no more exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+_COMPANY_S = 0.002
+COUNTED_AT_ONCE = 128
+"""Requests in a call that adopts or settles them: some 0.5 ms of Redis' time. Placements of others run between the
+calls."""
+
+
+class Settlements:
+    """One gateway's settlements in one pool."""
+
+    def __init__(self, gateway: str, tell: Callable[..., None]) -> None:
+        """`tell` is that of the pool."""
+        self._gateway, self._tell = gateway, tell
+        self.to_adopt: set[str] = set()
+        """Live reservations that were placed without the store. The next heartbeat counts them."""
+        self._adopted: set[str] = set()
+        """Those that a heartbeat or a reassertion has counted."""
+        self._of_adopted: list[tuple[str, str]] = []
+        """Their settlements, which the next heartbeat sends."""
+        self._settled: list[tuple[str, str]] = []
+        self._ends_soon = False
+        self._later: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Settlements {len(self._settled)} to send, {len(self._of_adopted)} with the next heartbeat>"
+
+    def settle(self, event: str, reservation: str) -> None:
+        """`event` is `first_token` or `done`."""
+        if reservation in self.to_adopt:
+            return  # not counted; if a late placement counts it, its reply undoes that
+        if reservation in self._adopted:
+            self._of_adopted.append((event, reservation))
+        else:
+            self.soon(event, reservation)
+
+    def soon(self, event: str, reservation: str) -> None:
+        """The same, whether the reservation was adopted or not."""
+        self._settled.append((event, reservation))
+        loop = asyncio.get_running_loop()
+        if event != "first_token":
+            if not self._ends_soon:
+                self._ends_soon = True
+                loop.call_soon(self.send)
+        elif self._later is None:
+            self._later = loop.call_later(_COMPANY_S, self.send)
+
+    def send(self) -> None:
+        """Send what waits, except settlements of adopted requests."""
+        self._ends_soon = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        settled, self._settled = self._settled, []
+        for start in range(0, len(settled), COUNTED_AT_ONCE):
+            piece = settled[start : start + COUNTED_AT_ONCE]
+            self._tell("settle", None, True, gateway=self._gateway, settled=piece)
+
+    def send_of_adopted(self) -> None:
+        """Send everything."""
+        self._settled += self._of_adopted
+        self._of_adopted.clear()
+        self.send()
+
+    def all_counted(self) -> None:
+        """All adopted requests are being counted, in their present state."""
+        self._of_adopted.clear()
+        self._adopted |= self.to_adopt
+        self.to_adopt.clear()
+
+    def forget(self, reservation: str) -> None:
+        """The request is over, and settled."""
+        self.to_adopt.discard(reservation)
+        self._adopted.discard(reservation)
+
+    def drop(self) -> None:
+        """The connection is gone: what waits is lost. A reassertion will state what is live."""
+        self._settled.clear()
+        self._of_adopted.clear()
