@@ -8,6 +8,11 @@ from rich import box
 from rich.table import Table
 
 
+def counted(number: int, what: str) -> str:
+    """`1 gateway`, `2 gateways`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def table(title: str, words: Sequence[str], figures: Sequence[str], caption: str | None = None) -> Table:
     """A table with a column for each name: first the words, then the figures."""
     made = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -46,7 +46,7 @@ def _name(row: dict[str, Any]) -> str:
     if not row["gateways"]:
         return str(row["system"])
     policy = "" if row["system"] == DEFAULT_POLICY else f", {row['system']}"
-    return f"{row['gateways']} gateway{'s' if row['gateways'] > 1 else ''}{policy}"
+    return f"{tables.counted(row['gateways'], 'gateway')}{policy}"
 
 
 _REST = (

@@ -20,6 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 from bench.report.figures import figure, save, style
 from bench.report.inputs import Results, Unreadable, read
 from bench.report.tables import Column, Group, Line, number, percent, table
+from bench.tables import counted
 
 _COLOURS = ("#2f81f7", "#d98200", "#3fb950", "#bc8cff")
 _COLUMNS = (
@@ -96,17 +97,14 @@ def _panel(axes: Axes, rows: Sequence[GrowthRow], title: str, unit: str, value: 
     told = []
     for colour, gateways in zip(cycle(_COLOURS), sorted({row.gateways for row in rows}), strict=False):
         points = sorted((row.workers, value(row)) for row in rows if row.gateways == gateways)
-        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=_count(gateways, "gateway"))
-        told.append(f"{_count(gateways, 'gateway')}: {', '.join(f'{x}: {found:.2f}' for x, found in points)}")
+        name = counted(gateways, "gateway")
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=name)
+        told.append(f"{name}: {', '.join(f'{x}: {found:.2f}' for x, found in points)}")
     axes.set(xlabel="replicas", ylabel=unit, title=title, xscale="log", ylim=(0, None))
     axes.set_xticks(sorted({row.workers for row in rows}), minor=False)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     return f"{title}, {unit}, by replicas. {'; '.join(told)}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def main() -> None:
