@@ -2,8 +2,8 @@
 
 For fleets of several sizes and chains of 10, 40 and 100 keys, it measures the script's own time (Redis' commandstats)
 and a client's round trip, one call at a time. Each placement is settled before the next. Replicas have three requests
-in flight in the mean, and nearly full caches. Three in ten are idle; a
-placement that finds one of these looks no further. With --least-requests N, each has N requests more.
+in flight in the mean, and full caches. Three in ten are idle: a placement that finds one of these looks no further.
+With --least-requests N, each has N requests more.
 
 known    three replicas own the whole chain: another turn of a conversation
 shared   every replica owns the first half, as of a system prompt; the rest is new
@@ -112,11 +112,11 @@ class Bench:
         return took_us
 
     async def give_load(self, least_requests: int) -> None:
-        """Gives each replica requests in flight, a backlog and a nearly full cache, before the first placement."""
+        """Gives each replica requests in flight, a backlog and a full cache, before the first placement."""
         dice, keys, names = random.Random(1), self._pool.keys, list(self._pool.records)
         active = {name: least_requests + int(dice.expovariate(1 / _REQUESTS)) for name in names}
         backlog = {name: sum(dice.choice((0, 0, 0, 200, 1000)) for _ in range(active[name])) for name in names}
-        owned = {name: int(CAPACITY_TOKENS * dice.uniform(0.9, 1.0)) for name in names}
+        owned = {name: int(CAPACITY_TOKENS * dice.uniform(0.97, 1.0)) for name in names}
         for key, sums in ((keys.active, active), (keys.backlog_tokens, backlog), (keys.owned_tokens, owned)):
             await self._wire.send("HSET", key, *(each for pair in sums.items() for each in pair))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 LOOK_AT_ALL = 16
 """So many replicas are looked at whole."""
 _LOAD_PER_REQUEST = 128
+_FULL_SHARE = 0.96
 _BY_LOAD, _SEARCHED = 3, 16
 _FEW_OWNERS, _PICKED_OWNERS, _ADDED_OWNERS = 4, 3, 8
 _MANY_OWNERS, _MOST_ASKED = 32, 48
@@ -47,20 +48,26 @@ class Order:
             self._scores[replica] = now
 
     def first(self, count: int, rng: random.Random) -> list[int]:
-        """The replicas with the lowest scores. If all of these are equal, others from a random place among their equals
-        are taken instead."""
+        """The replicas with the lowest scores. If all of these are equal, they are taken from a random place among
+        their equals on."""
         count = min(count, len(self._sorted))
         score = self._sorted[0][0]
-        first = 0
-        if self._sorted[count - 1][0] == score:
-            first = rng.randint(0, bisect_right(self._sorted, (score, len(self._sorted))) - count)
-        return self.ranked(first, count)
+        if self._sorted[count - 1][0] != score:
+            return self.ranked(0, count)
+        equals = bisect_right(self._sorted, (score, len(self._sorted)))
+        start = rng.randrange(equals)
+        return [self._sorted[(start + number) % equals][1] for number in range(count)]
 
     def ranked(self, first: int, count: int) -> list[int]:
         return [replica for _, replica in self._sorted[first : first + count]]
 
     def score(self, replica: int) -> float:
         return self._scores[replica]
+
+
+def _room(load: Load, capacity_tokens: int) -> int:
+    """The tokens for which the cache has room. One that is nearly full counts as full."""
+    return capacity_tokens - load.owned_tokens if load.owned_tokens <= _FULL_SHARE * capacity_tokens else 0
 
 
 class Candidates:
@@ -70,7 +77,7 @@ class Candidates:
         self._loads, self._rng = loads, rng
         self._by_load = Order(lambda load: load.backlog_tokens + _LOAD_PER_REQUEST * load.active, loads)
         self._in_flight = Order(lambda load: load.active + load.backlog_tokens / 1e9, loads)
-        self._most_free_first = Order(lambda load: load.owned_tokens - capacity_tokens, loads)
+        self._most_free_first = Order(lambda load: -_room(load, capacity_tokens), loads)
         self._changed: set[int] = set()
 
     def changed(self, replica: int) -> None:
@@ -86,8 +93,10 @@ class Candidates:
         more = min(4, new_tokens // 4000)
         first = self._by_load.first(_BY_LOAD + more, self._rng)
         most_free = self._most_free_first.first(1, self._rng)
-        named = [*first, *self._in_flight.first(1 + more, self._rng), *most_free]
-        named += self._with_room(first, self._room(most_free[0]), prompt_tokens, 1 + more)
+        needed = min(prompt_tokens, self._room(most_free[0]))
+        named = [*first, *most_free]
+        if not self._is_met(first, needed):
+            named += [*self._in_flight.first(1 + more, self._rng), *self._with_room(first, needed, 1 + more)]
         owners: list[int] = []
         for _, holders in depths:
             owners += self._owners(holders, first, limit)
@@ -103,10 +112,16 @@ class Candidates:
     def _room(self, replica: int) -> float:
         return -self._most_free_first.score(replica)
 
-    def _with_room(self, first: Sequence[int], most: float, prompt_tokens: int, count: int) -> list[int]:
-        """Replicas that follow the first ones by load and have room for the prompt, if none of the first has."""
-        needed = min(prompt_tokens, most)
-        if most <= 0 or any(self._room(replica) >= needed for replica in first):
+    def _is_met(self, first: Sequence[int], needed: float) -> bool:
+        """Whether one of the first by load is idle, or as good as idle, and has room."""
+        least = self._by_load.score(first[0])
+        return least <= _LOAD_PER_REQUEST and any(
+            self._by_load.score(replica) == least and self._room(replica) >= needed for replica in first
+        )
+
+    def _with_room(self, first: Sequence[int], needed: float, count: int) -> list[int]:
+        """Replicas that follow the first ones by load and have room, if none of the first has."""
+        if any(self._room(replica) >= needed for replica in first):
             return []
         following = self._by_load.ranked(len(first), _SEARCHED)
         return [replica for replica in following if self._room(replica) >= needed][:count]

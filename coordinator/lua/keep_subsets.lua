@@ -65,10 +65,13 @@ local function remove(digest)
   redis.call('HDEL', subset_active_key, digest)
 end
 
+-- A lease that ends later than this was given before the clock went back. Gateways of other versions may give longer
+-- ones than this gateway.
+local last_ms = now + 6 * subset_lease_ms
 local subsets, with_orders = redis.call('HGETALL', subsets_key), {}
 for i = 1, #subsets, 2 do
   local count, until_ms = string.match(subsets[i + 1], '^(%d+) (%d+)$')
-  if not count or tonumber(until_ms) < now or tonumber(until_ms) > now + 2 * subset_lease_ms then
+  if not count or tonumber(until_ms) < now or tonumber(until_ms) > last_ms then
     remove(subsets[i])
   elseif tonumber(count) > LOOK_AT_ALL then
     with_orders[#with_orders + 1], with_orders[#with_orders + 2] = subsets[i], tonumber(count)

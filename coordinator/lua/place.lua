@@ -61,6 +61,9 @@ end
 -- include candidates
 -- include chain
 -- include tiers
+
+local has_tiers = redis.pcall('HLEN', tiers_key) ~= 0 -- policies see it
+
 -- include policies/<policy>
 -- include bound
 
@@ -84,7 +87,7 @@ end
 
 math.randomseed(seed)
 
-local count, has_tiers = #KEYS - OWN_OFFSET, redis.pcall('HLEN', tiers_key) ~= 0
+local count = #KEYS - OWN_OFFSET
 local function tokens_at(index)
   return index > 0 and tonumber(ARGV[TOKENS_OFFSET + index]) or 0
 end
@@ -95,12 +98,16 @@ while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
 end
 
 -- The tokens that each candidate most likely holds. Who owns the chain up to the last answer has most likely made this
--- answer: no key tells, because keys are made of prompts.
-local function with_answer(matched, names, depth)
+-- answer: no key tells, because keys are made of prompts. If others go on after the prompt before it, too, they may have
+-- brought answers of their own, so nobody gets credit for having made one.
+local function with_answer(matched, names, depth, held)
   local likely = {}
   for i = 1, #names do
-    local deep = depth[names[i]] or 0
-    likely[i] = deep >= answered and deep < answer_end and tokens_at(answer_end) or matched[i]
+    local deep, is_likely = depth[names[i]] or 0, false
+    if deep >= answered and deep < answer_end then
+      is_likely = tonumber(string.match(held[names[i]], '^%S+ %S+ %S+ %S+ (%d+)')) <= HIT_SAMPLE
+    end
+    likely[i] = is_likely and tokens_at(answer_end) or matched[i]
   end
   return likely
 end
@@ -117,7 +124,7 @@ local function weigh(names, depth, held)
     end
   end
   fleet.matched, fleet.held_tokens = matched, tokens_at(best)
-  fleet.likely = answered > 0 and with_answer(matched, names, depth) or matched
+  fleet.likely = answered > 0 and with_answer(matched, names, depth, held) or matched
   local stored_keys, stored_tokens = weigh_tiers(fleet, held, count, has_tiers)
   local hits = 0
   for replica, record in pairs(held) do

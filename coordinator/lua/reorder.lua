@@ -29,7 +29,8 @@ if is_last then
     local placed = redis.pcall('ZCARD', subset_key .. order)
     if type(placed) ~= 'number' then -- it is of another type, which nothing has replaced yet
       redis.call('UNLINK', subset_key .. order)
-    elseif placed > size_of(subset_key) - (order == ':out' and size_of(subset_key .. ':good') or 0) then
+    elseif placed > (order == ':out' and size_of(subset_key) - size_of(subset_key .. ':good')
+      or order == ':good' and size_of(subset_key) or size_of(subset_key .. ':good')) then
       for _, replica in ipairs(redis.call('ZRANGE', subset_key .. order, 0, -1)) do -- somebody else wrote there
         if not redis.pcall('ZSCORE', subset_key, replica) then
           redis.call('ZREM', subset_key .. order, replica)

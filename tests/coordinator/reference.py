@@ -55,7 +55,7 @@ class Prompt:
     def credit_tokens(self, replica: str) -> int:
         """With the last answer, for those who own the chain up to it."""
         before, end = self.answer
-        is_answered = 0 < before <= self.depth.get(replica, 0) < end
+        is_answered = 0 < before <= self.depth.get(replica, 0) < end and self.hits <= 8
         return self.tokens[end - 1] if is_answered else self.matched_tokens(replica)
 
     def request(self, serving: Subset, seed: int, knobs: PolicyKnobs) -> PlaceRequest:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from statistics import mean
 
 import pytest
 import redis.asyncio as redis
 
+from coordinator.pool import subsets
 from coordinator.pool.pool import Pool
 from coordinator.scripts import BreakerKnobs, PolicyKnobs
 from coordinator.subset import Subset
@@ -290,6 +292,128 @@ async def test_who_made_the_last_answer_is_found_beside_a_busy_owner_of_more(man
     await client.hset(KEYS.backlog_tokens, "r0", 20_000)
     asked = request("a", keys, tokens=[1000, 1010, 9000, 9020], prompt_tokens=9020, answer=(2, 3))
     assert json.loads(await many.explain(asked) or b"")["replica"] == "r1"
+
+
+@pytest.mark.parametrize("why", ["tried", "dead, and an older gateway has said so"])
+async def test_a_prompt_stays_with_its_owners_where_the_least_loaded_one_cannot_be_chosen(
+    many: Pool, client: redis.Redis, why: str
+) -> None:
+    """As for a retry: r0 has failed, and its load was given back."""
+    keys = chain("system", "conversation")
+    for number in range(11):
+        await own(client, keys[0], f"r{number}")
+    await own(client, keys[1], "r0")
+    await client.hset(KEYS.backlog_tokens, mapping={f"r{number}": 1500 for number in range(1, 11)})
+    await many.subsets.keep()
+    tried = ["r0"] if why == "tried" else []
+    if not tried:
+        record = (await hash_of(client, KEYS.replicas))["r0"]
+        await client.hset(KEYS.replicas, "r0", record.replace("ready", "dead"))
+    for number in range(20):
+        asked = request(f"{number}", keys, tokens=[20_000, 20_100], prompt_tokens=20_100, tried=tried, seed=number)
+        assert json.loads(await many.explain(asked) or b"")["replica"] in {f"r{owner}" for owner in range(1, 11)}
+
+
+async def loaded(pool: Pool, client: redis.Redis, **sums: dict[str, int]) -> None:
+    """Gives replicas their load, and puts the orders right."""
+    for name, values in sums.items():
+        await client.hset(getattr(KEYS, name), mapping=values)
+    await pool.subsets.keep()
+
+
+async def explained(pool: Pool, **changes: object) -> set[str]:
+    """The replicas that several placements would get."""
+    decided = [await pool.explain(request(f"{number}", [], seed=number, **changes)) for number in range(20)]
+    return {json.loads(decision or b"")["replica"] for decision in decided}
+
+
+@pytest.mark.parametrize("tried", [[], ["r0"]])
+async def test_a_long_prompt_goes_where_fewer_requests_are_in_flight_though_the_backlog_is_larger(
+    many: Pool, client: redis.Redis, tried: list[str]
+) -> None:
+    two = dict.fromkeys(many.records, 2)
+    await loaded(many, client, active=two | {"r5": 1} | dict.fromkeys(tried, 0), backlog_tokens={"r5": 200})
+    assert await explained(many, prompt_tokens=20_000, tried=tried) == {"r5"}
+
+
+async def test_an_idle_replica_whose_cache_is_full_hides_no_better_one(many: Pool, client: redis.Redis) -> None:
+    three, some = dict.fromkeys(many.records, 3), [f"r{number}" for number in range(1, 7)]
+    await loaded(
+        many,
+        client,
+        active=three | dict.fromkeys(some, 2) | {"r0": 0, "r7": 1},
+        backlog_tokens=dict.fromkeys(some, 144) | {"r7": 500},
+        owned_tokens={"r0": 100_000},
+    )
+    assert await explained(many, prompt_tokens=5000) == {"r7"}
+
+
+async def test_a_copy_of_a_shared_prefix_goes_to_the_largest_cache(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, MANY, capacity_tokens=20_000)
+    await pool.register(replica("r39", capacity_tokens=400_000))
+    keys, now = chain("document"), await now_ms(client)
+    await client.hset(KEYS.own(keys[0]), "r0", f"life1 claim gpu 4000 80 {now} other")
+    await place(pool, "first", [])
+    await loaded(pool, client, active={"r0": 1}, backlog_tokens={"r0": 20_000})
+    for number in range(20):
+        asked = request(f"{number}", [*keys, *chain(number)], tokens=[4000, 4100], prompt_tokens=4100, seed=number)
+        assert json.loads(await pool.explain(asked) or b"")["replica"] == "r39"
+
+
+async def test_the_load_guard_knows_the_mean_of_the_whole_fleet(many: Pool, client: redis.Redis) -> None:
+    keys = chain("document")
+    await own(client, keys[0], "r0")
+    await loaded(many, client, active=dict.fromkeys(many.records, 20) | {"r0": 35})
+    asked = request("a", keys, tokens=[24_000], prompt_tokens=24_000)
+    assert json.loads(await many.explain(asked) or b"")["replica"] != "r0"
+
+
+async def test_where_replicas_are_idle_one_order_less_is_read_unless_some_can_load_from_lmcache(
+    many: Pool, client: redis.Redis
+) -> None:
+    async def counted() -> int:
+        """Each order whose first members are all equal is counted once."""
+        await client.config_resetstat()
+        await many.explain(request("a", chain(1)))
+        return int((await client.info("commandstats"))["cmdstat_zcount"]["calls"])
+
+    assert await counted() == 2
+    await client.hset(KEYS.tiers, "r0", "- 0.9")
+    assert await counted() == 3
+
+
+async def test_equals_get_about_equally_many_wherever_their_names_stand(pool: Pool) -> None:
+    await register(pool, 17)
+    found: Counter[str] = Counter()
+    for number in range(340):
+        found[(await place(pool, "one", [], seed=number * 8 + 1)).replica] += 1
+        pool.done("one")
+        await drained(pool)
+    assert len(found) == 17
+    assert min(found.values()) >= 10
+
+
+async def test_strangers_leave_the_orders_though_replicas_are_out(many: Pool, client: redis.Redis) -> None:
+    for number in range(5):
+        await many.register(replica(f"r{number}", state="dead", capacity_tokens=100_000))
+    key = f"{KEYS.subset(subset_of(many).digest)}:load"
+    await client.zadd(key, {f"stranger{number}": -5.0 for number in range(5)})
+    await many.subsets.keep()
+    assert await client.zcard(key) == MANY - 5
+
+
+async def test_of_many_subsets_those_that_are_not_in_use_go_soon(
+    many: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that changes every second would have dozens, and each makes every request dearer."""
+    monkeypatch.setattr(subsets, "_RECENTLY_S", 0.0)
+    for number in range(20, 23):
+        await place(many, f"{number}", [], serving=Subset.of([f"r{each}" for each in range(number)]))
+    await many.subsets.keep()
+    assert len(many.subsets._declared) == 4
+    await place(many, "more", [], serving=Subset.of([f"r{each}" for each in range(30)]))
+    await many.subsets.keep()
+    assert not many.subsets._declared
 
 
 async def test_where_the_least_loaded_owner_has_too_many_requests_another_owner_is_found(

@@ -142,6 +142,10 @@ async def test_a_follow_up_stays_where_the_answer_before_it_was_made(pool: Pool,
     asked = request("a", keys, tokens=[1000, 1010, 3000, 3020], prompt_tokens=3020)
     chosen = [json.loads(await pool.explain(replace(asked, answer=at)) or b"")["replica"] for at in ((2, 3), (0, 0))]
     assert chosen == ["r0", "r1"]
+    await own(client, keys[1], "r0", hits=16)
+    asked = replace(asked, answer=(2, 3))
+    others = "many go on after this question, so whose answer it is cannot be told"
+    assert json.loads(await pool.explain(asked) or b"")["replica"] == "r1", others
 
 
 async def test_an_answer_that_the_map_knows_in_part_counts_as_a_whole(pool: Pool, client: redis.Redis) -> None:

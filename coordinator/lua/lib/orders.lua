@@ -6,11 +6,11 @@ local function orders_of(subset, base)
   local MANY_OWNERS, OWNERS_ASKED, MOST_ASKED, PICKED_OWNERS, SEARCHED = 32, 3, 48, 3, 16
 
   local orders, is_tried = { count = 0 }, subset.is_tried
-  local spare, is_named, least_loaded, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, false
+  local spare, is_named, named_first, good_named, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, {}, false
   local all_active
 
   -- The first `count` members of an order and their scores: the lowest ones, or the highest ones in reverse. Redis lists
-  -- equal scores by name. So if all of these are equal, others from a random place among their equals are taken instead.
+  -- equal scores by name. So if all of these are equal, they are taken from a random place among their equals on.
   function orders.first(order, count, is_reverse)
     local key, range, wanted = subset.key .. order, is_reverse and 'ZREVRANGE' or 'ZRANGE', count + spare
     local found = redis.pcall(range, key, 0, wanted - 1, 'WITHSCORES')
@@ -20,8 +20,12 @@ local function orders_of(subset, base)
     end
     if #names == wanted and scores[1] == scores[wanted] then
       local equals = redis.call('ZCOUNT', key, scores[1], scores[1])
-      local first = math.random(0, equals - wanted)
-      names = first > 0 and redis.call(range, key, first, first + wanted - 1) or names
+      local from = math.random(0, equals - 1)
+      local others = from > 0 and redis.call(range, key, from, math.min(from + wanted, equals) - 1) or names
+      for i = 1, #names - #others do
+        others[#others + 1] = names[i]
+      end
+      names = others
     end
     return names, scores
   end
@@ -52,16 +56,16 @@ local function orders_of(subset, base)
     return found
   end
 
-  -- Members that follow the first ones in the order of load and have room for the prompt in their cache, or as much as
-  -- any has. None if one of the first, whose `rooms` these are, has it, or no cache has any.
-  function orders.with_room(rooms, most, count)
-    local needed, found = math.min(prompt_tokens, most), {}
+  -- Members that follow the first ones in the order of load and have room for so many tokens. None if one of the first,
+  -- whose `rooms` these are, has it.
+  function orders.with_room(rooms, needed, count)
+    local found = {}
     for i = 1, #rooms do
       if rooms[i] >= needed then
         return found
       end
     end
-    local following = #rooms > 0 and most > 0 and redis.call('ZRANGE', subset.key .. ':load', #rooms, #rooms + SEARCHED - 1) or found
+    local following = #rooms > 0 and redis.call('ZRANGE', subset.key .. ':load', #rooms, #rooms + SEARCHED - 1) or {}
     rooms = orders.rooms(following)
     for i = 1, #following do
       if #found < count and rooms[i] >= needed then
@@ -74,7 +78,7 @@ local function orders_of(subset, base)
   -- The names of several lists, each once, without those that were tried.
   local function each_once(lists)
     local names, count = {}, 0
-    is_named, least_loaded = {}, lists[1]
+    is_named = {}
     for i = 1, #lists do
       local list = lists[i]
       for j = 1, #list do
@@ -107,6 +111,7 @@ local function orders_of(subset, base)
       lists[#lists + 1] = attempt > 1 and orders.random(NOMINATED_AGAIN) or nil
       local good, broken, dead = classify(each_once(lists))
       if #good > 0 then
+        named_first, good_named = lists[1], good
         return good, broken, dead
       elseif explain or (#broken + #dead == 0 and attempt > 1) then
         break
@@ -141,13 +146,16 @@ local function orders_of(subset, base)
     if is_desperate then
       return {}
     end
-    local are_owners = {}
-    for j = 1, #fields, 2 do
-      are_owners[fields[j]] = true
+    local are_owners, are_first = {}, {}
+    for i = 1, #fields, 2 do
+      are_owners[fields[i]] = true
     end
-    for i = 1, #least_loaded do
-      local replica = least_loaded[i]
-      if depth[replica] or are_owners[replica] then
+    for i = 1, #named_first do
+      are_first[named_first[i]] = true
+    end
+    for i = 1, #good_named do
+      local replica = good_named[i]
+      if are_first[replica] and (depth[replica] or are_owners[replica]) then
         if sum_of(field_of(active_key, replica)) < most_active(orders.mean_active()) then
           return {}
         end
