@@ -127,15 +127,18 @@ class Candidates:
         return [replica for replica in following if self._room(replica) >= needed][:count]
 
     def _owners(self, holders: set[int], first: Sequence[int], limit: float) -> list[int]:
-        """Owners of a prefix: all if they are few; else the least loaded ones, if none of the first by load is one."""
+        """Owners of a prefix: all if they are few; else the least loaded ones that the load guard allows, if none of
+        the first by load is one."""
         if len(holders) <= _FEW_OWNERS:
             return sorted(holders)
-        if any(replica in holders and self._loads[replica].active < limit for replica in first):
+        allowed = {replica for replica in holders if self._loads[replica].active < limit}
+        if not allowed.isdisjoint(first):
             return []
         if len(holders) > _MANY_OWNERS:
             asked = min(math.ceil(_PICKED_OWNERS * len(self._loads) / len(holders)), _MOST_ASKED)
-            picked = [replica for replica in self._by_load.ranked(0, asked) if replica in holders]
+            picked = [replica for replica in self._by_load.ranked(0, asked) if replica in allowed]
             if picked:
                 return picked[:_PICKED_OWNERS]
         sample = self._rng.sample(sorted(holders), min(len(holders), _MANY_OWNERS))
-        return sorted(sample, key=self._by_load.score)[:_PICKED_OWNERS]
+        below = [replica for replica in sample if replica in allowed]
+        return sorted(below or sample, key=self._by_load.score)[:_PICKED_OWNERS]

@@ -416,19 +416,22 @@ async def test_of_many_subsets_those_that_are_not_in_use_go_soon(
     assert not many.subsets._declared
 
 
-async def test_where_the_least_loaded_owner_has_too_many_requests_another_owner_is_found(
-    many: Pool, client: redis.Redis
+@pytest.mark.parametrize("num_guarded", [1, 4])
+async def test_where_the_least_loaded_owners_have_too_many_requests_another_owner_is_found(
+    many: Pool, client: redis.Redis, num_guarded: int
 ) -> None:
     keys = chain("document", *range(5))
-    owners = [f"r{number}" for number in range(6)]
+    owners = [f"r{number}" for number in range(8)]
     for name in owners:
         for key in keys:
             await own(client, key, name)
-    others = [name for name in many.records if name not in owners]
-    await client.hset(KEYS.active, mapping=dict.fromkeys(others, 1) | dict.fromkeys(owners, 2) | {"r0": 12})
-    backlog_tokens = dict.fromkeys(others, 2000) | dict.fromkeys(owners, 3000) | {"r0": 0}
-    await client.hset(KEYS.backlog_tokens, mapping=backlog_tokens)
-    await client.hset(KEYS.owned_tokens, mapping=dict.fromkeys(owners, 50_000))
-    await many.subsets.keep()
+    idle, guarded = dict.fromkeys(many.records, 1), owners[:num_guarded]
+    await loaded(
+        many,
+        client,
+        active=idle | dict.fromkeys(owners, 2) | dict.fromkeys(guarded, 12),
+        backlog_tokens=dict.fromkeys(many.records, 2000) | dict.fromkeys(owners, 3000) | dict.fromkeys(guarded, 0),
+        owned_tokens=dict.fromkeys(owners, 50_000),
+    )
     asked = request("a", keys, tokens=[4000 * (at + 1) for at in range(len(keys))], prompt_tokens=24_000)
     assert json.loads(await many.explain(asked) or b"")["why"] == "hit"

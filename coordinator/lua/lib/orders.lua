@@ -3,7 +3,7 @@
 
 local function orders_of(subset, base)
   local READMITS_ONE_IN, READMITTED_AT_ONCE, NOMINATIONS, NOMINATED_AGAIN, ADDED_OWNERS = 8, 8, 3, 64, 8
-  local MANY_OWNERS, OWNERS_ASKED, MOST_ASKED, PICKED_OWNERS, SEARCHED = 32, 3, 48, 3, 16
+  local MANY_OWNERS, MOST_ASKED, PICKED_OWNERS, SEARCHED = 32, 48, 3, 16
 
   local orders, is_tried = { count = 0 }, subset.is_tried
   local spare, is_named, named_first, good_named, is_desperate = select(2, string.gsub(tried, '%S+', '')), {}, {}, {}, false
@@ -137,61 +137,87 @@ local function orders_of(subset, base)
     return all_active / math.max(1, orders.count)
   end
 
-  -- The least loaded of a key's many owners. Owners that are not good are in no order, so they are left out. Of a few
-  -- dozen owners, the order tells the best. If there are more, the first replicas of the order are asked about: the more
-  -- owners there are, the fewer of these are needed until one is an owner. If that is not enough, a sample is.
+  -- Those of the good replicas in `names` that the load guard allows, without those that were tried.
+  local function allowed(names)
+    local in_flight = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':in_flight', unpack(names)) or {}
+    local limit, found = most_active(orders.mean_active()), {}
+    for i = 1, #names do
+      if in_flight[i] and math.floor(tonumber(in_flight[i])) < limit and not is_tried[names[i]] then
+        found[#found + 1] = names[i]
+      end
+    end
+    return found
+  end
+
+  -- The least loaded of these replicas, not more than `count` of them.
+  local function least_loaded(names, count)
+    local loads = #names > 0 and redis.pcall('ZMSCORE', subset.key .. ':load', unpack(names)) or {}
+    local picked, load_of = {}, {}
+    for i = 1, #names do
+      local name, load = names[i], loads[i] and tonumber(loads[i])
+      if load and not is_tried[name] then
+        local at = #picked + 1
+        while at > 1 and load < load_of[picked[at - 1]] do
+          at = at - 1
+        end
+        load_of[name] = load
+        if at <= count then
+          table.insert(picked, at, name)
+          picked[count + 1] = nil
+        end
+      end
+    end
+    return picked
+  end
+
+  -- Those of the first replicas in the order of load that own a key. The more owners it has, of `count`, the fewer
+  -- replicas are asked.
+  local function first_owners(key, count)
+    local ranks = math.ceil(PICKED_OWNERS * orders.count / count)
+    local first = redis.pcall('ZRANGE', subset.key .. ':load', 0, math.min(ranks + spare, MOST_ASKED) - 1)
+    local are_owners, owners = #first > 0 and redis.call('HMGET', key, unpack(first)) or {}, {}
+    for i = 1, #first do
+      if are_owners[i] then
+        owners[#owners + 1] = first[i]
+      end
+    end
+    return owners
+  end
+
+  -- The least loaded of a key's many owners that the load guard allows. Owners that are not good are in no order, so they
+  -- are left out. If there are more than a few dozen, the first replicas by load are asked whether they own the key. If
+  -- that is not enough, a sample of the owners is taken.
   -- There is no need if one of the candidates named first, which are the least loaded of all, is among the owners in
   -- `fields` (as HGETALL gives them), or is known to own a deeper key, and the load guard allows it.
   function orders.more_owners(key, count, fields, depth)
     if is_desperate then
       return {}
     end
-    local are_owners, are_first = {}, {}
+    local is_owner, is_first, first = {}, {}, {}
     for i = 1, #fields, 2 do
-      are_owners[fields[i]] = true
+      is_owner[fields[i]] = true
     end
     for i = 1, #named_first do
-      are_first[named_first[i]] = true
+      is_first[named_first[i]] = true
     end
     for i = 1, #good_named do
       local replica = good_named[i]
-      if are_first[replica] and (depth[replica] or are_owners[replica]) then
-        if sum_of(field_of(active_key, replica)) < most_active(orders.mean_active()) then
-          return {}
-        end
+      if is_first[replica] and (depth[replica] or is_owner[replica]) then
+        first[#first + 1] = replica
       end
     end
-    local order, picked = subset.key .. ':load', {}
+    if #allowed(first) > 0 then
+      return {}
+    end
     if count > MANY_OWNERS then
-      local ranks = math.ceil(OWNERS_ASKED * orders.count / count)
-      local first = redis.pcall('ZRANGE', order, 0, math.min(ranks + spare, MOST_ASKED) - 1)
-      local are_owners = #first > 0 and redis.call('HMGET', key, unpack(first)) or {}
-      for i = 1, #first do
-        if are_owners[i] and not is_tried[first[i]] and #picked < PICKED_OWNERS then
-          picked[#picked + 1] = first[i]
-        end
-      end
-      if #picked > 0 then
-        return picked
+      local owners = allowed(first_owners(key, count))
+      if #owners > 0 then
+        return { unpack(owners, 1, PICKED_OWNERS) }
       end
     end
     local owners = count > MANY_OWNERS and redis.call('HRANDFIELD', key, MANY_OWNERS) or redis.call('HKEYS', key)
-    local loads, load_of_owner = redis.pcall('ZMSCORE', order, unpack(owners)), {}
-    for i = 1, #owners do
-      local owner, load = owners[i], loads[i] and tonumber(loads[i])
-      if load and not is_tried[owner] then
-        local at = #picked + 1
-        while at > 1 and load < load_of_owner[picked[at - 1]] do
-          at = at - 1
-        end
-        load_of_owner[owner] = load
-        if at <= PICKED_OWNERS then
-          table.insert(picked, at, owner)
-          picked[PICKED_OWNERS + 1] = nil
-        end
-      end
-    end
-    return picked
+    local below = allowed(owners)
+    return least_loaded(#below > 0 and below or owners, PICKED_OWNERS)
   end
 
   -- Those of the owners (replica -> anything) that are in the subset, good, not tried and not named yet: at most so many
