@@ -45,11 +45,12 @@ class LightSequence:
         tag: EventTag,
         when_prefilled: Callable[[], None],
     ) -> None:
-        """The engine calls `when_prefilled` as soon as the prompt is computed."""
+        """The engine calls `when_prefilled` as soon as the prompt is computed, and forgets it: it may refer to the
+        sequence, and a cycle would keep both in memory (see replicas.py)."""
         self.prompt = prompt
         self.answer = answer
         self.tag = tag
-        self.when_prefilled = when_prefilled
+        self.when_prefilled: Callable[[], None] | None = when_prefilled
         self.hasher = BlockHasher(prompt, block_tokens)
         self.hasher.extend(prompt.tokens)
         self.blocks: list[Block] = []
@@ -103,7 +104,7 @@ class LightEngine:
             self._leave(sequence)
         else:
             self.waiting.remove(sequence)
-            sequence.is_over = True
+            sequence.is_over, sequence.when_prefilled = True, None
         self.stats.requests["abort"] += 1
 
     def clear_cache(self) -> bool:
@@ -117,7 +118,7 @@ class LightEngine:
         self.running.remove(sequence)
         self.cache.release(sequence.blocks)
         sequence.blocks = []
-        sequence.is_over = True
+        sequence.is_over, sequence.when_prefilled = True, None
         self._admit()
 
     def _admit(self) -> None:
@@ -143,7 +144,9 @@ class LightEngine:
             self.stats.prompt_tokens += sequence.prompt.num_tokens
             uncached_tokens = sequence.prompt.num_tokens - sequence.cached_tokens
             self.stats.prefilled(now_s - sequence.scheduled_s, uncached_tokens)
-            sequence.when_prefilled()
+            then, sequence.when_prefilled = sequence.when_prefilled, None
+            assert then is not None
+            then()
         self._admit()
 
     def _schedule(self, sequence: LightSequence) -> bool:

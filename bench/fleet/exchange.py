@@ -174,7 +174,11 @@ class _Answering:
     def after(self, tokens: int) -> None:
         """Call `arrived` when this many more tokens are generated."""
         seconds = tokens * self.settings.decode_s_per_token / self.settings.speed
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.arrived)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+
+    def _due(self) -> None:
+        self._timer = None  # it refers to this answer: a cycle would keep both in memory
+        self.arrived()
 
     def arrived(self) -> None:
         self._engine.finish(self.sequence)

@@ -353,7 +353,7 @@ def main() -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     settings = LightSettings(**options.settings)
-    gc.disable()  # to look at the blocks of hundreds of caches takes seconds, in which no replica would answer
+    gc.disable()  # to look at the blocks of hundreds of caches takes seconds; and what a request needs is in no cycle
     process = _Process(options.port, settings, options.redis_url, options.namespace)
     uvloop.run(process.run(range(options.first, options.first + options.count), options.api_port))
 
