@@ -109,7 +109,8 @@ bench-place bench-store: bench-%:
 	$(BIN)/python -m bench.$* --out bench/results/$*.json
 
 bench-fleet-grid:
-	$(BIN)/python -m bench.fleet --grid --out bench/results/fleet-grid.json
+	$(BIN)/python -m bench.fleet --grid --gateways 1,4,12 --workers 8,64,240,500,1000 --sessions-per-s 40 --seconds 8 \
+		--out bench/results/fleet-grid.json
 	$(BIN)/python -m bench.report.growth
 
 bench-routing:
@@ -132,7 +133,8 @@ bench-offload-real:
 
 # Runs all faults, even if a goal is missed.
 bench-faults: install
-	$(BIN)/python -m bench.faults; missed=$$?; $(BIN)/python -m bench.faults --gateways 8 && exit $$missed
+	$(BIN)/python -m bench.faults; missed=$$?; $(BIN)/python -m bench.faults --gateways 8 && \
+		$(BIN)/python -m bench.faults --replicas 64 && exit $$missed
 
 check: install
 	$(BIN)/ruff check .

@@ -29,12 +29,14 @@ written by `.venv/bin/python -m bench.faults`. What KVGate promises is in [behav
 of a fault in logs and metrics in [operations.md](operations.md#what-you-see-of-each-fault).
 
 Each fault strikes a cluster of its own, of real processes on one machine: Redis, three simulated replicas with an
-agent each, and gateways with their default settings. Of 64 replicas, the other 61 and their agents share a process
-that no fault strikes; in the row of Redis' clock, they are left out. A load balancer spreads {RATE_PER_S:g} requests a
-second on the gateways. Half of the requests are streams. Their prompts share {CONTEXTS} beginnings of 1 300 tokens, and
-answers take {ANSWER_TOKENS[0] * DECODE_S:.1f} to {ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's
-/ready once a second. Where a gateway refuses the connection, it tries the next one. It never repeats a request that it
-has sent.
+agent each, and gateways with their default settings. In a section with 64 replicas (`--replicas 64`), the other 61 and
+their agents share one process that no fault strikes; in the row of Redis' clock, they are left out. There the same load
+reaches some 50 replicas, and the struck one may carry few requests or none.
+
+A load balancer spreads {RATE_PER_S:g} requests a second on the gateways. Half of the requests are streams. Their
+prompts share {CONTEXTS} beginnings of 1 300 tokens, and answers take {ANSWER_TOKENS[0] * DECODE_S:.1f} to
+{ANSWER_TOKENS[1] * DECODE_S:.1f} s. The balancer asks each gateway's /ready once a second. Where a gateway refuses the
+connection, it tries the next one. It never repeats a request that it has sent.
 
 ## What is counted
 
