@@ -6,6 +6,8 @@ Registration opens the connection, and refuses a replica id that belongs to anot
 from __future__ import annotations
 
 import asyncio
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -329,14 +331,15 @@ def _binding(tip: str, text: bytes) -> tuple[tuple[str, str], Binding] | None:
     try:
         replica, incarnation, report, prompt_tokens, shape, *keys = text.decode().split(" ")
         behind = orjson.loads(shape)
-        text_bytes = [int(each) for each in behind["text_bytes"]]
-        image_counts = [int(each) for each in behind.get("image_counts") or [0] * len(keys)]
+        text_bytes = array("q", map(int, behind["text_bytes"]))
+        image_counts = array("q", map(int, behind.get("image_counts") or [0] * len(keys)))
         image_ids = [str(each) for each in behind.get("image_ids") or ()]
         expected_tokens = int(prompt_tokens)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
         return None
     if not len(keys) == len(text_bytes) == len(image_counts) > 0:
         return None
+    keys = [sys.intern(key) for key in keys]  # prompts share beginnings, and an agent knows thousands of chains
     binding = Binding(tip, keys, text_bytes, image_counts, expected_tokens, image_ids, is_report=report == "1")
     return (replica, incarnation), binding
 
