@@ -65,9 +65,9 @@ class Order:
         return self._scores[replica]
 
 
-def _room(load: Load, capacity_tokens: int) -> int:
-    """The tokens for which the cache has room. One that is nearly full counts as full."""
-    return capacity_tokens - load.owned_tokens if load.owned_tokens <= _FULL_SHARE * capacity_tokens else 0
+def occupied_tokens(load: Load, capacity_tokens: int) -> int:
+    """A cache that is nearly full counts as full."""
+    return capacity_tokens if load.owned_tokens > _FULL_SHARE * capacity_tokens else load.owned_tokens
 
 
 class Candidates:
@@ -77,7 +77,8 @@ class Candidates:
         self._loads, self._rng = loads, rng
         self._by_load = Order(lambda load: load.backlog_tokens + _LOAD_PER_REQUEST * load.active, loads)
         self._in_flight = Order(lambda load: load.active + load.backlog_tokens / 1e9, loads)
-        self._most_free_first = Order(lambda load: -_room(load, capacity_tokens), loads)
+        self._most_free_first = Order(lambda load: occupied_tokens(load, capacity_tokens), loads)
+        self._capacity_tokens = capacity_tokens
         self._changed: set[int] = set()
 
     def changed(self, replica: int) -> None:
@@ -110,7 +111,7 @@ class Candidates:
         self._changed.clear()
 
     def _room(self, replica: int) -> float:
-        return -self._most_free_first.score(replica)
+        return self._capacity_tokens - self._most_free_first.score(replica)
 
     def _is_met(self, first: Sequence[int], needed: float) -> bool:
         """Whether one of the first by load is idle, or as good as idle, and has room."""

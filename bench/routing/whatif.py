@@ -34,7 +34,7 @@ from rich.table import Table
 from bench import tables
 from bench.load import BLOCK_TOKENS, MODEL, Body, Turns, percentile
 from bench.options import count, counts, names
-from bench.routing.candidates import LOOK_AT_ALL, Candidates, Load
+from bench.routing.candidates import LOOK_AT_ALL, Candidates, Load, occupied_tokens
 from bench.routing.fleets import DECODE_S_PER_TOKEN, PREFILL_TOKENS_PER_S
 from bench.routing.mixes import MIXES, Mix, Workload
 from bench.workloads import Session
@@ -50,7 +50,6 @@ from gateway.simulator.settings import SimSettings
 
 _WAY_S = 0.001
 _HIT_SAMPLE = 8
-_FULL = 0.96
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,9 @@ def costs(weights: Weights, loads: Sequence[Load], capacity_tokens: int, prompt_
             charged = weights.charged * (prompt_tokens - best + lacks * share)
             of_prompt[lacks] = charged, lacks * share if best else prompt_tokens
         charged, copied = of_prompt[lacks]
-        displaced = max(0.0, copied - capacity_tokens + _occupied(load, capacity_tokens))
+        displaced = max(0.0, copied - capacity_tokens + occupied_tokens(load, capacity_tokens))
         found.append(load.backlog_tokens + charged + weights.displaced * displaced + per_request * load.active)
     return found
-
-
-def _occupied(load: Load, capacity_tokens: int) -> int:
-    return capacity_tokens if load.owned_tokens > _FULL * capacity_tokens else load.owned_tokens
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -270,7 +265,7 @@ class Router:
         allowed = [at for at, load in enumerate(loads) if load.active < limit] or range(len(loads))
         least = min(cost[at] for at in allowed)
         equal = [at for at in allowed if cost[at] == least]
-        at = min(equal, key=lambda at: (_occupied(loads[at], self._capacity_tokens), self._rng.random()))
+        at = min(equal, key=lambda at: (occupied_tokens(loads[at], self._capacity_tokens), self._rng.random()))
         matched_tokens = loads[at].matched_tokens
         self._sample_hit(seen[at], hashes, matched_tokens // BLOCK_TOKENS)
         return seen[at], matched_tokens

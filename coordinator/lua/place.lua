@@ -97,6 +97,10 @@ while start < count and tokens_at(start) < MIN_MATCH_TOKENS do
   start = start + 1
 end
 
+local function hits_of(record)
+  return tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)'))
+end
+
 -- The tokens that each candidate most likely holds. Who owns the chain up to the last answer has most likely made this
 -- answer: no key tells, because keys are made of prompts. If others go on after the prompt before it, too, they may have
 -- brought answers of their own, so nobody gets credit for having made one.
@@ -105,7 +109,7 @@ local function with_answer(matched, names, depth, held)
   for i = 1, #names do
     local deep, is_likely = depth[names[i]] or 0, false
     if deep >= answered and deep < answer_end then
-      is_likely = tonumber(string.match(held[names[i]], '^%S+ %S+ %S+ %S+ (%d+)')) <= HIT_SAMPLE
+      is_likely = hits_of(held[names[i]]) <= HIT_SAMPLE
     end
     likely[i] = is_likely and tokens_at(answer_end) or matched[i]
   end
@@ -129,7 +133,7 @@ local function weigh(names, depth, held)
   local hits = 0
   for replica, record in pairs(held) do
     if best > 0 and depth[replica] == best then
-      hits = math.max(hits, tonumber(string.match(record, '^%S+ %S+ %S+ %S+ (%d+)')))
+      hits = math.max(hits, hits_of(record))
     end
   end
   if WEIGHS_CACHES or explain then

@@ -24,13 +24,21 @@ for i = 1, #names do
   note_subset(subsets_of_key, names[i], digest)
   moved = moved + stand(base, names[i], now, MAX_OPENINGS * probe_ms, digest)
 end
+-- How many members an order can have.
+local function most_members(order)
+  local all, good = size_of(subset_key), size_of(subset_key .. ':good')
+  if order == ':good' then
+    return all
+  end
+  return order == ':out' and all - good or good
+end
+
 if is_last then
   for _, order in ipairs({ ':good', ':in_flight', ':load', ':free', ':out' }) do
     local placed = redis.pcall('ZCARD', subset_key .. order)
     if type(placed) ~= 'number' then -- it is of another type, which nothing has replaced yet
       redis.call('UNLINK', subset_key .. order)
-    elseif placed > (order == ':out' and size_of(subset_key) - size_of(subset_key .. ':good')
-      or order == ':good' and size_of(subset_key) or size_of(subset_key .. ':good')) then
+    elseif placed > most_members(order) then
       for _, replica in ipairs(redis.call('ZRANGE', subset_key .. order, 0, -1)) do -- somebody else wrote there
         if not redis.pcall('ZSCORE', subset_key, replica) then
           redis.call('ZREM', subset_key .. order, replica)
