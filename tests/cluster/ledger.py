@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import redis.asyncio as redis
 
 from bench.ledger import Sums, ask_sums, sums
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
 
-_RECORDS = """
-local records = {}
-for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
-  local owners = redis.call('HGETALL', key)
-  for i = 1, #owners, 2 do
-    records[#records + 1] = { owners[i], owners[i + 1] }
-  end
+# One script reads all, so that no event is applied in between.
+_OWNED = """
+local look = { redis.call('HGETALL', ARGV[1]), redis.call('HGETALL', ARGV[2]) }
+for _, key in ipairs(redis.call('KEYS', ARGV[3])) do
+  look[#look + 1] = redis.call('HGETALL', key)
 end
-return records
+return look
 """
 _FORGET = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end"
 
@@ -33,9 +33,11 @@ class Ledger:
 
     async def ownership_problems(self) -> list[str]:
         """Replicas whose count of owned tokens is not the sum of their keys' records."""
-        lives, owned = await self.replicas(), await self._client.hgetall(self._keys.owned_tokens)
+        look = await self._client.eval(_OWNED, 0, self._keys.replicas, self._keys.owned_tokens, self._keys.own("*"))
+        replicas, owned, *owners = ([*zip(flat[::2], flat[1::2], strict=True)] for flat in look)
+        lives, owned = {name: ReplicaRecord.parse(name, text) for name, text in replicas}, dict(owned)
         recorded = dict.fromkeys(lives, 0)
-        for owner, record in await self._client.eval(_RECORDS, 0, self._keys.own("*")):
+        for owner, record in chain.from_iterable(owners):
             incarnation, _, _, span_tokens, _, last_use_ms, *_ = record.split(" ")
             if incarnation == lives[owner].incarnation and int(last_use_ms) >= lives[owner].since_ms:
                 recorded[owner] += int(span_tokens)
