@@ -99,7 +99,9 @@ class Bench:
         self._placed += 1
         reservation = f"{GATEWAY}-{self._placed}"
         tokens = [TOKENS_PER_KEY * (i + 1) for i in range(len(keys))]
-        request = PlaceRequest(reservation, keys, tokens, tokens[-1], PolicyKnobs(), self._placed, serving=self._subset)
+        request = PlaceRequest(
+            *(reservation, keys, tokens, tokens[-1], PolicyKnobs(), self._placed), serving=self._subset, room_share=1.0
+        )
         self._pool.subsets.use(self._subset, request.knobs.probe_ms)  # the first one makes the orders
         operands = request.operands(self._script, self._pool.keys, GATEWAY, 1, explain=False)
         started = time.perf_counter()
@@ -107,7 +109,7 @@ class Bench:
         took_us = (time.perf_counter() - started) * 1e6
         assert reply[0] == b"ok", reply
         self.why[reply[4].decode()] += 1
-        done = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[("done", reservation)])
+        done = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[("done", reservation, "")])
         await self._wire.send("EVAL", self._settle.text, *done)  # counted apart from EVALSHA
         return took_us
 

@@ -17,3 +17,15 @@ class StoreLate(StoreError):
 
 class StoreRefused(StoreError):
     """Redis answered with an error (a missing permission, a wrong type): retrying will not help."""
+
+
+class NoRoom(Exception):
+    """No replica has room for a request, and it may not wait, or has waited for too long.
+
+    `reason` is `full` (too many wait), `full_tenant` (too many of this tenant do), `unreachable` (it would wait longer
+    than it can) or `waited` (it has). `expected_s` is how long another try most likely waits; 0 if nothing tells.
+    """
+
+    def __init__(self, reason: str, expected_s: float) -> None:
+        super().__init__(f"no replica has room ({reason}); expected wait {expected_s:.1f} s")
+        self.reason, self.expected_s = reason, expected_s

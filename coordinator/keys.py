@@ -156,6 +156,34 @@ class PoolKeys:
     def view_changes(self) -> str:
         return f"{self._base}:view_changes"
 
+    @cached_property
+    def waiting(self) -> str:
+        return f"{self._base}:waiting"
+
+    @cached_property
+    def rates(self) -> str:
+        return f"{self._base}:rates"
+
+    @cached_property
+    def fair(self) -> str:
+        return f"{self._base}:fair"
+
+    @cached_property
+    def paces(self) -> str:
+        return f"{self._base}:paces"
+
+    def seats(self, gateway: str) -> str:
+        return f"{self._base}:seats:{gateway}"
+
+    def charges(self, gateway: str) -> str:
+        return f"{self._base}:charges:{gateway}"
+
+    def grants(self, gateway: str) -> str:
+        return f"{self._base}:grants:{gateway}"
+
+    def heard(self, gateway: str) -> str:
+        return f"{self._base}:heard:{gateway}"
+
     def chunk(self, key: str) -> str:
         return f"{self._base}:chunk:{key}"
 

@@ -4,7 +4,8 @@ A script file opens with a comment that declares its KEYS and ARGV (see signatur
 text that Redis gets, the blank line behind this comment defines the declared names as locals. So the line numbers in
 Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
 each once, and `-- include FOLDER/NAME` pulls in lua/FOLDER/NAME.lua. A setting in angle brackets stands for its value:
-`-- include policies/<policy>`. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination
+`-- include policies/<policy>`. `-- include place(SETTINGS, KEYS, ARGV)` makes a Lua function of a whole script, which
+reads its settings from a table. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination
 continues when chunks have filled the memory; Redis 6.2 does not know that line.
 """
 
@@ -17,6 +18,7 @@ from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from coordinator.keys import PoolKeys
 from coordinator.registry import ReplicaRecord
@@ -74,19 +76,42 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
     header, _, body = _file(name).partition("\n\n")
     text = f"{header}\n{local_line(name, knobs)}\n{body}"
 
-    seen: set[str] = set()
+    return _with_includes(text, settings, set())
 
-    def with_includes(text: str) -> str:
-        return re.sub(r"^-- include (\S+)$", included, text, flags=re.MULTILINE)
 
+def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -> str:
     def included(match: re.Match[str]) -> str:
-        file = re.sub(r"<(\w+)>", lambda setting: str(settings[setting[1]]), match[1])
+        file = match[1]
+        if "(" in file:
+            return as_function(file.partition("(")[0])
+        if "<" in file and settings is None:
+            return _each_of(file)
+        file = re.sub(r"<(\w+)>", lambda setting: str((settings or {})[setting[1]]), file)
         if file in seen:
             return ""
         seen.add(file)
-        return with_includes((_LUA / f"{file if '/' in file else f'lib/{file}'}.lua").read_text())
+        text = (_LUA / f"{file if '/' in file else f'lib/{file}'}.lua").read_text()
+        return _with_includes(text, settings, seen)
 
-    return with_includes(text)
+    return re.sub(r"^-- include (\S.*)$", included, text, flags=re.MULTILINE)
+
+
+@cache
+def as_function(name: str) -> str:
+    """A script as a function, without comments. It grants nothing itself: it is what a grant calls."""
+    body = _file(name).partition("\n\n")[2]
+    text = re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"grants"}), flags=re.MULTILINE)
+    return f"local function {name}(SETTINGS, KEYS, ARGV)\n{lua_locals(signature(name), None)}\n{text}\nend"
+
+
+def _each_of(pattern: str) -> str:
+    """The files that `<setting>` in an include can mean, of which the script runs one."""
+    folder, _, setting = pattern.partition("/")
+    branches = [
+        f"{'else' if at else ''}if {setting.strip('<>')} == '{file.name.removesuffix('.lua')}' then\n{file.read_text()}"
+        for at, file in enumerate(sorted((_LUA / folder).iterdir(), key=lambda file: file.name))
+    ]
+    return "\n".join([*branches, "end"])
 
 
 @cache
@@ -99,7 +124,8 @@ def load(name: str, allow_oom: bool, knobs: PolicyKnobs | None = None) -> Script
 
 @dataclass(frozen=True, slots=True)
 class PolicyKnobs:
-    """How to choose: the policy's name and the numbers of the cost expression (see lua/lib/costs.lua)."""
+    """How to choose: the policy's name, the numbers of the cost expression (see lua/lib/costs.lua), and when requests
+    wait. The defaults are a gateway's: the script with these is loaded when it connects."""
 
     name: str = "prefix_kv_aware"
     min_slack_requests: int = 8
@@ -111,6 +137,10 @@ class PolicyKnobs:
     bind_ttl_ms: int = 60_000
     cpu_credit: float = 0.8
     store_credit: float = 0.6
+    max_wait_s: float = 10.0
+    prefill_tokens_per_s: float = 8000.0
+    max_waiting: int = 1000
+    max_waiting_per_tenant: int = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +151,45 @@ class BreakerKnobs:
     error_rate: float = 0.5
     window_ms: int = 10_000
     open_ms: int = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request stands in the queue, if it has to wait."""
+
+    band: int = 0
+    """0 goes first."""
+    tenant: str = "-"
+    weight: float = 1.0
+    output_tokens: int = 0
+    """The charge for its answer: tokens, times their weight."""
+    since_ms: int = 0
+    """Redis time at which its wait began; 0: now."""
+    wait_ms: int = 0
+    """How long it can wait; 0: any time."""
+    starve_ms: int = 0
+    """If its band gets nothing for so long, it goes first once; 0: at once."""
+
+    @property
+    def line(self) -> str:
+        """As `place` takes it."""
+        tenant = quote(self.tenant, safe="")
+        times = f"{self.since_ms} {self.wait_ms} {self.starve_ms}"
+        return f"{self.band} {tenant} {self.weight:g} {self.output_tokens} {times}"
+
+
+class Seat(NamedTuple):
+    """A request has to wait. `expected_ms` is how long it most likely waits; 0 if nothing tells."""
+
+    since_ms: int
+    expected_ms: int
+
+
+class Refusal(NamedTuple):
+    """A request may not even wait. `reason` is full, full_tenant or unreachable."""
+
+    reason: str
+    expected_ms: int
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -148,6 +217,12 @@ class PlaceRequest:
     """The parts of the prompt up to each key, for the agents: JSON without spaces (see coordinator/README.md)."""
     is_streamed: bool = True
     """Whether its first token will be seen."""
+    room_share: float = 0.0
+    """The part of a replica's room that it may use; 0: it never waits for room."""
+    standing: Standing = field(default_factory=Standing)
+    """Where it waits if there is no room."""
+    waited_s: float = 0.0
+    """How long it has waited for room."""
     answer: tuple[int, int] = (0, 0)
     """The last answer in the prompt: how many keys come before it, and how many up to its end; zeros if there is
     none."""
@@ -189,6 +264,8 @@ class PlaceRequest:
             answer_end=self.answer[1],
             shape=self.shape,
             may_report=self.may_report,
+            room_share=self.room_share,
+            line=self.standing.line if self.room_share else "",
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -250,8 +327,15 @@ class Reservation:
     """Predicted, on the monotonic clock; infinite while unknown, None before the first heartbeat."""
 
 
-def parse_placement(reply: Any) -> Placement | str:
-    """A Placement, or the status `stale`, `undeclared`, `none` or `late`."""
+_REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
+
+
+def parse_placement(reply: Any) -> Placement | Seat | Refusal | str:
+    """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
+    if reply[0] == b"wait":
+        return Seat(reply[1], reply[2])
+    if reply[0] in _REFUSALS:
+        return Refusal(reply[0].decode(), reply[2])
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     return Placement(

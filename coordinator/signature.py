@@ -11,7 +11,8 @@
     --   text    keys...: in the order of own
 
 A third section, SETTINGS, names values that are the same in all calls of a gateway. They are not sent with a call: they
-are part of the script's text, so its digest stands for them.
+are part of the script's text, so its digest stands for them. `all_settings()` returns them as a table. The text of such
+a script can also be a function in other scripts, which takes this table (see scripts.py): there `is_kept` is true.
 
 Each line has a kind, names, and after a colon an explanation; lines that are indented deeper continue it. The kind of a
 key is its type in Redis; the kind of an argument is `text`, `number` or `flag`. Three forms stand for several values:
@@ -138,15 +139,15 @@ def _parameters(script: str, section: str, kind: str, names: str) -> list[Parame
     return found
 
 
-def lua_locals(signature: Signature, settings: Mapping[str, str | float] = MappingProxyType({})) -> str:
-    """One line of Lua that gives each declared value its name.
+def lua_locals(signature: Signature, settings: Mapping[str, str | float] | None = MappingProxyType({})) -> str:
+    """One line of Lua that gives each declared value its name. Without `settings` they are in a Lua table SETTINGS.
 
     Raises KeyError if a setting is missing, ValueError if its value is not of its kind.
     """
     names, values, offsets = list[str](), list[str](), list[str]()
     for one in signature.settings:
         names.append(one.name)
-        values.append(_constant(one, settings[one.name]))
+        values.append(f"SETTINGS.{one.name}" if settings is None else _constant(one, settings[one.name]))
     for array, parameters in (("KEYS", signature.keys), ("ARGV", signature.args)):
         offset = str(sum(not one.is_many for one in parameters))
         for at, one in enumerate(parameters, 1):
@@ -159,6 +160,10 @@ def lua_locals(signature: Signature, settings: Mapping[str, str | float] = Mappi
             else:
                 names.append(f"{one.name}_key" if array == "KEYS" else one.name)
                 values.append(_LUA_VALUES.get(one.kind, "{}").format(f"{array}[{at}]"))
+    if signature.settings:
+        table = ", ".join(f"{one.name} = {one.name}" for one in signature.settings)
+        offsets.append(f"local is_kept = {'true' if settings is None else 'false'}")
+        offsets.append(f"local function all_settings() return {{ {table} }} end")
     if names:
         offsets.insert(0, f"local {', '.join(names)} = {', '.join(values)}")
     return " ".join(offsets)

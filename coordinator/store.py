@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from coordinator.errors import StoreError
-from coordinator.keys import pools_key
+from coordinator.keys import PoolKeys, pools_key
 from coordinator.pool.pool import Pool
+from coordinator.redis.address import connect as open_wire
 from coordinator.redis.address import is_cluster
-from coordinator.store_connection import StoreConnection, StoreOptions
+from coordinator.store_connection import CONNECT_S, StoreConnection, StoreOptions
 
 __all__ = ["Store", "StoreOptions"]
 
@@ -72,7 +74,9 @@ class Store:
         pool = self._pools.get(name)
         if pool is None:
             settings = self._settings
-            pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace)
+            anchor = PoolKeys(name, settings.namespace).anchor
+            connect = partial(open_wire, settings.url, anchor, CONNECT_S)
+            pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace, connect)
             self._pools[name] = pool
             self._connections[name] = connection = self._connect(pool.keys.anchor) if self._is_cluster else self._home
             connection.add(pool)
@@ -104,6 +108,8 @@ class Store:
                     self._running.create_task(connection.run())
         finally:
             self._running = None
+            for pool in self._pools.values():
+                pool.seats.close()
 
     async def leave(self) -> None:
         """Deregister from every pool: everything still reserved in this gateway's name is given back at once."""

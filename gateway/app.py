@@ -36,6 +36,7 @@ from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
 from gateway.routing.router import Router
+from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
 from gateway.upstream import Upstream
@@ -72,11 +73,12 @@ class Gateway:
         keyring = Keyring(settings.security)
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
-        router = Router(settings, self.store, self.metrics, self.fleet.block_tokens)
+        tenants = Tenants(settings)
+        router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
-        relay = Relay(self.reader, responses, audit, progress)
+        relay = Relay(self.reader, responses, audit, progress, tenants)
         attempts = Attempts(settings, router, self.fleet, self.upstream, relay, self.metrics, admission, self.moves)
         timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
         self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, logs_requests)

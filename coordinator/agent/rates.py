@@ -1,4 +1,5 @@
-"""Measures what a load of a token saves, compared to computing it, from an engine's own counters. Pure.
+"""Measures how fast an engine computes prompts, and what a load of a token saves compared to that, from the engine's
+own counters. Pure.
 
 The counters are vLLM's and those of the LMCache server beside it: seconds and tokens of prefills, seconds and tokens of
 loads from CPU memory, bytes per second of LMCache's loads. facts.py and lmcache_server.py in coordinator/engine/ have
@@ -14,6 +15,28 @@ _MIN_COMPUTED_TOKENS = 256
 """A shorter prefill takes as long as one engine step, and tells little of the speed."""
 _HALF_AFTER_S = 60.0
 """After this many seconds of prefills, the earlier ones count half: the rate follows the engine's load."""
+_WINDOW_S = 10.0
+_KEPT = 0.9
+"""A window with fewer tokens lowers the peak to this part of it at most: most windows are not full of work."""
+
+
+@dataclass(slots=True)
+class _Peak:
+    """The most tokens per second in a window; older windows count less."""
+
+    per_s: float = 0.0
+    _since_s: float | None = None
+    _tokens: float = 0.0
+
+    def add(self, tokens: float, now_s: float) -> None:
+        if self._since_s is None:
+            self._since_s = now_s
+            return
+        self._tokens += tokens
+        if now_s - self._since_s >= _WINDOW_S:
+            if self._tokens > 0:
+                self.per_s = max(self._tokens / (now_s - self._since_s), _KEPT * self.per_s)
+            self._since_s, self._tokens = now_s, 0.0
 
 
 @dataclass(slots=True)
@@ -40,16 +63,24 @@ class Rates:
     _seen: Mapping[str, float] = field(default_factory=dict)
     _prefill: _Ratio = field(default_factory=_Ratio)
     _cpu: _Ratio = field(default_factory=_Ratio)
+    _peak: _Peak = field(default_factory=_Peak)
 
-    def observe(self, counters: Mapping[str, float]) -> None:
+    def observe(self, counters: Mapping[str, float], now_s: float) -> None:
         """Take in the counters' current values."""
         grown = {name: value - self._seen.get(name, value) for name, value in counters.items()}
         self._seen = dict(counters)
         prefills, tokens = grown.get("prefills", 0), grown.get("prefill_computed_tokens", 0)
         if prefills > 0 and tokens >= _MIN_COMPUTED_TOKENS * prefills:
             self._prefill.add(tokens, grown.get("prefill_s", 0))
+        self._peak.add(max(0.0, tokens), now_s)
         if grown.get("cpu_load_s", 0) > 0:
             self._cpu.add(grown.get("cpu_loaded_tokens", 0), grown["cpu_load_s"])
+
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast the engine computes prompts; None until measured. Prefills that share a step each count its time, so
+        their own speed is too low if there are many; what was computed in a window is too low if there are few."""
+        measured = self._prefill.per_s
+        return max(measured, self._peak.per_s) if measured is not None else None
 
     def cpu_credit(self, token_bytes: float | None) -> float | None:
         """The saving for a token in the replica's CPU memory; None until measured. `token_bytes` is its KV's size."""

@@ -6,6 +6,7 @@ Redis knows whether a chunk exists, and `place` asks it. So these reports need n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -31,6 +32,8 @@ _UNSEEN_CHUNKS = 200
 """If this many chunks were named and none was found, LMCache keeps them elsewhere."""
 _STEP = 0.02
 """Credits that differ by less count as equal."""
+_SPEED_STEP = 0.1
+"""Speeds that differ by a smaller part count as equal."""
 
 
 class TierReporter:
@@ -47,11 +50,12 @@ class TierReporter:
         self._chunk_bytes = 0
         self._rates = Rates()
         self._reported: tuple[float | None, float | None] | None = None
+        self._reported_tokens_per_s = 0.0
 
     def observe(self, tier: ChunkTier | None, counters: Mapping[str, float]) -> None:
         """The tier and counters that the engine and LMCache's server tell now. A tier of None (the server is away)
         leaves the last one."""
-        self._rates.observe(counters)
+        self._rates.observe(counters, time.monotonic())
         if tier is None or tier == self._tier:
             return
         _log.info("LMCache keeps chunks in Redis", replica=self._replica, tokens=tier.chunk_tokens, prefix=tier.prefix)
@@ -79,7 +83,7 @@ class TierReporter:
 
     def forget(self) -> None:
         """The agent is connected anew, maybe to another store: report the credits again."""
-        self._reported = None
+        self._reported, self._reported_tokens_per_s = None, 0.0
 
     async def publish(self, store: AgentStore) -> None:
         """Write the chunk names that are due. Raises StoreError."""
@@ -117,6 +121,15 @@ class TierReporter:
             with suppress(StoreRefused):
                 await store.ask("HSET", store.keys.tiers, self._replica, record)
             self._reported = now
+        await self._report_speed(store)
+
+    async def _report_speed(self, store: AgentStore) -> None:
+        """Write how fast the engine computes prompts, if that changed."""
+        tokens_per_s = self._rates.prefill_tokens_per_s()
+        if tokens_per_s and abs(tokens_per_s - self._reported_tokens_per_s) > _SPEED_STEP * self._reported_tokens_per_s:
+            with suppress(StoreRefused):
+                await store.ask("HSET", store.keys.rates, self._replica, round(max(1.0, tokens_per_s)))
+            self._reported_tokens_per_s = tokens_per_s
 
     async def _find_size(self, store: AgentStore) -> int:
         """The size of a recent chunk in bytes; 0 if none is found."""

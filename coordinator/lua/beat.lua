@@ -8,7 +8,9 @@
 -- lib/view.lua) or the clock jumped: only such a heartbeat finds gateways to reap, and expiries to correct.
 --
 -- KEYS
---   hash    gateways, leases, replicas, breakers, agents, reaped, view
+--   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
+--   hash    charges:<gateway>
+--   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
 --   text    gateway, epoch
@@ -234,6 +236,7 @@ if known_epoch == epoch then
     redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. latest_text)
   else
     redis.call('HDEL', gateways_key, gateway)
+    redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
   end
 end
 redis.call('HSET', leases_key, 'tick', now_text)
@@ -247,6 +250,12 @@ if does_chores and (worker == nil or worker == gateway or tonumber(worker_until)
   else
     redis.call('HDEL', leases_key, 'worker')
   end
+end
+
+if redis.call('EXISTS', waiting_key, seats_key) > 0 then -- some room appears by time alone
+-- include grants
+  tend_seats(base_of(waiting_key), gateway, now)
+  grant_turns(base_of(waiting_key), now)
 end
 
 local is_all, lines = told(id, view_version, version)

@@ -1,7 +1,7 @@
 -- Changes a replica's state, unless the process that found it hanging, or working again, comes too late.
 --
 -- KEYS
---   hash    replicas
+--   hash    replicas, waiting
 -- ARGV
 --   text    replica, incarnation
 --   text    before: the state that it was seen in
@@ -18,4 +18,8 @@ if current ~= incarnation or state ~= before then
 end
 redis.call('HSET', replicas_key, replica, table.concat({ incarnation, after, rest }, ' '))
 stand(base_of(replicas_key), replica, now_ms(), math.huge)
+if redis.call('EXISTS', waiting_key) == 1 then
+-- include grants
+  grant_turns(base_of(waiting_key), now_ms(), { replica })
+end
 return 1

@@ -11,11 +11,14 @@
 --   number  bind_ttl_ms: chains are kept for one to two of these
 --   number  cpu_credit: what a token in CPU memory is worth (0..1) until it is measured
 --   number  store_credit: what a token in LMCache's Redis tier is worth (0..1) until it is measured
+--   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
+--   number  prefill_tokens_per_s: of a replica whose rate is not measured
+--   number  max_waiting, max_waiting_per_tenant: requests that wait, in the pool and of one tenant
 -- KEYS
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, leases, tiers, subsets
+--   hash    agents, reports, leases, tiers, subsets, waiting, rates
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
@@ -34,6 +37,9 @@
 --   number  answer_end: how many keys come up to its end
 --   text    shape: of the chain, for the agents: JSON
 --   flag    may_report: the engine can be asked to report reused blocks
+--   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
+--   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
+--             <ms that it can wait; 0: any time> <ms after which its band goes first once>"
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -43,7 +49,10 @@
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
---         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON}
+--         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
+--         {"wait", since_ms, ms that it most likely waits (0: not known)}: no replica has room, or others wait that come
+--         first. It has a seat, and is granted later: see lib/grants.lua;
+--         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait too long
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
@@ -51,7 +60,7 @@ local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
 -- First of all, so that a late call costs next to nothing: an overloaded Redis has to refuse many.
 local now = now_ms()
-if deadline_ms > 0 and now > deadline_ms then
+if deadline_ms > 0 and now > deadline_ms and not is_kept then
   return { 'late', now }
 end
 
@@ -64,10 +73,12 @@ end
 
 local has_tiers = redis.pcall('HLEN', tiers_key) ~= 0 -- policies see it
 
+local WEIGHS_CACHES, nominate, choose
 -- include policies/<policy>
 -- include bound
+-- include room
 
-if not explain then
+if not explain and not is_kept then
   local lease = redis.call('HGET', gateways_key, gateway)
   if not lease or string.match(lease, '^%d+') ~= epoch then
     return { 'stale' }
@@ -77,7 +88,7 @@ local subset = subset_of(digest)
 if not subset then
   return { 'undeclared' }
 end
-if release ~= '' and not explain then
+if release ~= '' and not explain and not is_kept then
   local entry = field_of(flight_key, release)
   if entry then
     redis.call('HDEL', flight_key, release)
@@ -182,6 +193,35 @@ if not chosen then
   chosen = choose(fleet, limit)
 end
 
+-- If the chosen replica has no room, the best of those that have. If none has, the request waits.
+local must_wait = false
+if is_kept and SETTINGS.takes_all_room then
+  room_share = 1
+end
+if room_share > 0 and not desperate then
+  local active, backlog = fleet.active[chosen], fleet.backlog[chosen]
+  if not has_room(active, backlog, backlog > 0 and field_of(rates_key, names[chosen]), room_share) then
+    local roomy = with_room(fleet, rates_key, room_share)
+    if #roomy == 0 and subset.orders then
+      local more = subset.orders.more_candidates()
+      if #more > 0 then
+        depth, held, top = walk(deepest, more, orders, not explain, start)
+        roomy = with_room(load_of(subset, more), rates_key, room_share)
+      end
+    end
+    must_wait = #roomy == 0
+    if not must_wait then
+      names = roomy
+      fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
+      limit = guard_limit(fleet)
+      chosen = choose(fleet, limit)
+    end
+  end
+end
+if must_wait and is_kept then
+  return { 'wait' }
+end
+
 local replica = names[chosen]
 local incarnation = string.sub(life_of_name[replica], 1, -2)
 local matched = depth[replica] or 0
@@ -218,8 +258,45 @@ if explain then
   end
   return { 'ok', cjson.encode({
     policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
-    prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, replicas = listed,
+    prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, must_wait = must_wait,
+    replicas = listed,
   }) }
+end
+
+local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
+local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
+
+-- Takes a seat, or is charged if others wait. A function, because Lua allows 200 local names in one.
+if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting_key) == 1) then
+  local function take_turn()
+-- include grants
+    local base, queue = base_of(waiting_key), queue_of(digest, pinned, tried)
+    local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
+      string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
+    band = tonumber(band)
+    if not must_wait and not somebody_waits(base, band, queue, replica) then
+      charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens))
+      return nil
+    end
+    local since_ms = since == '0' and now or tonumber(since)
+    local left_ms = wait_ms ~= '0' and tonumber(wait_ms) - (now - since_ms) or math.huge
+    local refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms)
+    if refusal then
+      return { refusal, now, expected_ms }
+    end
+    take_seat(base, gateway, reservation, {
+      band = band, tenant = tenant, weight = weight, output_tokens = output_tokens, since_ms = since_ms, queue = queue,
+      starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
+    }, now)
+    if not must_wait then
+      grant_turns(base, now)
+    end
+    return { 'wait', since_ms, expected_ms }
+  end
+  local answer = take_turn()
+  if answer then
+    return answer
+  end
 end
 
 -- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists.
@@ -307,8 +384,6 @@ if claimed_from > 0 or report == 1 then
   write_down(bound_key, now, bind_ttl_ms, tip, table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
 end
 
-local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
-local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
 count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
 local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')

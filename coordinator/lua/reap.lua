@@ -4,11 +4,13 @@
 -- which no gateway has, so a gateway that comes back from then on has to reassert. The last call deletes the record.
 --
 -- KEYS
---   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, reaped
+--   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, reaped, waiting
+--   hash    seats:<gateway>, charges:<gateway>
+--   list    grants:<gateway>, heard:<gateway>
 -- ARGV
 --   text    gateway
 --   number  at_most: reservations to give back
--- Returns how many are left; also 0 if the lease is good or the gateway is not known.
+-- Its seats in queues go, too. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is not known.
 
 -- include time
 -- include load
@@ -28,9 +30,20 @@ if count > 0 then
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end
-if count == #ids then
+local seats = redis.pcall('HKEYS', seats_key)
+if #seats > 0 or redis.call('EXISTS', waiting_key) == 1 then
+-- include grants
+  local base = base_of(waiting_key)
+  for i = 1, math.min(#seats, at_most - count) do
+    remove_seat(base, gateway, seats[i])
+  end
+  grant_turns(base, now_ms())
+end
+local left = #ids - count + math.max(0, #seats - (at_most - count))
+if left == 0 then
   redis.call('HDEL', gateways_key, gateway)
+  redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
 else
   redis.call('HSET', gateways_key, gateway, '0 ' .. until_text)
 end
-return #ids - count
+return left

@@ -2,11 +2,11 @@
 -- of an older epoch that is still buffered somewhere will be refused.
 --
 -- KEYS
---   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens
+--   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, waiting, seats:<gateway>, charges:<gateway>
 -- ARGV
 --   text    gateway, epoch
 --   number  lease_ms, kept_count
---   text    kept[kept_count]: the reservations of places on their way; they are kept unchanged
+--   text    kept[kept_count]: the reservations of places on their way, and seats; they are kept unchanged
 --   text    live(reservation, replica, incarnation, backlog_tokens, tip)...: not counted unless the incarnation is
 --             the current one
 -- Returns the number of reservations afterwards, or -1 if a newer epoch is known.
@@ -46,4 +46,19 @@ for id, entry in pairs(stated) do
 end
 
 redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now_ms() + lease_ms))
+if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
+-- include grants
+  local base, seats, charged = base_of(waiting_key), redis.pcall('HKEYS', seats_key), redis.pcall('HKEYS', charges_key)
+  for i = 1, #seats do
+    if not keep[seats[i]] then
+      remove_seat(base, gateway, seats[i])
+    end
+  end
+  for i = 1, #charged do
+    if not field_of(flight_key, charged[i]) then
+      settle_charge(base, gateway, charged[i])
+    end
+  end
+  grant_turns(base, now_ms())
+end
 return redis.call('HLEN', flight_key)

@@ -1,20 +1,23 @@
 -- Gives reserved load back: the prefill backlog at the first token, the whole reservation at the end.
--- A reservation that is settled twice, or was never made, changes nothing.
+-- A reservation that is settled twice, or was never made, changes nothing. If requests wait, the room goes to them.
 --
 -- KEYS
---   hash    flight:<gateway>, replicas, active, backlog_tokens
+--   hash    flight:<gateway>, replicas, active, backlog_tokens, waiting, charges:<gateway>
 -- ARGV
---   text    settled(event, reservation)...: the event is "first_token" or "done"
+--   text    gateway
+--   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are the tokens that the
+--             request is charged for (see lib/fair.lua), "" if they are not known
 -- Returns the number of reservations that were found.
 
 -- include load
 
-local found = 0
+local found, freed = 0, {}
 for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
   local event, reservation = ARGV[i], ARGV[i + 1]
   local entry = field_of(flight_key, reservation)
   if entry then
     found = found + 1
+    freed[found] = string.match(entry, '^%S+')
     if event == 'done' then
       redis.call('HDEL', flight_key, reservation)
       give_back(entry, replicas_key, active_key, backlog_tokens_key)
@@ -27,5 +30,18 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
       end
     end
   end
+end
+if redis.call('EXISTS', waiting_key, charges_key) > 0 then
+-- include time
+-- include grants
+  local base = base_of(waiting_key)
+  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
+    if ARGV[i] == 'done' then
+      settle_charge(base, gateway, ARGV[i + 1], tonumber(ARGV[i + 2]))
+    end
+  end
+  -- What was not found may have been given back by a placement, which grants nothing.
+  local are_all = found * SETTLED_SIZE == #ARGV - SETTLED_OFFSET
+  grant_turns(base, now_ms(), are_all and freed or nil, are_all and found or nil)
 end
 return found

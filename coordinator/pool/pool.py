@@ -14,21 +14,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coordinator.errors import StoreDown, StoreLate, StoreRefused
+from coordinator.errors import NoRoom, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.claims import Claims
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
+from coordinator.pool.seats import Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
-from coordinator.scripts import BreakerKnobs, Placement, PlaceRequest, Reservation, Script, load, parse_placement
+from coordinator.scripts import (
+    BreakerKnobs,
+    Placement,
+    PlaceRequest,
+    Refusal,
+    Reservation,
+    Script,
+    Seat,
+    load,
+    parse_placement,
+)
 from coordinator.subset import Subset
 
 __all__ = ["PlaceRequest", "Pool", "Reservation"]
@@ -41,6 +53,8 @@ _DEADLINE_SHARE = 0.75
 """The part of a placement's budget in which Redis has to begin with it. The rest is for the reply."""
 _QUEUE_SHARE = 0.25
 """If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
+"""How long a request waits before it is placed again, if its seat was lost; each time twice as long."""
 
 
 def _not_connected() -> StoreDown:
@@ -61,7 +75,16 @@ def _stated(one: Reservation) -> tuple[str, str, str, int, str]:
 class Pool:
     """The store's client for one pool."""
 
-    def __init__(self, name: str, gateway: str, budget_s: float, does_chores: bool = True, namespace: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        gateway: str,
+        budget_s: float,
+        does_chores: bool = True,
+        namespace: str = "",
+        connect: Callable[[Callable[[StoreError], None]], Awaitable[Wire]] | None = None,
+    ) -> None:
+        """`connect` opens one more connection, which waits for grants; without it, no request waits for room."""
         self.name = name
         self.keys = PoolKeys(name, namespace)
         self.gateway = gateway
@@ -78,6 +101,8 @@ class Pool:
         self.subsets = Subsets(gateway, self.run, self._restate)
         self.settlements = Settlements(gateway, self.tell)
         self.claims = Claims(self.keys, self.tell, self.run, self.read)
+        decided = self._accept, self._undo_placement, self._is_asked, self._forget_reservation
+        self.seats = Seats(self.keys, gateway, connect, self.tell, *decided)
         self.is_paused = False
         """Whether placements fail at once, though there is a connection: see StoreConnection."""
         self.unreadable: Counter[str] = Counter()
@@ -122,6 +147,7 @@ class Pool:
         """The connection is gone: calls fail at once with StoreDown."""
         self._wire = None
         self.settlements.drop()
+        self.seats.detached()
         self.claims.lost(self._unanswered.values())
         for reservation in list(self._unanswered):
             self._forget_call(reservation)
@@ -136,9 +162,9 @@ class Pool:
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
         live = [_stated(one) for one in self.live.values()]
-        self._restate(
-            "reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=self._placing, live=live
-        )
+        kept = [*self._placing, *self.seats.names()]
+        self._restate("reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=kept, live=live)
+        self.seats.attached(self.read)
 
     def _restate(self, name: str, **arguments: Any) -> None:
         """Send a script with its text: after a NOSCRIPT it would run again, behind calls that it must precede."""
@@ -175,9 +201,32 @@ class Pool:
         """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
-        undone as soon as the late reply says what it was. It takes no longer than the budget, waiting included; if this
-        process' event loop was late, than two budgets.
+        undone as soon as the late reply says what it was. The call takes no longer than the budget, waiting in this
+        process included; if its event loop was late, than two budgets. If no replica has room, the request waits for a
+        grant, and makes no second call. Raises NoRoom if it may not wait, or has waited too long.
         """
+        if not self.seats.can_wait:
+            request.room_share = 0.0
+        began_s, again_s = time.monotonic(), _AGAIN_S
+        while True:
+            placement = await self._place(request)
+            if isinstance(placement, Refusal):
+                raise NoRoom(placement.reason, placement.expected_ms / 1000)
+            if not isinstance(placement, Seat):
+                return placement
+            limit_s = (
+                request.standing.wait_ms / 1000 - (time.monotonic() - began_s) if request.standing.wait_ms else None
+            )
+            request.standing = replace(request.standing, since_ms=placement.since_ms)
+            granted = await self.seats.wait(request, placement, limit_s)
+            request.waited_s = time.monotonic() - began_s
+            if isinstance(granted, Placement):
+                return granted
+            again_s = min(2 * again_s, _LONGEST_AGAIN_S)
+            await asyncio.sleep(again_s)
+
+    async def _place(self, request: PlaceRequest) -> Placement | Seat | Refusal | None:
+        """The answer of the store."""
         began_s = time.monotonic()
         for last_try in (False, True):
             wire = await self._enter(began_s)
@@ -192,10 +241,13 @@ class Pool:
                 if isinstance(placement, Placement):
                     self._accept(request, placement)
                     return placement
+                if isinstance(placement, Seat | Refusal):
+                    self._released(request)
+                    return placement
             finally:
                 self._placing.discard(request.reservation)
             if placement == "none":
-                self.live.pop(request.release, None)
+                self._released(request)
                 if last_try or not any(request.admits(record) for record in self.records.values()):
                     return None  # else the store has lost replicas that this gateway knows: state them again
             elif placement == "undeclared":
@@ -233,7 +285,14 @@ class Pool:
         self.subsets.use(request.serving, request.knobs.probe_ms)
         return bool(request.serving)
 
-    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float) -> Placement | str:
+    def _released(self, request: PlaceRequest) -> None:
+        """The store has given back the attempt before. A charge for it ends: the next one is charged for itself."""
+        if request.release:
+            self.live.pop(request.release, None)
+            self.settlements.soon("done", request.release, 0)
+            request.release = ""
+
+    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float) -> Placement | Seat | Refusal | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
         script = load("place", self._allow_oom, request.knobs)
@@ -283,7 +342,7 @@ class Pool:
             self._window.give_back()
 
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
-        self.live.pop(request.release, None)
+        self._released(request)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
         self.live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
         if placement.touch or placement.claimed_from:
@@ -295,10 +354,28 @@ class Pool:
         self._forget_call(request.reservation)
         placement = "refused" if isinstance(late_reply, Exception) else parse_placement(late_reply)
         if isinstance(placement, Placement):
-            # Unless the request was adopted since, which has replaced this.
-            if request.reservation not in self.live or request.reservation in self.settlements.to_adopt:
-                self.settlements.soon("done", request.reservation)
-            self.claims.withdraw(request, placement)
+            self._undo_placement(request, placement)
+        elif isinstance(placement, Seat):
+            self.seats.leave(request)
+
+    def _is_asked(self, reservation: str) -> bool:
+        """Whether a placement under this name is on its way, wanted or not."""
+        return reservation in self._placing or reservation in self._unanswered
+
+    def _forget_reservation(self, reservation: str) -> None:
+        """The store reserves for a request that this gateway does not know."""
+        if reservation not in self.live:
+            self.settlements.soon("done", reservation, 0)
+
+    def _undo_placement(self, request: PlaceRequest, placement: Placement) -> None:
+        """Nobody wants this placement any more. If its request was adopted and counted since, that has replaced it."""
+        reservation = request.reservation
+        if reservation in self.settlements.to_adopt:
+            self.settlements.soon("done", reservation, 0)
+        elif not self.settlements.is_adopted(reservation):
+            self.live.pop(reservation, None)
+            self.settlements.soon("done", reservation, 0)
+        self.claims.withdraw(request, placement)
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
         """The decision that `place` would take now, as JSON with every cost term; nothing is written."""
@@ -344,15 +421,16 @@ class Pool:
             live.backlog_tokens = 0
             self._settle("first_token", reservation)
 
-    def done(self, reservation: str) -> None:
-        """The request is over, however it ended; its client may ask again at once. Harmless when repeated."""
+    def done(self, reservation: str, used_tokens: int | None = None) -> None:
+        """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
+        `used_tokens` is what its tenant is charged for, if the answer has told."""
         if self.live.pop(reservation, None) is not None:
-            self._settle("done", reservation)
+            self._settle("done", reservation, used_tokens)
             self.settlements.forget(reservation)
 
-    def _settle(self, event: str, reservation: str) -> None:
+    def _settle(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
         if self._wire is not None:
-            self.settlements.settle(event, reservation)
+            self.settlements.settle(event, reservation, used_tokens)
 
     # -- replicas --------------------------------------------------------------------------------------------
 
@@ -410,6 +488,8 @@ class Pool:
         elif not leaving:
             self.records = still_known(self.records, self.state, state)
         self.state, self._version = state, state.version
+        self.seats.use_subsets(self.subsets)
+        self.seats.check(self.read)
         self.claims.withdraw_unconfirmed(state)
         self.prefills.end_finished_backlogs(state)
         return state

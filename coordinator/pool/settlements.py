@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+_Settlement = tuple[str, str, int | str]
+"""An event, a reservation, and the tokens that the request took; "" if they are not known."""
 _COMPANY_S = 0.002
 COUNTED_AT_ONCE = 128
 """Requests in a call that adopts or settles them: some 0.5 ms of Redis' time. Placements of others run between the
@@ -28,27 +30,27 @@ class Settlements:
         """Live reservations that were placed without the store. The next heartbeat counts them."""
         self._adopted: set[str] = set()
         """Those that a heartbeat or a reassertion has counted."""
-        self._of_adopted: list[tuple[str, str]] = []
+        self._of_adopted: list[_Settlement] = []
         """Their settlements, which the next heartbeat sends."""
-        self._settled: list[tuple[str, str]] = []
+        self._settled: list[_Settlement] = []
         self._ends_soon = False
         self._later: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Settlements {len(self._settled)} to send, {len(self._of_adopted)} with the next heartbeat>"
 
-    def settle(self, event: str, reservation: str) -> None:
-        """`event` is `first_token` or `done`."""
+    def settle(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
+        """`event` is `first_token` or `done`. `used_tokens` is what the request took, if its answer has told."""
         if reservation in self.to_adopt:
             return  # not counted; if a late placement counts it, its reply undoes that
         if reservation in self._adopted:
-            self._of_adopted.append((event, reservation))
+            self._of_adopted.append((event, reservation, "" if used_tokens is None else used_tokens))
         else:
-            self.soon(event, reservation)
+            self.soon(event, reservation, used_tokens)
 
-    def soon(self, event: str, reservation: str) -> None:
+    def soon(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
         """The same, whether the reservation was adopted or not."""
-        self._settled.append((event, reservation))
+        self._settled.append((event, reservation, "" if used_tokens is None else used_tokens))
         loop = asyncio.get_running_loop()
         if event != "first_token":
             if not self._ends_soon:
@@ -79,6 +81,10 @@ class Settlements:
         self._of_adopted.clear()
         self._adopted |= self.to_adopt
         self.to_adopt.clear()
+
+    def is_adopted(self, reservation: str) -> bool:
+        """Whether a heartbeat or a reassertion has counted this request, which was placed without the store."""
+        return reservation in self._adopted
 
     def forget(self, reservation: str) -> None:
         """The request is over, and settled."""

@@ -95,17 +95,32 @@ class Metrics:
         self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
         )
-        self.loop_lag_s = FastHistogram(
-            "kvgate_event_loop_lag_seconds",
-            "How late the event loop runs a timer because something else holds the loop.",
-            (),
-            _LOOP_LAG_S,
-            registry,
-        )
         self.events = EventMetrics(registry)
+        self._add_queue(registry)
         self._add_tokens(registry)
         self._add_trouble(registry)
         self._add_fleet(registry)
+
+    def _add_queue(self, registry: CollectorRegistry) -> None:
+        self.queue_waiting = Gauge(
+            "kvgate_queue_waiting_requests",
+            "Requests of this gateway that wait for room.",
+            ("pool",),
+            registry=registry,
+        )
+        self.queue_wait_s = FastHistogram(
+            "kvgate_queue_wait_seconds",
+            "How long requests waited until a replica had room, of those that had to wait.",
+            ("band",),
+            _LATENCY_S,
+            registry,
+        )
+        self.queue_refusals = FastCounter(
+            "kvgate_queue_refusals",
+            "Requests that found no room and were refused, by reason.",
+            ("reason",),
+            registry,
+        )
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = FastCounter(
@@ -148,6 +163,13 @@ class Metrics:
         )
 
     def _add_trouble(self, registry: CollectorRegistry) -> None:
+        self.loop_lag_s = FastHistogram(
+            "kvgate_event_loop_lag_seconds",
+            "How late the event loop runs a timer because something else holds the loop.",
+            (),
+            _LOOP_LAG_S,
+            registry,
+        )
         self.retries = FastCounter(
             "kvgate_retries", "Attempts repeated on another replica, by reason.", ("reason",), registry
         )

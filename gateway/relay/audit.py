@@ -33,12 +33,13 @@ _DOUBT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Prompt tokens of one answer. `cached_tokens` is None if the answer does not report them."""
+    """Tokens of one answer. `cached_tokens` is None if the answer does not report them."""
 
     prompt_tokens: int
     cached_tokens: int | None
     omits_zero: bool = False
     """Whether this kind of answer omits the field if no token was cached, on an engine that reports cached tokens."""
+    output_tokens: int = 0
 
 
 def read_usage(usage: Any) -> Usage | None:
@@ -55,7 +56,9 @@ def read_usage(usage: Any) -> Usage | None:
             cached = details.get("cached_tokens")
     # Chat and text completions omit a zero. Messages and pooling never have the field, responses always have it.
     omits_zero = "prompt_tokens" in usage and bool(usage.get("completion_tokens"))
-    return Usage(prompt, cached if isinstance(cached, int) else None, omits_zero)
+    output = usage.get("completion_tokens", usage.get("output_tokens"))
+    output_tokens = output if isinstance(output, int) else 0
+    return Usage(prompt, cached if isinstance(cached, int) else None, omits_zero, output_tokens)
 
 
 def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:

@@ -20,6 +20,7 @@ from gateway.relay.stored_responses import StoredResponses
 from gateway.relay.token_ids import asked_token_ids
 from gateway.replicas.hangs import AnswerProgress
 from gateway.request.reader import Job, Reader
+from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer, UpstreamError
 from gateway.upstream.excerpts import WINDOW_BYTES, last_usage
@@ -49,7 +50,10 @@ class StreamBroken(Exception):
 class Relay:
     """Passes answers on to clients, and learns from them."""
 
-    def __init__(self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress) -> None:
+    def __init__(
+        self, reader: Reader, responses: StoredResponses, audit: Audit, progress: AnswerProgress, tenants: Tenants
+    ) -> None:
+        self._tenants = tenants
         self._pieces = progress.pieces
         self._reader = reader
         self._responses = responses
@@ -93,9 +97,9 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
-        ticket.done()
         if _teaches(job, ticket):
             self._learn(job, ticket, {"usage": last_usage(end + last)})
+        ticket.done()
         await _ended(reply, last, drained)
 
     async def stream(self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes) -> None:
@@ -139,8 +143,8 @@ class Relay:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
-        ticket.done()
         self._learn(job, ticket, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
+        ticket.done()
         await _ended(reply, ready + rest, drained)
 
     def _watch(self, job: Job, ticket: Ticket, reply: Reply) -> Callable[[bytes], None]:
@@ -171,6 +175,10 @@ class Relay:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
         self._responses.notice_whole(job, ticket, document)
         usage = read_usage(document.get("usage"))
+        if usage is not None:
+            cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
+            uncached_tokens = usage.prompt_tokens - cached_tokens
+            ticket.used_tokens = self._tenants.used_tokens(job.caller.tenant, uncached_tokens, usage.output_tokens)
         if usage is None or job.prompt is None or job.is_batch:
             return
         self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)

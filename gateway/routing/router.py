@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from coordinator.errors import StoreError
+from coordinator.errors import NoRoom, StoreError
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
 from coordinator.subset import Subset
+from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.request.reader import Job
 from gateway.routing.outcomes import ReplicaOutcomes
 from gateway.routing.rendezvous import first_usable, rendezvous_order
+from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.limit_settings import HealthSettings
@@ -29,8 +32,14 @@ class Router:
     """Places requests. Remembers the failures that this gateway saw on each replica."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, metrics: Metrics, block_tokens: Callable[[str], int]
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        metrics: Metrics,
+        block_tokens: Callable[[str], int],
+        tenants: Tenants,
     ) -> None:
+        self._tenants = tenants
         self._store = store
         self._metrics = metrics
         self._block_tokens = block_tokens
@@ -42,14 +51,18 @@ class Router:
 
     async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
-        `last` attempt, which failed."""
+        `last` attempt, which failed. If no replica has room, it waits for one. Raises an ApiError if the request may
+        not wait, or has waited too long."""
         started = time.perf_counter()
         pool = self.pool(job)
-        request = self.request(job, pool, tried, last.request.reservation if last is not None else "")
+        release, since_ms = (last.request.reservation, last.request.standing.since_ms) if last is not None else ("", 0)
+        request = self.request(job, pool, tried, release, since_ms)
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
-        self._metrics.placement_s.observe(time.perf_counter() - started)
+        self._metrics.placement_s.observe(time.perf_counter() - started - request.waited_s)
+        if request.waited_s:
+            self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
         if ticket is not None:
             self._metrics.decisions.inc(request.knobs.name, ticket.why, ticket.state)
         return ticket
@@ -57,6 +70,10 @@ class Router:
     async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
         try:
             placement = await pool.place(request)
+        except NoRoom as refusal:
+            self._store.note(pool.name, None)
+            self._metrics.queue_refusals.inc(refusal.reason)
+            raise _no_room(refusal, self._settings.queue.wait_s) from None
         except StoreError as error:
             self._store.note(pool.name, error)
             if last is not None:
@@ -98,8 +115,9 @@ class Router:
     def pool(self, job: Job) -> Pool:
         return self._store.pool(job.served.pool)
 
-    def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str) -> PlaceRequest:
-        """The question to the store."""
+    def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
+        """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
+        room_share, standing = self._tenants.of(job.caller.tenant, since_ms)
         order: Sequence[str] = ()
         if job.policy == "consistent_hash":
             order = self.fallback_order(job, pool)
@@ -119,6 +137,8 @@ class Router:
             may_report=job.endpoint.reports_blocks and not job.is_batch,
             shape=job.prompt.shape() if job.prompt else b"{}",
             is_streamed=job.stream,
+            room_share=room_share if job.prompt is not None and job.endpoint.computes_prompt else 0.0,
+            standing=standing,
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
@@ -210,7 +230,7 @@ def breaker_knobs(health: HealthSettings) -> BreakerKnobs:
 
 def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
     """The settings of one policy, as scripts take them."""
-    chosen = settings.policy
+    chosen, queue = settings.policy, settings.queue
     return PolicyKnobs(
         name=policy,
         min_slack_requests=chosen.min_slack_requests,
@@ -221,7 +241,26 @@ def knobs_of(settings: GatewaySettings, policy: str) -> PolicyKnobs:
         cpu_credit=chosen.cpu_credit,
         store_credit=chosen.store_credit,
         probe_ms=int(settings.health.breaker_open_s * 1000),
+        max_wait_s=queue.max_wait_s,
+        prefill_tokens_per_s=queue.prefill_tokens_per_s,
+        max_waiting=queue.max_waiting,
+        max_waiting_per_tenant=queue.max_waiting_per_tenant,
     )
+
+
+def _no_room(refusal: NoRoom, wait_s: float) -> ApiError:
+    """The answer to a request that found no room."""
+    expected_s = max(1, math.ceil(refusal.expected_s))
+    headers = {"retry-after": str(expected_s)}
+    if refusal.reason in ("full", "full_tenant"):
+        whose = "of yours " if refusal.reason == "full_tenant" else ""
+        message = f"Too many requests {whose}wait already. Retry in {expected_s} s."
+        return ApiError(429, "queue_full", message, headers=headers)
+    if refusal.reason == "unreachable":
+        message = f"No replica has room. The wait would be about {expected_s} s; requests wait {wait_s:g} s at most."
+    else:
+        message = f"No replica had room within {wait_s:g} s. Retry in about {expected_s} s."
+    return ApiError(503, "deadline_unreachable", message, headers=headers)
 
 
 def _affinity(job: Job) -> bytes:

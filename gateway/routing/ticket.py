@@ -34,6 +34,8 @@ class Ticket:
     """Prompt tokens that the engine is predicted to serve from its cache, in whole blocks."""
     placement: Placement | None
     """None if the store did not decide."""
+    used_tokens: int | None = field(default=None, init=False)
+    """What the tenant is charged for; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)
     """Whether the engine has computed the prompt, as far as its answer tells."""
 
@@ -68,7 +70,8 @@ class Ticket:
         """The receipt in x-kvgate-decision."""
         stored = self.placement.stored_tokens if self.placement is not None else 0
         beyond = f"; stored_tokens={stored}" if stored else ""
-        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}"
+        waited = f"; waited_ms={self.request.waited_s * 1000:.0f}" if self.request.waited_s else ""
+        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}{waited}"
 
     def computed(self) -> None:
         """The engine has computed the prompt. If an agent watches it, its events must now confirm the claims."""
@@ -89,4 +92,4 @@ class Ticket:
 
     def done(self) -> None:
         """The attempt holds no load any more."""
-        self.pool.done(self.request.reservation)
+        self.pool.done(self.request.reservation, self.used_tokens)

@@ -27,6 +27,7 @@ from gateway.settings.config_file import build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
+from gateway.settings.queue_settings import QueueSettings, TenantSettings
 
 _log = structlog.get_logger("kvgate.settings")
 
@@ -182,6 +183,8 @@ class GatewaySettings(Section):
     replicas: list[ReplicaSettings] = Field(default=[])
     discovery: DiscoverySettings = DiscoverySettings()
     policy: PolicySettings = PolicySettings()
+    queue: QueueSettings = QueueSettings()
+    tenants: list[TenantSettings] = Field(default=[])
     limits: LimitSettings = LimitSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retries: RetrySettings = RetrySettings()
@@ -198,6 +201,23 @@ class GatewaySettings(Section):
         # The load and the cache of one engine under two ids would be counted as those of two engines.
         _refuse_repeats("url and dp_rank", [replica.engine for replica in replicas])
         return replicas
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants_are_distinct(cls, tenants: list[TenantSettings]) -> list[TenantSettings]:
+        _refuse_repeats("name", [tenant.name for tenant in tenants])
+        return tenants
+
+    @model_validator(mode="after")
+    def _priorities_are_bands(self) -> Self:
+        bands = [band.name for band in self.queue.bands]
+        for tenant in self.tenants:
+            if tenant.priority is not None and tenant.priority not in bands:
+                raise ValueError(
+                    f"tenants: {tenant.name} has the priority {tenant.priority}, which is none of queue.bands: "
+                    + ", ".join(bands)
+                )
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:

@@ -9,6 +9,7 @@ import httpx
 
 from bench.cluster import Cluster, running_cluster
 from tests.cluster.clients import ask, chat, prose
+from tests.cluster.conftest import CONFIG
 from tests.cluster.test_shared_placement import cached_tokens, matched_tokens, replica_of
 from tests.polling import eventually
 
@@ -19,7 +20,7 @@ _numbers = itertools.count()
 
 
 async def test_what_left_the_gpu_for_cpu_memory_is_still_worth_a_visit_and_comes_back(http: httpx.AsyncClient) -> None:
-    with running_cluster(replicas=3, replica_arguments=ARGUMENTS) as cluster:
+    with running_cluster(replicas=3, replica_arguments=ARGUMENTS, config=CONFIG) as cluster:
         first, second = cluster.gateway_urls
         text = prose("both tiers")
         owner = replica_of(await ask(http, first, text))
@@ -38,7 +39,7 @@ async def test_what_left_the_gpu_for_cpu_memory_is_still_worth_a_visit_and_comes
 
 
 async def test_what_left_cpu_memory_as_well_is_gone(http: httpx.AsyncClient) -> None:
-    with running_cluster(replicas=3, replica_arguments=(*ARGUMENTS[:-1], str(GPU_BLOCKS))) as cluster:
+    with running_cluster(replicas=3, replica_arguments=(*ARGUMENTS[:-1], str(GPU_BLOCKS)), config=CONFIG) as cluster:
         first, second = cluster.gateway_urls
         text = prose("neither tier")
         owner = replica_of(await ask(http, first, text))

@@ -20,6 +20,7 @@ from coordinator.chores.held_keys import (
     trim_piece,
 )
 from coordinator.chores.reaper import Reaper
+from coordinator.errors import StoreError
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import PlaceRequest, Pool
 from coordinator.redis.wire import Wire, load_scripts
@@ -36,11 +37,16 @@ KEYS = PoolKeys("m")
 async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> AsyncIterator[Pool]:
     """A pool on its own connection."""
     wire = await Wire.open(url, 5.0, lambda _error: None)
-    pool = Pool("m", gateway, budget_s)
+
+    async def connect(on_broken: Callable[[StoreError], None]) -> Wire:
+        return await Wire.open(url, 5.0, on_broken)
+
+    pool = Pool("m", gateway, budget_s, connect=connect)
     pool.attach(wire, await load_scripts(wire))
     try:
         yield pool
     finally:
+        pool.seats.close()
         pool.detach()
         await wire.close()
 

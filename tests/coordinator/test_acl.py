@@ -46,7 +46,7 @@ COMMANDS = (
     *("hget", "hmget", "hgetall", "hkeys", "hset", "hdel", "hincrby", "hlen"),
     *("zadd", "zrem", "zcard", "zrange", "zrangebyscore"),
     *("zscore", "zmscore", "zcount", "zrevrange", "zrandmember", "hrandfield"),
-    *("sadd", "smembers", "rpush", "lrange", "ltrim", "xadd", "xread", "xdel"),
+    *("sadd", "smembers", "rpush", "lrange", "ltrim", "blmove", "xadd", "xread", "xdel"),
 )
 WATCHES = (
     *("+info", "+dbsize", "+randomkey", "+pttl", "+memory|usage", "+subscribe"),
@@ -92,12 +92,31 @@ async def live_a_little(pool: Pool) -> None:
             await trim(pool, record, fleet)
             await pool.read("ZADD", pool.keys.held(record.replica), fleet.now_ms + 60_000, chain(1)[0])
             assert await rewind(pool, record.replica) == 1
+    await wait_for_room(pool)
     pool.change_state("r1", "life1", "ready", "hung")
     write_progress(pool, {"r0": 1})
     assert (await read_progress(pool, "r0"))[0] == f"{pool.gateway} 1".encode()
     pool.register(replica("r2", state="dead"))
     assert await forget(pool, (await pool.beat()).replicas["r2"])
     await pool.beat(leaving=True)
+
+
+async def wait_for_room(pool: Pool) -> None:
+    """A request waits until another one ends."""
+    knobs = PolicyKnobs(max_active_requests=1)
+    for name in list(pool.live):
+        pool.done(name)
+    for name in ("r0", "r1"):
+        assert await pool.place(request(f"full {name}", chain(name), pinned=name))
+    waiting = pool.place(request("waiting", chain(4), knobs=knobs, room_share=1.0))
+    async with asyncio.TaskGroup() as tasks:
+        placed = tasks.create_task(waiting)
+        await eventually(lambda: len(pool.seats) == 1)
+        pool.done("full r0")
+        await drained(pool)
+    assert placed.result() is not None
+    pool.done("waiting")
+    pool.done("full r1")
 
 
 async def is_reaped(pool: Pool, client: redis.Redis, gateway: str) -> bool:

@@ -23,6 +23,7 @@ from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.response_owners import find, remember
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
+from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
 from tests.coordinator.stream import attend, gains, linked
@@ -36,6 +37,8 @@ VALUES = (
     *("life1 resident gpu nan 0 nan 1 1 1", "life1 claim gpu -1 x 1 1", "0-1 x", "99999999999999999999-1 5"),
 )
 PROMPT = chain("garbage", 1, 2, 3)
+DIGEST = Subset.of(["r0", "r1"]).digest
+QUEUE = (f"turns:0 {DIGEST}", f"line:0 {DIGEST} -", "grants:gw0", "heard:gw0")
 HASHES = {
     **dict.fromkeys(("replicas", "breakers", "active", "backlog_tokens", "owned_tokens", "agents", "engines"), "r0"),
     **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten"), "r0"),
@@ -45,11 +48,17 @@ HASHES = {
     "flight:gw0": "a",
     "bound:0": "@",
     "bound:1": PROMPT[-1],
+    **dict.fromkeys(("rates",), "r0"),
+    "waiting": f"0 {DIGEST}",
+    "seats:gw0": "seat",
+    "fair": "0 -",
+    "charges:gw0": "a",
+    "paces": DIGEST,
     f"own:{PROMPT[0]}": "r0",
     f"own:{PROMPT[-1]}": "r0",
 }
 """Every hash, with a field that scripts read."""
-OTHERS = ("turn", "held:r0", "measured:r0", "events:r0", "view_changes")
+OTHERS = ("turn", "held:r0", "measured:r0", "events:r0", "view_changes", *QUEUE)
 BASE = KEYS.anchor.removesuffix("-")
 
 
@@ -86,7 +95,8 @@ class Cluster:
         self.requests += 1
         name = f"q{self.requests}"
         for policy in ("prefix_kv_aware", "round_robin"):
-            asked = request(f"{name}{policy}", PROMPT, knobs=PolicyKnobs(policy), release=f"{name}x", seed=8)
+            knobs = PolicyKnobs(policy, max_active_requests=50)
+            asked = request(f"{name}{policy}", PROMPT, knobs=knobs, release=f"{name}x", seed=8, room_share=1.0)
             self.pool.adopt(Reservation(f"{name}x", "r1", "life1", 10, "-"))
             self.pool.count_adopted()
             try:

@@ -18,7 +18,7 @@ from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
 from coordinator.store_connection import RETRY_S
 from coordinator.survey import Survey
-from tests.coordinator.stage import beaten, chain, drained, place, register, replica, running
+from tests.coordinator.stage import beaten, chain, drained, place, register, replica, request, running
 from tests.coordinator.test_acl import live_a_little, tell_and_apply
 from tests.coordinator.watch.stage import watching
 from tests.polling import eventually
@@ -66,6 +66,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await client_hset(cluster, pool.keys.gateways, "gw9", "1 1")
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)
+    pool.seats.leave(request("left", []))
     await drained(pool)
     await eventually(lambda: "recount" in ran)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from coordinator.agent.agent_store import AgentStore, Vitals
@@ -12,12 +12,13 @@ from coordinator.chores.applier import Applier, _Entry
 from coordinator.chores.held_keys import HeldKeys, forget, forget_older, look_at, rewind_piece
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Recount, Repair
+from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, load
+from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, Standing, load
 from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession, WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -84,12 +85,18 @@ async def wrapper_calls() -> dict[str, tuple[list[str], list[Any]]]:
     return wire.calls
 
 
+async def _no_connection(_on_broken: Callable[[StoreError], None]) -> Wire:
+    raise StoreDown("there is none")
+
+
 async def _gateway_calls(wire: Recorder) -> None:
-    pool = Pool("m", "gw0", 1.0)
+    pool = Pool("m", "gw0", 1.0, connect=_no_connection)
     knobs = PolicyKnobs("random", 21, 22.5, 23, 24.5, 26, 27, 28, 0.5, 0.25)
     asked = PlaceRequest(
         *("res", _KEYS, [7, 9], 11, knobs, 13, ("t1", "t2"), "rel", "pin", _SUBSET, ("o1", "o2"), True, _SHAPE),
         answer=(1, 2),
+        room_share=0.5,
+        standing=Standing(1, "te nant", 2.5, 93, 94, 95, 96),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
@@ -109,7 +116,9 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.claims.withdraw(asked, placed)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
-    pool.done("adopted")
+    pool.done("adopted", 97)
+    pool.seats.leave(asked)
+    pool.seats.close()
     pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     credit(pool, asked, placed, 8)
@@ -132,12 +141,13 @@ async def _agent_calls(wire: Recorder) -> None:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
-        *(_SHAPE, 1, 7, 9),
+        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", 7, 9),
     ],
     "declare": [_SUBSET.digest, 1, 5000, 27, "s1"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
     "reorder": [_SUBSET.digest, 0, 63, 27, 1],
-    "settle": ["done", "adopted"],
+    "settle": ["gw0", "done", "adopted", 97],
+    "leave": ["gw0", "res"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", 1],

@@ -131,6 +131,13 @@ local function orders_of(subset, base)
     return good, broken, dead
   end
 
+  -- The good replicas with the fewest requests in flight, and those with the least load: if none of them has room, most
+  -- likely none has.
+  function orders.more_candidates()
+    local by_requests, by_load = orders.first(':in_flight', LOOK_AT_ALL), orders.first(':load', LOOK_AT_ALL)
+    return (classify(each_once({ by_requests, by_load })))
+  end
+
   -- Requests in flight on a good replica, in the mean.
   function orders.mean_active()
     all_active = all_active or sum_of(field_of(base .. 'subset_active', subset.digest))

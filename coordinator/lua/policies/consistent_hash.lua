@@ -1,8 +1,8 @@
 -- The first replica in the rendezvous order that the load guard allows.
 
-local WEIGHS_CACHES = false
+WEIGHS_CACHES = false
 
-local function nominate(orders)
+function nominate(orders)
   local ordered = {}
   for replica in string.gmatch(order, '%S+') do
     ordered[#ordered + 1] = replica
@@ -10,7 +10,7 @@ local function nominate(orders)
   return { ordered, (orders.first(':in_flight', 2)) }
 end
 
-local function choose(fleet, limit)
+function choose(fleet, limit)
   local index = {}
   for i = 1, fleet.count do
     index[fleet.name[i]] = i

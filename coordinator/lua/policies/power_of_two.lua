@@ -1,12 +1,12 @@
 -- Of two random replicas, the one with fewer requests in flight.
 
-local WEIGHS_CACHES = false
+WEIGHS_CACHES = false
 
-local function nominate(orders)
+function nominate(orders)
   return { orders.random(2) }
 end
 
-local function choose(fleet)
+function choose(fleet)
   local a = math.random(fleet.count)
   if fleet.count == 1 then
     return a

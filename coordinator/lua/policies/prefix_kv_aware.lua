@@ -1,13 +1,13 @@
 -- The fewest tokens to wait for and to compute (docs/adr/0002-placing.md).
 
-local WEIGHS_CACHES = true
+WEIGHS_CACHES = true
 
 -- The best is a replica with the least load of all, which is nothing or one request, and with room for the prompt in its
 -- cache, or as much room as any has. Only two kinds of others can cost less. An owner of the prompt is found by its keys.
 -- A copy of a prefix may cost less in the largest free cache. So the search ends there, unless replicas load from LMCache:
 -- then any of them may cost less. Else all orders are read. A request in flight costs more, the more tokens are new. Then
 -- the order by load says less, and more of it is looked at.
-local function nominate(orders, new_tokens)
+function nominate(orders, new_tokens)
   local more = math.min(4, math.floor(new_tokens / 4000))
   local by_load, loads = orders.first(':load', 3 + more)
   local most_free, most = orders.first(':free', 1, true)
@@ -21,6 +21,6 @@ local function nominate(orders, new_tokens)
   return { by_load, (orders.first(':in_flight', 1 + more)), most_free, orders.with_room(rooms, needed, 1 + more) }
 end
 
-local function choose(fleet, limit)
+function choose(fleet, limit)
   return least(fleet, limit, fleet.cost, fleet.occupied)
 end

@@ -1,11 +1,11 @@
 -- A random replica, whatever its load.
 
-local WEIGHS_CACHES = false
+WEIGHS_CACHES = false
 
-local function nominate(orders)
+function nominate(orders)
   return { orders.random(1) }
 end
 
-local function choose(fleet)
+function choose(fleet)
   return math.random(fleet.count)
 end

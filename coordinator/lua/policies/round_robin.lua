@@ -1,6 +1,6 @@
 -- Each replica in turn, in one sequence for all gateways.
 
-local WEIGHS_CACHES = false
+WEIGHS_CACHES = false
 
 local function next_turn()
   local turn = redis.pcall(explain and 'GET' or 'INCR', turn_key) or 0
@@ -9,11 +9,11 @@ end
 
 local is_nominated = false
 
-local function nominate(orders)
+function nominate(orders)
   is_nominated = true
   return { orders.good_from(next_turn() % math.max(1, orders.count), 1) }
 end
 
-local function choose(fleet)
+function choose(fleet)
   return is_nominated and 1 or next_turn() % fleet.count + 1
 end

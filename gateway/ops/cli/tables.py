@@ -72,7 +72,8 @@ def print_owners(explanation: dict[str, Any]) -> None:
         console.print(_LEGEND, markup=False)
     choice = explanation["choice"]
     where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
-    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}", markup=False)
+    waits = "; it would wait, because none has room" if choice.get("must_wait") else ""
+    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}{waits}", markup=False)
 
 
 def _cell(value: Any) -> str:

@@ -11,8 +11,8 @@ TOKEN_BYTES = 1000.0
 
 def rates(*counters: dict[str, float]) -> Rates:
     found = Rates()
-    for each in counters:
-        found.observe(each)
+    for second, each in enumerate(counters):
+        found.observe(each, 6.0 * second)
     return found
 
 
@@ -66,3 +66,10 @@ def test_an_engine_that_slows_down_is_believed() -> None:
 def test_an_engine_that_begins_to_count_anew_is_no_negative_rate() -> None:
     found = rates(*COMPUTED, engine(1, 300, 0.3), engine(2, 4300, 4.3, l2_load_bytes_per_s=4e6))
     assert found.store_credit(TOKEN_BYTES) == pytest.approx(0.75)
+
+
+def test_an_engine_is_as_fast_as_one_prefill_alone_or_as_many_together_in_a_window() -> None:
+    assert rates(engine()).prefill_tokens_per_s() is None
+    assert rates(*COMPUTED).prefill_tokens_per_s() == 1000.0
+    shared = rates(engine(), engine(8, 12_000, 48), engine(16, 24_000, 96), engine(16, 24_000, 96))
+    assert shared.prefill_tokens_per_s() == 2000.0, "of 24 000 in 12 s, though each prefill took 6 s for 1 500"

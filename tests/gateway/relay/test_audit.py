@@ -16,10 +16,10 @@ from gateway.routing.ticket import Ticket
         ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(9, 4)),
         ({"prompt_tokens": 9, "prompt_tokens_details": None}, Usage(9, None)),
         ({"prompt_tokens": 9}, Usage(9, None)),
-        ({"prompt_tokens": 9, "completion_tokens": 1}, Usage(9, None, omits_zero=True)),
+        ({"prompt_tokens": 9, "completion_tokens": 1}, Usage(9, None, omits_zero=True, output_tokens=1)),
         ({"prompt_tokens": 9, "completion_tokens": 0}, Usage(9, None)),  # an embedding
         ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}, Usage(9, 0)),
-        ({"input_tokens": 9, "cache_read_input_tokens": 3}, Usage(9, 3)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 3, "output_tokens": 2}, Usage(9, 3, output_tokens=2)),
         ({"prompt_tokens": "9"}, None),
         (None, None),
     ],

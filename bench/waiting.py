@@ -1,0 +1,163 @@
+"""Measures what a queue costs Redis, by the number of requests that wait.
+
+All replicas have all the requests that they may have, and so many more wait. Then, in turns: 20 requests end, and each
+one's room is granted to a waiting one in the same script; 20 others come and get seats.
+
+    python -m bench.waiting [--waiting 20,100,1000] [--replicas 8,240] [--tenants 10] [--rounds 15] [--out FILE]
+
+grant    the script that ends a request and grants its room (Redis' commandstats)
+wait     the script that finds no room and takes a seat
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count as numbers
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from bench import record, tables
+from bench.embedded import embedded_redis, info, open_pool, redis_version
+from bench.options import count, counts
+from bench.place import GATEWAY, TOKENS_PER_KEY, random_keys
+from coordinator.pool.pool import Pool
+from coordinator.redis.wire import Wire
+from coordinator.scripts import PlaceRequest, PolicyKnobs, Standing, load
+from coordinator.subset import Subset
+
+_KNOBS = PolicyKnobs(max_active_requests=4, max_waiting=1_000_000, max_waiting_per_tenant=1_000_000)
+_KEYS = 40
+_AT_ONCE = 20
+GOAL_US = 300
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: the mean script time of a call."""
+
+    replicas: int
+    waiting: int
+    tenants: int
+    grant_us: float
+    wait_us: float
+
+
+class Queue:
+    """One pool whose replicas are full."""
+
+    def __init__(self, wire: Wire, pool: Pool, allow_oom: bool, tenants: int) -> None:
+        self._wire, self._pool, self._tenants = wire, pool, tenants
+        self._place = load("place", allow_oom, _KNOBS)
+        self._settle = load("settle", allow_oom)
+        self._subset = Subset.of(pool.records)
+        self._ids = numbers(1)
+        self.live: list[str] = []
+
+    async def place(self) -> bytes:
+        """Places a request. Returns "ok" or "wait"."""
+        number = next(self._ids)
+        keys = random_keys(_KEYS)
+        tokens = [TOKENS_PER_KEY * (i + 1) for i in range(_KEYS)]
+        request = PlaceRequest(
+            *(f"{GATEWAY}-{number}", keys, tokens, tokens[-1], _KNOBS, number),
+            serving=self._subset,
+            room_share=1.0,
+            standing=Standing(tenant=f"t{number % self._tenants}", starve_ms=60_000),
+        )
+        self._pool.subsets.use(self._subset, _KNOBS.probe_ms)
+        operands = request.operands(self._place, self._pool.keys, GATEWAY, 1, explain=False)
+        status: bytes = (await self._wire.run(self._place, operands))[0]
+        if status == b"ok":
+            self.live.append(request.reservation)
+        return status
+
+    async def fill(self, waiting: int) -> None:
+        while await self.place() == b"ok":
+            pass
+        for _ in range(waiting - 1):
+            assert await self.place() == b"wait"
+
+    async def end_one(self) -> None:
+        """Ends a request. Another one must be granted its room."""
+        operands = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[("done", self.live.pop(0), 500)])
+        await self._wire.run(self._settle, operands)
+        granted = await self._wire.send("LPOP", self._pool.keys.grants(GATEWAY))
+        name, _, reply = orjson.loads(granted)
+        assert reply[0] == "ok"
+        self.live.append(name)
+
+    async def measure(self, rounds: int) -> tuple[float, float]:
+        """The script times of a grant and of a wait: the medians over rounds of the mean call."""
+        grants_us, waits_us = [], []
+        for _ in range(rounds):
+            grants_us.append(await self._script_us(self.end_one))
+            waits_us.append(await self._script_us(self.place))
+        return median(grants_us), median(waits_us)
+
+    async def _script_us(self, call: Callable[[], Awaitable[object]]) -> float:
+        await self._wire.send("CONFIG", "RESETSTAT")
+        for _ in range(_AT_ONCE):
+            await call()
+        found = re.match(r"calls=(\d+),usec=(\d+)", (await info(self._wire, "commandstats"))["cmdstat_evalsha"])
+        assert found is not None
+        assert int(found[1]) == _AT_ONCE, "something else ran scripts on this Redis"
+        return int(found[2]) / _AT_ONCE
+
+
+async def run(url: str, options: argparse.Namespace) -> list[Row]:
+    rows = []
+    for replicas, waiting in product(options.replicas, options.waiting):
+        name = f"bench-{replicas}-{waiting}-{os.getpid()}"
+        wire, pool, allow_oom = await open_pool(url, name, GATEWAY, replicas)
+        try:
+            queue = Queue(wire, pool, allow_oom, options.tenants)
+            await queue.fill(waiting)
+            rows.append(Row(replicas, waiting, options.tenants, *await queue.measure(options.rounds)))
+        finally:
+            await wire.close()
+    return rows
+
+
+def table(rows: Sequence[Row]) -> Table:
+    drawn = tables.table(
+        "What a queue costs Redis: script time of a call",
+        (),
+        ("replicas", "waiting", "tenants", "grant", "wait"),
+        caption=f"goal: a grant takes at most {GOAL_US} us",
+    )
+    for row in rows:
+        times = f"{row.grant_us:.0f} us", f"{row.wait_us:.0f} us"
+        drawn.add_row(str(row.replicas), str(row.waiting), str(row.tenants), *times)
+    return drawn
+
+
+def main() -> None:
+    record.begin()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.waiting", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--waiting", type=counts, default="20,100,1000", help="default: %(default)s")
+    parser.add_argument("--replicas", type=counts, default="8,240", help="default: %(default)s")
+    parser.add_argument("--tenants", type=count, default=10, help="default: %(default)s")
+    parser.add_argument("--rounds", type=count, default=15, help="of 20 calls of each kind (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    options = parser.parse_args()
+    with embedded_redis() as url:
+        version = asyncio.run(redis_version(url))
+        rows = asyncio.run(run(url, options))
+    Console().print(table(rows))
+    record.write(options.out, [asdict(row) for row in rows], {"redis": version})
+
+
+if __name__ == "__main__":
+    main()

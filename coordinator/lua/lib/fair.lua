@@ -1,0 +1,73 @@
+-- Whose turn it is: start-time fair queueing (Goyal, Vin, Cheng 1996) between the tenants of a band. A request starts at
+-- max(virtual time, its tenant's finish tag) and ends at its start + charge / weight. The next one is that with the
+-- least start. The virtual time is the start of the last one granted. The charge is in tokens: uncached ones, and those
+-- of the answer times a weight. It is estimated when the request is placed, and corrected at its end.
+--   fair                "<band>" -> virtual time; "<band> <tenant>" -> its finish tag; "@<band>" -> when the band, if it
+--                       gets nothing until then, goes first once (ms)
+--   charges:<gateway>   reservation -> "<band> <tenant> <weight> <charge>", of requests that were placed while others
+--                       waited
+-- Without anybody waiting nothing is counted, and what was counted is forgotten: a tenant is not to pay for having used
+-- what nobody else wanted.
+
+-- include safe
+
+local function tag_of(base, field)
+  local tag = tonumber(field_of(base .. 'fair', field) or 0)
+  return tag and tag > 0 and tag < 1e15 and tag or 0
+end
+
+local function tag_text(tag)
+  return string.format('%.3f', tag)
+end
+
+-- When the next request of a tenant starts.
+local function start_tag(base, band, tenant)
+  return tag_text(math.max(tag_of(base, band), tag_of(base, band .. ' ' .. tenant)))
+end
+
+-- Sets a tenant's finish tag, and its place in the turns of all queues.
+local function finish_at(base, band, tenant, tag)
+  write('HSET', base .. 'fair', band .. ' ' .. tenant, tag_text(tag))
+  local lines = redis.pcall('HKEYS', base .. 'waiting')
+  for i = 1, #lines do
+    if string.match(lines[i], '^%d+') == tostring(band) then
+      redis.pcall('ZADD', base .. 'turns:' .. lines[i], 'XX', tag_text(math.max(tag, tag_of(base, band))), tenant)
+    end
+  end
+end
+
+-- Charges a tenant for a request that was placed while others waited.
+local function charge(base, gateway, reservation, band, tenant, weight, tokens)
+  local start = math.max(tag_of(base, band), tag_of(base, band .. ' ' .. tenant))
+  write('HSET', base .. 'fair', band, tag_text(start))
+  tokens = math.max(1, tokens)
+  finish_at(base, band, tenant, start + tokens / weight)
+  local entry = string.format('%d %s %s %d', band, tenant, weight, tokens)
+  write('HSET', base .. 'charges:' .. gateway, reservation, entry)
+end
+
+-- Ends a charge. `used` is what the request took, in tokens; nil if its answer did not tell.
+local function settle_charge(base, gateway, reservation, used)
+  local key = base .. 'charges:' .. gateway
+  local band, tenant, weight, tokens = string.match(field_of(key, reservation) or '', '^(%d+) (%S+) (%S+) (%d+)$')
+  redis.pcall('HDEL', key, reservation)
+  weight = tonumber(weight or 0) or 0
+  local tag = band and tag_of(base, band .. ' ' .. tenant) or 0
+  if used and tag > 0 and weight > 0 then
+    finish_at(base, band, tenant, math.max(0, tag + (math.max(1, used) - tonumber(tokens)) / weight))
+  end
+end
+
+local function will_starve(base, band, at_ms)
+  write('HSET', base .. 'fair', '@' .. band, string.format('%d', at_ms))
+end
+
+-- Whether a band has got nothing for too long.
+local function is_starving(base, band, now)
+  local at_ms = tonumber(field_of(base .. 'fair', '@' .. band) or 0) or 0
+  return at_ms > 0 and at_ms <= now
+end
+
+local function forget_tags(base)
+  redis.call('UNLINK', base .. 'fair', base .. 'paces')
+end

@@ -1,0 +1,206 @@
+-- Requests that wait for room. A queue holds those that the same replicas may serve: it is named "<digest>",
+-- "<digest>/<pinned>" or "<digest>/<pinned>/<tried>": pinned to a replica, without those that failed (with commas).
+-- Inside a queue, requests stand in lines, one for each band and tenant. Bands are numbers; 0 goes first.
+--   waiting                         "<band> <queue>" -> how many seats it has
+--   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
+--                                   "output_tokens", "since_ms", "queue", "starve_ms", "settings", "keys", "argv"}. A
+--                                   seat has the name of the reservation that it will be.
+--   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua
+--   line:<band> <queue> <tenant>    "<gateway> <seat>", by since when it waits (ms)
+--   paces                           queue -> "<ms of the last grant> <mean ms between grants>"
+-- A tenant is text without spaces: gateways escape it.
+
+-- include subsets
+-- include fair
+
+local MOST_TENANTS, NEWEST, LONGEST_GAP_MS, TENDED = 64, 0.1, 60000, 8
+
+-- The lines of all queues: a band (number) and a queue each, with their name and seats.
+local function waiting_lines(base)
+  local flat, lines = redis.pcall('HGETALL', base .. 'waiting'), {}
+  for i = 1, #flat, 2 do
+    local band, queue = string.match(flat[i], '^(%d+) (%S+)$')
+    if band and sum_of(flat[i + 1]) > 0 then
+      lines[#lines + 1] = { band = tonumber(band), queue = queue, name = flat[i], seats = sum_of(flat[i + 1]) }
+    end
+  end
+  return lines
+end
+
+local function queue_of(digest, pinned, tried)
+  local names = {}
+  for replica in string.gmatch(tried, '%S+') do
+    names[#names + 1] = replica
+  end
+  table.sort(names)
+  local without = #names > 0 and '/' .. table.concat(names, ',') or ''
+  return digest .. ((pinned ~= '' or without ~= '') and '/' .. pinned or '') .. without
+end
+
+-- Whether a replica may serve the requests of a queue.
+local function may_serve(base, queue, replica)
+  local digest, pinned, without = string.match(queue, '^([^/]+)/?([^/]*)/?(.*)$')
+  if not digest or (pinned ~= '' and pinned ~= replica) then
+    return false
+  end
+  if without ~= '' and string.find(',' .. without .. ',', ',' .. replica .. ',', 1, true) then
+    return false
+  end
+  return pinned ~= '' or type(redis.pcall('ZSCORE', base .. 'subset:' .. digest, replica)) == 'string'
+end
+
+-- Whether somebody waits who could use this replica and goes before, or with, a request of this band.
+local function somebody_waits(base, band, queue, replica)
+  local lines = waiting_lines(base)
+  for i = 1, #lines do
+    local line = lines[i]
+    if line.band <= band and (line.queue == queue or may_serve(base, line.queue, replica)) then
+      return true
+    end
+  end
+  return false
+end
+
+local function line_key(base, name, tenant)
+  return base .. 'line:' .. name .. ' ' .. tenant
+end
+
+-- How many seats are most likely granted before a new one of this tenant. In its own band, the tenants take turns.
+local function seats_ahead(base, lines, band, queue, tenant)
+  local name, ahead = band .. ' ' .. queue, 0
+  for _, line in ipairs(lines) do
+    if line.queue == queue and line.band < band then
+      ahead = ahead + line.seats
+    end
+  end
+  local own = size_of(line_key(base, name, tenant))
+  local tenants = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, MOST_TENANTS - 1)
+  for i = 1, #tenants do
+    if tenants[i] ~= tenant then
+      ahead = ahead + math.min(own + 1, size_of(line_key(base, name, tenants[i])))
+    end
+  end
+  return ahead + own
+end
+
+-- Why a request gets no seat (nil if it gets one), and how long it most likely waits, in ms (0 if nothing tells). It can
+-- wait for `left_ms`. Seats of bands behind its own take no place away from it.
+local function refusal_of(base, band, queue, tenant, left_ms)
+  local lines, all, own = waiting_lines(base), 0, 0
+  for _, line in ipairs(lines) do
+    all = all + (line.band <= band and line.seats or 0)
+    own = own + size_of(line_key(base, line.name, tenant))
+  end
+  local ahead = seats_ahead(base, lines, band, queue, tenant)
+  local mean = sum_of(string.match(field_of(base .. 'paces', queue) or '', '^%d+ (%S+)$'))
+  local expected_ms = math.floor((ahead + 1) * mean)
+  local refusal
+  if all >= max_waiting then
+    refusal = 'full'
+  elseif own >= max_waiting_per_tenant then
+    refusal = 'full_tenant'
+  elseif ahead > 0 and expected_ms > left_ms then
+    refusal = 'unreachable'
+  end
+  return refusal, expected_ms
+end
+
+-- Counts seats of a line; returns how many it has.
+local function count_seats(base, name, by)
+  local seats = sum_of(field_of(base .. 'waiting', name)) + by
+  write('HSET', base .. 'waiting', name, string.format('%d', seats))
+  return seats
+end
+
+-- Puts a seat at the end of its line, or where it stood before.
+local function stand_in_line(base, gateway, id, seat, now)
+  local name = string.format('%d %s', seat.band, seat.queue)
+  local added = write('ZADD', line_key(base, name, seat.tenant), string.format('%d', seat.since_ms), gateway .. ' ' .. id)
+  write('ZADD', base .. 'turns:' .. name, start_tag(base, seat.band, seat.tenant), seat.tenant)
+  if count_seats(base, name, added) ~= 1 then
+    return
+  end
+  local is_first = true
+  for _, line in ipairs(waiting_lines(base)) do
+    is_first = is_first and (line.band ~= seat.band or line.name == name)
+  end
+  if is_first then
+    will_starve(base, seat.band, now + seat.starve_ms)
+  end
+  if not field_of(base .. 'paces', seat.queue) then
+    write('HSET', base .. 'paces', seat.queue, string.format('%d 0', now))
+  end
+end
+
+local function take_seat(base, gateway, id, seat, now)
+  write('HSET', base .. 'seats:' .. gateway, id, cjson.encode(seat))
+  stand_in_line(base, gateway, id, seat, now)
+end
+
+-- Takes the name of a seat off its line. The last one to leave ends the line, the queue, and the accounts of a busy time.
+local function leave_line(base, name, tenant, member)
+  local line, turns = line_key(base, name, tenant), base .. 'turns:' .. name
+  local left = redis.pcall('ZREM', line, member) == 1 and count_seats(base, name, -1) or 1
+  if size_of(line) == 0 then
+    redis.pcall('ZREM', turns, tenant)
+  end
+  if size_of(turns) == 0 then
+    redis.pcall('HDEL', base .. 'waiting', name)
+    redis.pcall('HDEL', base .. 'paces', string.match(name, ' (%S+)$') or '')
+  elseif left <= 0 then -- somebody else wrote there
+    write('HSET', base .. 'waiting', name, 1)
+  end
+  if redis.call('EXISTS', base .. 'waiting') == 0 then
+    forget_tags(base)
+  end
+end
+
+-- The seat as it was kept; nil if there is none, or it cannot be read.
+local function seat_of(base, gateway, id)
+  local text = field_of(base .. 'seats:' .. gateway, id)
+  local is_json, seat = pcall(cjson.decode, text or '')
+  if is_json and type(seat) == 'table' and type(seat.argv) == 'table' and type(seat.keys) == 'table' and
+    type(seat.settings) == 'table' and type(seat.queue) == 'string' and type(seat.tenant) == 'string' and
+    type(seat.band) == 'number' and type(seat.since_ms) == 'number' and type(seat.starve_ms) == 'number' then
+    return seat
+  end
+end
+
+-- Removes a seat, granted or not. Returns whether it was there.
+local function remove_seat(base, gateway, id)
+  local seat = seat_of(base, gateway, id)
+  if seat then
+    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, gateway .. ' ' .. id)
+  end
+  return redis.pcall('HDEL', base .. 'seats:' .. gateway, id) == 1
+end
+
+-- Notes that a seat of a queue was granted.
+local function note_pace(base, queue, now)
+  local last, mean = string.match(field_of(base .. 'paces', queue) or '', '^(%d+) (%S+)$')
+  local gap = math.min(LONGEST_GAP_MS, math.max(0, now - (tonumber(last) or now)))
+  mean = sum_of(mean)
+  mean = mean == 0 and gap or mean + NEWEST * (gap - mean)
+  write('HSET', base .. 'paces', queue, string.format('%d %.3f', now, mean))
+end
+
+-- Looks at some of a gateway's seats, and puts those back into line that somebody else took out of it.
+local function tend_seats(base, gateway, now)
+  local ids = redis.pcall('HRANDFIELD', base .. 'seats:' .. gateway, TENDED)
+  for i = 1, #ids do
+    local seat = seat_of(base, gateway, ids[i])
+    if not seat then
+      redis.call('HDEL', base .. 'seats:' .. gateway, ids[i])
+    else
+      local name = string.format('%d %s', seat.band, seat.queue)
+      local is_standing = type(redis.pcall('ZSCORE', line_key(base, name, seat.tenant), gateway .. ' ' .. ids[i])) == 'string'
+      if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
+        type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
+        stand_in_line(base, gateway, ids[i], seat, now)
+        if sum_of(field_of(base .. 'waiting', name)) == 0 then
+          count_seats(base, name, 1)
+        end
+      end
+    end
+  end
+end

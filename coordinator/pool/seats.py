@@ -1,0 +1,280 @@
+"""Seats: the places in the queue of requests that found no room. A grant turns a seat into a placement.
+
+Scripts grant seats as soon as there is room (lua/lib/grants.lua), and put their answers into the list
+`grants:<gateway>`. This gateway takes them from there on a connection of its own, which waits in Redis. The connection
+is opened when the first request has to wait. Nothing is polled.
+
+An answer moves to `heard:<gateway>` when it is taken, and stays there until it was handed out. So a connection that
+breaks loses none: the next one begins with what is there. A seat that the store has lost is found when the gateway
+states what it has, and its request is placed again, with the time at which its wait began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import structlog
+
+from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
+from coordinator.keys import PoolKeys
+from coordinator.pool.subsets import Subsets
+from coordinator.redis.wire import Wire, has_result
+from coordinator.scripts import Placement, PlaceRequest, Seat, parse_placement
+
+_log = structlog.get_logger("kvgate.seats")
+
+_WAIT_S = 2.0
+"""How long Redis waits for a grant until it answers that there is none: so a dead connection is noticed."""
+_RETRY_S = 0.1
+_AWAY_S = 1.0
+"""When the store is away for longer, waiting requests are placed without it."""
+_HEARD_S = 10.0
+"""A grant is heard within this time, or never: somebody else removed the seat."""
+_RESTATED_S = 1.0
+"""Within this time, two heartbeats, all gateways have stated their requests again to a store that was emptied. Before,
+it would take replicas for idle that are not."""
+_LOST = "lost"
+
+
+class _Waiting:
+    """One request that waits."""
+
+    __slots__ = ("answer", "request")
+
+    def __init__(self, request: PlaceRequest) -> None:
+        self.request = request
+        self.answer: asyncio.Future[Placement | str] = asyncio.get_running_loop().create_future()
+
+
+class Seats:
+    """One gateway's seats in one pool."""
+
+    def __init__(
+        self,
+        keys: PoolKeys,
+        gateway: str,
+        connect: Callable[[Callable[[StoreError], None]], Awaitable[Wire]] | None,
+        tell: Callable[..., None],
+        accept: Callable[[PlaceRequest, Placement], None],
+        undo: Callable[[PlaceRequest, Placement], None],
+        is_asked: Callable[[str], bool],
+        forget: Callable[[str], None],
+    ) -> None:
+        """`connect` opens a connection; its argument is told when the connection breaks. The others are the pool's:
+        `tell` runs a script, `accept` and `undo` get grants that somebody or nobody wants, `is_asked` says whether a
+        placement is on its way, `forget` gives back a reservation that nobody knows."""
+        self._keys, self._gateway, self._connect = keys, gateway, connect
+        self._tell, self._accept, self._undo = tell, accept, undo
+        self._is_asked, self._forget = is_asked, forget
+        self._waiting: dict[str, _Waiting] = {}
+        self._left: dict[str, PlaceRequest] = {}
+        """Requests that gave up, until the store says whether they still had their seats."""
+        self._early: dict[str, Placement | str] = {}
+        """Grants that came before the answer to their placement."""
+        self._listener: asyncio.Task[None] | None = None
+        self._away: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Seats {len(self._waiting)} waiting>"
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether this gateway can hear of grants."""
+        return self._connect is not None
+
+    def names(self) -> list[str]:
+        """The seats that this gateway has."""
+        return list(self._waiting)
+
+    def use_subsets(self, subsets: Subsets) -> None:
+        """Keep the subsets alive on which requests wait."""
+        for one in self._waiting.values():
+            if one.request.serving is not None:
+                subsets.use(one.request.serving, one.request.knobs.probe_ms)
+
+    async def wait(self, request: PlaceRequest, seat: Seat, limit_s: float | None) -> Placement | str:
+        """Wait for the grant. Returns another status than a Placement if the request has to be placed again.
+
+        Raises NoRoom after `limit_s`, StoreDown if the store is away for long.
+        """
+        one = _Waiting(request)
+        self._waiting[request.reservation] = one
+        if (early := self._early.pop(request.reservation, None)) is not None:
+            self._hand_out(request.reservation, early)
+        elif self._listener is None or self._listener.done():
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+        try:
+            async with asyncio.timeout(limit_s):
+                return await one.answer
+        except BaseException as error:
+            if self._waiting.pop(request.reservation, None) is not None:
+                self.leave(request)
+            elif has_result(one.answer) and isinstance(granted := one.answer.result(), Placement):
+                self._undo(request, granted)  # granted in the turn of the loop in which its client left
+            if isinstance(error, TimeoutError):
+                raise NoRoom("waited", seat.expected_ms / 1000) from None
+            raise
+
+    def leave(self, request: PlaceRequest) -> None:
+        """Give a seat up. If it was granted meanwhile, the placement is undone as soon as that is heard."""
+        reservation = request.reservation
+        if (early := self._early.pop(reservation, None)) is not None:
+            if isinstance(early, Placement):
+                self._undo(request, early)
+            return
+        self._left[reservation] = request
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+
+        def check(reply: Any) -> None:
+            if not isinstance(reply, StoreError):
+                asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
+
+        self._tell("leave", check, True, gateway=self._gateway, seats=[reservation])
+
+    # -- the store comes and goes ------------------------------------------------------------------------------
+
+    def attached(self, read: Callable[..., asyncio.Future[Any]]) -> None:
+        """The pool's connection is new, or the store may have lost data: find the seats that are lost."""
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+        if not self._waiting:
+            return
+        before, keys = list(self._waiting), self._keys
+        # In this order: a seat that the first one does not find was granted before the others are read.
+        replies = asyncio.gather(
+            read("HKEYS", keys.seats(self._gateway)),
+            read("LRANGE", keys.heard(self._gateway), 0, -1),
+            read("LRANGE", keys.grants(self._gateway), 0, -1),
+            return_exceptions=True,
+        )
+
+        def find_lost(found: asyncio.Future[Any]) -> None:
+            if found.cancelled() or any(isinstance(each, BaseException) for each in found.result()):
+                return  # the connection is gone again
+            seats, heard, granted = found.result()
+            known = {seat.decode(errors="replace") for seat in seats}
+            known |= {name for name, _ in map(_read, [*heard, *granted])}
+            lost = [name for name in before if name not in known]
+            asyncio.get_running_loop().call_later(_RESTATED_S, self._place_again, lost)
+
+        replies.add_done_callback(find_lost)
+
+    def _place_again(self, lost: list[str]) -> None:
+        for name in lost:
+            if name in self._waiting:
+                self._answer(name, _LOST)
+
+    def check(self, read: Callable[..., asyncio.Future[Any]]) -> None:
+        """At a heartbeat: find out whether the store still has all seats."""
+        if self._waiting:
+            count, expected = read("HLEN", self._keys.seats(self._gateway)), len(self._waiting)
+            count.add_done_callback(
+                lambda count: self.attached(read) if has_result(count) and count.result() < expected else None
+            )
+
+    def detached(self) -> None:
+        """The pool's connection is gone. Requests wait for the next one, but not for long."""
+        self._early.clear()
+        self._left.clear()  # a reassertion drops what this gateway does not state
+        if self._waiting and self._away is None:
+            self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._away = None
+        for one in list(self._waiting.values()):
+            if not one.answer.done():
+                one.answer.set_exception(StoreDown("the store went away while the request waited"))
+
+    def close(self) -> None:
+        """Hear of no more grants."""
+        if self._listener is not None:
+            self._listener.cancel()
+
+    # -- grants ------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Take grants and hand them out as long as anybody waits."""
+        while self._connect is not None and (self._waiting or self._left):
+            try:
+                wire = await self._connect(_broken)
+                try:
+                    await self._take(wire)
+                finally:
+                    await wire.close("nobody waits")
+            except StoreRefused as error:
+                if "NOPERM" in str(error):
+                    self._stop_waiting(str(error))
+                    return
+                await asyncio.sleep(_RETRY_S)
+            except StoreError:
+                await asyncio.sleep(_RETRY_S)
+
+    def _stop_waiting(self, reason: str) -> None:
+        """This gateway may not hear of grants: from now on, its requests are placed though there is no room."""
+        _log.warning("requests cannot wait for room", reason=reason, fix="give the Redis user +blmove")
+        self._connect = None
+        if self._waiting:
+            self._tell("leave", None, True, gateway=self._gateway, seats=list(self._waiting))
+        self._give_up()
+
+    async def _take(self, wire: Wire) -> None:
+        """Each grant leaves `heard` as soon as it is handed out: an old one must not answer a request that was placed
+        again."""
+        grants, heard = self._keys.grants(self._gateway), self._keys.heard(self._gateway)
+        with suppress(StoreRefused):  # somebody else has written a key of another type
+            for taken in await wire.send("LRANGE", heard, 0, -1):
+                self._hear(taken)
+        wire.send("UNLINK", heard)
+        while self._waiting or self._left:
+            granted = await wire.send("BLMOVE", grants, heard, "LEFT", "RIGHT", _WAIT_S, budget_s=2 * _WAIT_S)
+            if granted is not None:
+                self._hear(granted)
+                wire.send("UNLINK", heard)
+        await wire.send("PING")  # everything has been sent
+
+    def _hear(self, granted: bytes) -> None:
+        name, placement = _read(granted)
+        if name in self._waiting:
+            self._hand_out(name, placement)
+        elif (request := self._left.pop(name, None)) is not None:
+            if isinstance(placement, Placement):
+                self._undo(request, placement)
+        elif self._is_asked(name):
+            self._early[name] = placement
+        elif isinstance(placement, Placement):
+            self._forget(name)
+
+    def _hand_out(self, name: str, placement: Placement | str) -> None:
+        one = self._waiting[name]
+        if isinstance(placement, Placement):
+            # Its client may have left in this turn of the loop.
+            (self._undo if one.answer.done() else self._accept)(one.request, placement)
+        self._answer(name, placement)
+
+    def _answer(self, name: str, placement: Placement | str) -> None:
+        one = self._waiting.pop(name)
+        if not one.answer.done():
+            one.answer.set_result(placement)
+
+
+def _broken(_error: StoreError) -> None:
+    """The call that waits on the connection fails, and tells the same."""
+
+
+def _read(granted: bytes) -> tuple[str, Placement | str]:
+    """The seat and the answer of `place`; an empty seat if somebody else wrote it."""
+    try:
+        name, _waited_ms, reply = orjson.loads(granted)
+        placement = parse_placement([part.encode() if isinstance(part, str) else part for part in reply])
+    except (ValueError, TypeError, LookupError):
+        return "", _LOST
+    return str(name), placement if isinstance(placement, Placement) else _LOST

@@ -1,0 +1,56 @@
+"""When requests wait for room, for how long, and who goes first."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gateway.settings.base import Count, Seconds, Section, Slug
+
+MAX_BANDS = 10
+
+
+class BandSettings(Section):
+    """One priority band. Those that stand first in the configuration go first."""
+
+    name: Slug
+    room_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+
+
+class QueueSettings(Section):
+    max_wait_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
+    prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 8000.0
+    wait_s: Seconds = 60
+    starve_s: Seconds = 30
+    output_weight: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 2
+    max_waiting: Count = 1000
+    max_waiting_per_tenant: Count = 500
+    bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS)] = Field(
+        default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch", room_share=0.8)]
+    )
+    default_band: Slug = "normal"
+
+    @model_validator(mode="after")
+    def _bands_are_distinct(self) -> Self:
+        names = [band.name for band in self.bands]
+        if len(set(names)) < len(names):
+            raise ValueError("bands: each name must be unique")
+        if self.default_band not in names:
+            raise ValueError(f"default_band is {self.default_band}, which is none of the bands: {', '.join(names)}")
+        return self
+
+
+class TenantSettings(Section):
+    """One tenant: those of security.api_keys belong to one."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1
+    priority: Slug | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _is_text(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("must be printable")
+        return name

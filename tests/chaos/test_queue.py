@@ -1,0 +1,226 @@
+"""Requests wait in one queue for all gateways while no replica has room, and no fault loses one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from bench.cluster import running_cluster
+from coordinator.keys import PoolKeys
+from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
+from tests.cluster.clients import ask, held_stream
+from tests.cluster.gateways import another_gateway
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+EACH, WAITING = 2, 20
+SLOTS = 3 * EACH
+TENANTS = ("greedy", "modest", "urgent")
+QUEUE_CONFIG: dict[str, Any] = CONFIG | {
+    "policy": {"max_active_requests": EACH},
+    "queue": {"wait_s": 30, "max_waiting": WAITING},
+    "tenants": [{"name": "urgent", "priority": "realtime"}],
+    "security": {
+        "share_cache": True,
+        "api_keys": [
+            {"name": name, "tenant": name, "admin": True, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+            for name in TENANTS
+        ],
+    },
+}
+
+
+class QueueStage(Stage):
+    """A cluster whose replicas take two requests each."""
+
+    client: redis.Redis
+    tenants: dict[str, httpx.AsyncClient]
+
+    @property
+    def keys(self) -> PoolKeys:
+        return PoolKeys(self.cluster.pool)
+
+    async def waiting(self) -> int:
+        return sum(int(count) for count in (await self.client.hgetall(self.keys.waiting)).values())
+
+    async def waits(self, count: int) -> None:
+        async def are_waiting() -> bool:
+            return await self.waiting() == count
+
+        await eventually(are_waiting)
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[AsyncExitStack]:
+        """Streams that last longer than the test take every slot. Closing what is yielded ends them."""
+        async with AsyncExitStack() as streams:
+            for number in range(SLOTS):
+                url = self.urls[number % 2]
+                await streams.enter_async_context(held_stream(self.tenants["greedy"], url, self.new_prompt()))
+            yield streams
+
+    def ask(self, tenant: str, gateway: int, **fields: Any) -> asyncio.Task[httpx.Response]:
+        asking = ask(self.tenants[tenant], self.urls[gateway], self.new_prompt(), **fields)
+        return asyncio.get_running_loop().create_task(asking)
+
+
+@pytest.fixture(scope="module")
+def queue_redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def queue_cluster(queue_redis: RedisServer) -> Iterator[QueueStage]:
+    with running_cluster(
+        replica_arguments=REPLICA_ARGUMENTS, events=False, config=QUEUE_CONFIG, redis_url=queue_redis.url
+    ) as cluster:
+        yield QueueStage(cluster, queue_redis)
+
+
+@pytest.fixture
+async def stage(queue_cluster: QueueStage) -> AsyncIterator[QueueStage]:
+    stage = queue_cluster
+    async with AsyncExitStack() as stack:
+        limits = httpx.Limits(max_keepalive_connections=None)
+        stage.tenants = {
+            name: await stack.enter_async_context(
+                httpx.AsyncClient(timeout=60, limits=limits, headers={"authorization": f"Bearer {name}"})
+            )
+            for name in TENANTS
+        }
+        stage.http = stage.tenants["greedy"]
+        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
+        stage.client = await stack.enter_async_context(client)
+        stage.ledger = Ledger(client, stage.cluster.pool)
+        stage.heal_processes()
+        await stage.healed()
+        yield stage
+        stage.heal_processes()
+        await eventually(stage.all_load_is_given_back)
+        await stage.waits(0)
+
+
+async def test_no_replica_ever_has_more_than_its_slots_and_every_request_is_answered(stage: QueueStage) -> None:
+    tasks = [stage.ask("greedy", number % 2, max_tokens=10) for number in range(SLOTS + WAITING)]
+    most = 0
+    while not all(task.done() for task in tasks):
+        active = await stage.client.hgetall(stage.keys.active)
+        assert all(int(count) <= EACH for count in active.values())
+        engines = await asyncio.gather(*(stage.replica_state(replica) for replica in stage.cluster.replicas))
+        most = max(most, sum(one["running"] for one in engines))
+    answers = [await task for task in tasks]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    assert sum("waited_ms=" in answer.headers["x-kvgate-decision"] for answer in answers) >= WAITING // 2
+    assert most == SLOTS
+    assert await stage.metric_of_all("kvgate_queue_wait_seconds_count", band="normal") >= WAITING // 2
+
+
+async def test_a_tenant_with_few_requests_does_not_wait_for_one_with_many(stage: QueueStage) -> None:
+    order: list[str] = []
+    async with stage.full() as streams:
+        tasks = []
+        for count, (tenant, gateway) in enumerate([("greedy", 0)] * 8 + [("modest", 1)] * 2 + [("urgent", 1)], 1):
+            task = stage.ask(tenant, gateway)
+            task.add_done_callback(lambda _, tenant=tenant: order.append(tenant))
+            tasks.append(task)
+            await stage.waits(count)
+        assert await stage.metric_of_all("kvgate_queue_waiting_requests") == 11
+        await streams.pop_all().aclose()
+        answers = await asyncio.gather(*tasks)
+    assert [answer.status_code for answer in answers] == [200] * 11
+    assert order.index("urgent") < SLOTS
+    assert [at for at, tenant in enumerate(order) if tenant == "modest"][-1] < SLOTS, order
+
+
+async def test_a_client_that_hangs_up_leaves_the_queue(stage: QueueStage) -> None:
+    async with stage.full():
+        gone, stays = stage.ask("modest", 0), stage.ask("modest", 1)
+        await stage.waits(2)
+        gone.cancel()
+        await stage.waits(1)
+    assert (await stays).status_code == 200
+
+
+async def test_explain_says_that_a_request_would_wait(stage: QueueStage) -> None:
+    assert (await stage.explain(stage.new_prompt()))["choice"]["must_wait"] is False
+    async with stage.full():
+        assert (await stage.explain(stage.new_prompt()))["choice"]["must_wait"] is True
+        assert await stage.waiting() == 0
+
+
+async def test_a_full_queue_and_a_wait_that_is_too_long_are_refused_with_codes(stage: QueueStage) -> None:
+    async with stage.full():
+        waiting = [stage.ask("greedy", number % 2) for number in range(WAITING)]
+        await stage.waits(WAITING)
+        refused = await stage.ask("modest", 1)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert await stage.metric_of_all("kvgate_queue_refusals_total", reason="full") == 1
+        for task in waiting:
+            task.cancel()
+        await stage.waits(0)
+        queue = QUEUE_CONFIG["queue"] | {"wait_s": 0.2}
+        async with another_gateway(stage.cluster, "hasty", queue=queue) as hasty:
+            late = await ask(stage.tenants["modest"], hasty.url, stage.new_prompt())
+    assert (late.status_code, late.json()["error"]["code"]) == (503, "deadline_unreachable")
+
+
+async def test_the_seats_of_a_killed_gateway_go_and_others_get_the_room(stage: QueueStage) -> None:
+    async with stage.full() as streams:
+        async with another_gateway(stage.cluster, "doomed") as doomed:
+            lost = asyncio.get_running_loop().create_task(ask(stage.tenants["greedy"], doomed.url, stage.new_prompt()))
+            await stage.waits(1)
+            doomed.signal(signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                await lost
+        kept = stage.ask("greedy", 1)
+        await stage.waits(1)
+        await streams.pop_all().aclose()
+        assert (await kept).status_code == 200
+
+
+async def test_a_replica_that_dies_does_not_lose_those_that_wait(stage: QueueStage) -> None:
+    async with stage.full():
+        waiting = [stage.ask("modest", number % 2) for number in range(4)]
+        await stage.waits(4)
+        stage.cluster.replicas[0].signal(signal.SIGKILL)
+    answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [200] * 4
+    await stage.healed()
+    for url in stage.urls:  # a request that found a connection of the dead process would not try this replica again
+        await eventually(lambda url=url: serves(stage, url, stage.cluster.replicas[0].id))
+
+
+async def serves(stage: QueueStage, url: str, replica: str) -> bool:
+    answer = await ask(stage.tenants["modest"], url, stage.new_prompt())
+    return answer.headers["x-kvgate-replica"] == replica
+
+
+@pytest.mark.parametrize("fault", ["dies", "is emptied", "hangs"])
+async def test_no_waiting_request_is_lost_with_the_store(stage: QueueStage, fault: str) -> None:
+    async with stage.full() as streams:
+        waiting = [stage.ask("modest", number % 2) for number in range(6)]
+        await stage.waits(6)
+        if fault == "is emptied":
+            await stage.ledger.forget_everything()
+            await stage.waits(6)
+        elif fault == "dies":
+            stage.redis.kill()
+            await asyncio.wait(waiting, timeout=5)
+            stage.redis.start()
+        else:
+            stage.redis.pause()
+            await asyncio.wait(waiting, timeout=5)
+            stage.redis.resume()
+        await streams.pop_all().aclose()
+        answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [200] * 6

@@ -1,0 +1,443 @@
+"""Requests that find no room wait in one queue for all gateways, and are granted in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+import redis.asyncio as redis
+
+from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
+from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.redis.wire import Wire
+from coordinator.scripts import Placement, PolicyKnobs, Standing
+from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register, request
+from tests.polling import eventually
+from tests.redis_server import RedisServer
+
+ONE_EACH = PolicyKnobs(max_active_requests=1)
+
+
+@asynccontextmanager
+async def two_gateways(server: RedisServer, replicas: int = 3) -> AsyncIterator[tuple[Pool, Pool]]:
+    async with joined(server.url, "gw0") as one, joined(server.url, "gw1") as other:
+        await register(one, replicas)
+        await asyncio.gather(beaten(one), beaten(other))
+        yield one, other
+        await drained(one, other)  # what is sent now must not run in the next test
+
+
+def asking(name: str, knobs: PolicyKnobs = ONE_EACH, share: float = 1.0, **changes: Any) -> PlaceRequest:
+    """A request that waits if there is no room. `changes` may be those of its standing."""
+    standing = {each: changes.pop(each) for each in list(changes) if each in Standing.__dataclass_fields__}
+    asked = request(name, changes.pop("keys", chain(name)), knobs=knobs, **changes)
+    asked.room_share, asked.standing = share, Standing(**{"starve_ms": 60_000, **standing})
+    return asked
+
+
+async def fill(pool: Pool, count: int = 3) -> list[str]:
+    """Places a request on each replica."""
+    names = [f"full{i}" for i in range(count)]
+    for name in names:
+        assert await pool.place(asking(name)) is not None
+    return names
+
+
+async def waiting(client: redis.Redis) -> int:
+    return sum(int(count) for count in (await client.hgetall(KEYS.waiting)).values())
+
+
+async def queued(client: redis.Redis, pool: Pool, asked: PlaceRequest) -> asyncio.Task[Placement | None]:
+    """Starts to place it, until it waits."""
+    before = await waiting(client)
+    task = asyncio.get_running_loop().create_task(pool.place(asked))
+
+    async def is_waiting() -> bool:
+        return await waiting(client) == before + 1
+
+    await eventually(is_waiting)
+    return task
+
+
+async def test_a_request_without_room_waits_for_the_one_that_ends_on_another_gateway(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        full = await fill(one)
+        task = await queued(client, other, asking("late"))
+        assert not task.done()
+        assert orjson.loads((await client.hgetall(KEYS.seats("gw1")))["late"])["tenant"] == "-"
+        freed = one.live[full[1]].replica
+        one.done(full[1])
+        placement = await task
+        assert placement is not None
+        assert placement.replica == freed
+        assert other.live["late"].replica == freed
+        assert set(await client.hgetall(KEYS.flight("gw1"))) == {"late"}
+        assert await client.hgetall(KEYS.active) == {"r0": "1", "r1": "1", "r2": "1"}
+        other.done("late")
+        await drained(other)
+        assert await client.exists(KEYS.waiting, KEYS.seats("gw1"), KEYS.fair, KEYS.charges("gw1")) == 0
+
+
+async def test_tenants_take_turns_whatever_they_ask_for_and_bands_go_first(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        full = await fill(one)
+        order: list[str] = []
+        tasks = []
+        for name, pool, turn in [
+            ("greedy0", one, {"band": 1, "tenant": "greedy"}),
+            ("greedy1", other, {"band": 1, "tenant": "greedy"}),
+            ("greedy2", one, {"band": 1, "tenant": "greedy"}),
+            ("modest", other, {"band": 1, "tenant": "modest"}),
+            ("double0", one, {"band": 1, "tenant": "double", "weight": 2.0}),
+            ("double1", one, {"band": 1, "tenant": "double", "weight": 2.0}),
+            ("urgent", other, {"band": 0, "tenant": "greedy"}),
+        ]:
+            task = await queued(client, pool, asking(name, **turn))
+            task.add_done_callback(lambda _, name=name: order.append(name))
+            tasks.append((name, pool, task))
+        one.done(full[0])
+        for count in range(1, len(tasks) + 1):
+            await eventually(lambda count=count: len(order) == count)
+            _, pool, _ = next(each for each in tasks if each[0] == order[-1])
+            pool.done(order[-1])
+        assert order[0] == "urgent"
+        assert set(order[1:4]) == {"greedy0", "modest", "double0"}
+        assert order[4:] == ["double1", "greedy1", "greedy2"], "each charged with its tokens, the double ones half"
+
+
+async def test_nobody_overtakes_but_requests_that_others_cannot_use_do(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, *_] = await fill(one)
+        busy = one.live[first].replica
+        pinned = await queued(client, one, asking("pinned", pinned=busy))
+        one.done(next(name for name in one.live if one.live[name].replica != busy))
+        free = await other.place(asking("elsewhere"))
+        assert free is not None
+        assert free.replica != busy, "the one that waits for another replica does not block it"
+        behind = await queued(client, other, asking("behind"))
+        one.done(first)
+        placement = await pinned
+        assert placement is not None
+        assert placement.replica == busy
+        assert not behind.done()
+        one.done("pinned")
+        assert await behind is not None
+
+
+async def test_a_retry_does_not_hold_up_those_who_can_use_the_room_that_it_cannot(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, second, *_] = await fill(one)
+        failed = one.live[first].replica
+        retry = await queued(client, one, asking("retry", tried=(failed,)))
+        behind = await queued(client, other, asking("behind"))
+        one.done(first)
+        placement = await behind
+        assert placement is not None
+        assert placement.replica == failed
+        assert not retry.done()
+        one.done(second)
+        assert await retry is not None
+
+
+async def test_many_retries_do_not_hide_the_one_who_can_use_the_room(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, *_] = await fill(one)
+        failed = one.live[first].replica
+        retries = [await queued(client, one, asking(f"retry{number}", tried=(failed,))) for number in range(17)]
+        behind = await queued(client, other, asking("behind"))
+        one.done(first)
+        assert await behind is not None
+        for each in retries:
+            each.cancel()
+        await asyncio.wait(retries)
+
+
+async def test_room_is_granted_however_many_queues_there_are(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server, 70) as (one, other):
+        full = await fill(one, 70)
+        *busy, free = full
+        pinned = [await queued(client, other, asking(name, pinned=one.live[name].replica)) for name in busy]
+        anywhere = await queued(client, other, asking("anywhere"))
+        one.done(free)
+        assert await anywhere is not None
+        for each in pinned:
+            each.cancel()
+        await asyncio.wait(pinned)
+
+
+async def test_the_room_that_a_failed_attempt_leaves_goes_to_who_waits_for_it(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, second, *_] = await fill(one)
+        failed = one.live[first].replica
+        task = await queued(client, other, asking("waits", pinned=failed))
+        one.done(second)
+        assert await one.place(asking("retry", tried=(failed,), release=first)) is not None
+        placement = await task
+        assert placement is not None
+        assert placement.replica == failed
+
+
+async def test_a_client_that_leaves_frees_its_seat_or_what_it_was_granted(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        full = await fill(one)
+        left = await queued(client, other, asking("left"))
+        next_one = await queued(client, other, asking("next"))
+        left.cancel()
+
+        async def is_alone() -> bool:
+            return await waiting(client) == 1
+
+        await eventually(is_alone)
+        one.done(full[0])
+        assert await next_one is not None
+        granted = await queued(client, other, asking("granted"))
+        other.done("next")
+        one.settlements.send()
+        other.settlements.send()
+        granted.cancel()  # while its grant is on the way
+        last = await other.place(asking("last"))
+        assert last is not None
+        await drained(one, other)
+        assert set(await client.hgetall(KEYS.flight("gw1"))) == {"last"}
+
+
+async def test_the_seats_of_a_dead_gateway_are_gone_when_it_is_reaped(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with joined(redis_server.url, "gw0") as one:
+        await register(one, 1)
+        await beaten(one)
+        [full] = await fill(one, 1)
+        async with joined(redis_server.url, "gw1") as dying:
+            await beaten(dying)
+            task = await queued(client, dying, asking("lost"))
+            task.cancel()
+            dying.seats.close()
+            dying.detach()  # before its seat is given up
+        task = await queued(client, one, asking("alive"))
+        await client.hset(KEYS.gateways, "gw1", "1 1")
+        await client.hdel(KEYS.view, "?")
+        await beaten(one)
+        assert await client.exists(KEYS.seats("gw1")) == 0
+        one.done(full)
+        assert await task is not None
+        await drained(one)
+
+
+async def test_a_grant_that_a_broken_connection_did_not_bring_is_heard_on_the_next(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        task = await queued(client, other, asking("late"))
+        for each in await client.client_list():
+            if each["cmd"] == "blmove":
+                await client.client_kill_filter(_id=each["id"])
+        one.done(full)
+        assert await task is not None
+
+
+@pytest.mark.parametrize("damage", ["seats are deleted", "heard is no list", "line is deleted"])
+async def test_a_damaged_queue_is_mended_by_heartbeats(
+    redis_server: RedisServer, client: redis.Redis, damage: str
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        if damage == "heard is no list":
+            await client.set(KEYS.heard("gw1"), "garbage")
+        task = await queued(client, other, asking("late"))
+        if damage == "seats are deleted":
+            await client.delete(KEYS.seats("gw1"))
+        elif damage == "line is deleted":
+            [queue] = await client.hkeys(KEYS.waiting)
+            await client.delete(f"kvgate:{{m}}:line:{queue} -")
+        one.done(full)
+
+        async def is_granted() -> bool:
+            await asyncio.gather(beaten(one), beaten(other))
+            return task.done()
+
+        await eventually(is_granted)
+        assert (await task) is not None
+
+
+async def test_an_old_answer_does_not_answer_a_request_that_was_placed_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        task = await queued(client, other, asking("late"))
+        await client.delete(KEYS.subsets)
+        await beaten(one)  # grants "undeclared", so the request is placed again
+
+        async def is_declared() -> bool:
+            return bool(await client.exists(KEYS.subsets)) and await waiting(client) == 1
+
+        await eventually(is_declared)
+        one.done(full)
+        assert await task is not None
+
+
+async def test_a_gateway_that_leaves_leaves_nothing(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        task = await queued(client, other, asking("late"))
+        one.done(full)
+        await task
+        other.live.clear()
+        other.reassert()
+        await other.beat(leaving=True)
+        left = [KEYS.seats("gw1"), KEYS.charges("gw1"), KEYS.grants("gw1"), KEYS.heard("gw1"), KEYS.flight("gw1")]
+        assert await client.exists(*left) == 0
+
+
+async def test_without_the_right_to_hear_of_grants_requests_do_not_wait(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async def refused(_on_broken: Callable[[StoreError], None]) -> Wire:
+        raise StoreRefused("NOPERM this user has no permissions to run the 'blmove' command")
+
+    async with two_gateways(redis_server) as (one, other):
+        await fill(one)
+        other.seats._connect = refused
+        with pytest.raises(StoreDown):  # then it is placed without the store
+            await other.place(asking("first"))
+        assert await other.place(asking("second")) is not None
+        await drained(other)
+        assert await waiting(client) == 0
+
+
+async def test_an_emptied_store_gets_its_queue_back_in_order(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await fill(one)
+        tasks = [await queued(client, other, asking(name)) for name in ("first", "second", "third")]
+        await client.flushall()
+        for pool in (one, other):
+            await beaten(pool)  # it finds that the store has forgotten it
+
+        async def are_waiting() -> bool:
+            return await waiting(client) == 3
+
+        await eventually(are_waiting)
+        for name, task in zip(list(one.live), tasks, strict=True):
+            assert sum(each.done() for each in tasks) == tasks.index(task)
+            one.done(name)
+            assert await task is not None
+
+
+@pytest.mark.parametrize(
+    ("knobs", "turn", "reason"),
+    [
+        (PolicyKnobs(max_active_requests=1, max_waiting=1), {}, "full"),
+        (PolicyKnobs(max_active_requests=1, max_waiting_per_tenant=1), {}, "full_tenant"),
+        (ONE_EACH, {"wait_ms": 50}, "waited"),
+    ],
+)
+async def test_a_request_that_may_not_wait_is_refused(
+    redis_server: RedisServer, client: redis.Redis, knobs: PolicyKnobs, turn: dict[str, int], reason: str
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await fill(one)
+        first = await queued(client, one, asking("first"))
+        with pytest.raises(NoRoom) as refused:
+            await other.place(asking("second", knobs, **turn))
+        assert refused.value.reason == reason
+
+        async def is_alone() -> bool:
+            return await waiting(client) == 1
+
+        await eventually(is_alone)
+        first.cancel()
+
+
+async def test_a_lower_band_takes_no_place_in_the_queue_and_queues_count_together_for_a_tenant(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    knobs = PolicyKnobs(max_active_requests=1, max_waiting=2, max_waiting_per_tenant=2)
+    async with two_gateways(redis_server) as (one, other):
+        [first, second, *_] = await fill(one)
+        batch = [await queued(client, one, asking(f"batch{i}", knobs, band=2, tenant=f"b{i}")) for i in range(2)]
+        urgent = await queued(client, other, asking("urgent", knobs))
+        for each in (*batch, urgent):
+            each.cancel()
+        await asyncio.wait([*batch, urgent])
+        await drained(one, other)
+        knobs = replace(knobs, max_waiting=100)
+        of_one = [
+            await queued(client, one, asking(f"of {name}", knobs, pinned=one.live[name].replica, band=1, tenant="t"))
+            for name in (first, second)
+        ]
+        with pytest.raises(NoRoom) as refused:
+            await other.place(asking("third", knobs, band=2, tenant="t"))
+        assert refused.value.reason == "full_tenant"
+        for each in of_one:
+            each.cancel()
+        await asyncio.wait(of_one)
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await fill(one)
+        first = await queued(client, one, asking("first"))
+        [(queue, _)] = (await client.hgetall(KEYS.paces)).items()
+        await client.hset(KEYS.paces, queue, "1 5000.000")
+        with pytest.raises(NoRoom) as refused:
+            await other.place(asking("second", wait_ms=9000))
+        assert (refused.value.reason, refused.value.expected_s) == ("unreachable", 10.0)
+        first.cancel()
+
+
+async def test_a_lower_band_leaves_a_part_of_the_room_and_does_not_starve(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    knobs = PolicyKnobs(max_active_requests=5)
+    async with two_gateways(redis_server, 1) as (one, other):
+        for number in range(4):
+            await one.place(asking(f"batch{number}", knobs, 0.8, band=2))
+        batch = await queued(client, other, asking("batch4", knobs, 0.8, band=2, starve_ms=1))
+        assert await one.place(asking("urgent0", knobs)) is not None, "there is room for a higher band"
+        urgent = await queued(client, one, asking("urgent1", knobs))
+        one.done("batch0")  # all other slots stay taken: there is no room for a part of it
+        assert await batch is not None, "its band has got nothing for its time"
+        assert not urgent.done()
+        one.done("batch1")
+        assert await urgent is not None
+
+
+async def test_room_is_measured_in_seconds_of_prefill_too(redis_server: RedisServer, client: redis.Redis) -> None:
+    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
+    async with two_gateways(redis_server) as (one, other):
+        for number in range(3):
+            placement = await one.place(asking(f"long{number}", knobs, prompt_tokens=1000))
+            assert placement is not None, "a long prompt gets its turn, too"
+        task = await queued(client, other, asking("short", knobs))
+        one.first_token("long1")
+        assert await task is not None
+        await client.hset(KEYS.rates, one.live["long0"].replica, "1000")
+        assert await other.place(asking("more", knobs)) is not None, "this replica computes faster than assumed"
+
+
+async def test_a_request_that_computes_nothing_never_waits(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await fill(one)
+        assert await other.place(asking("tokenize", share=0.0)) is not None
+        assert await waiting(client) == 0
