@@ -32,6 +32,7 @@ from coordinator.redis.info import OLDEST, read_info
 from coordinator.redis.outage import Outage
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, has_result, load_scripts
+from coordinator.scripts import PolicyKnobs
 
 _log = structlog.get_logger("kvgate.store")
 
@@ -53,6 +54,8 @@ class StoreOptions:
     breaker_misses: int = 5
     overdue_s: float = 1.0
     namespace: str = ""
+    knobs: tuple[PolicyKnobs, ...] = ()
+    """The settings of placements that most requests use."""
 
 
 class StoreConnection:
@@ -205,7 +208,7 @@ class StoreConnection:
         # First, so that a server that is too slow is asked for nothing more. It is judged like a placement, which
         # allows for a busy event loop; otherwise a busy gateway would never be up again.
         await wire.send("PING", budget_s=self._settings.budget_s)
-        self._allow_oom = await load_scripts(wire)
+        self._allow_oom = await load_scripts(wire, self._settings.knobs)
         self.warnings = await _inspect(wire, self._settings.url)
 
     async def _beat_until_broken(self, wire: Wire) -> None:

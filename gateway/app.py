@@ -35,7 +35,7 @@ from gateway.replicas.health_checks import HealthChecks
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
-from gateway.routing.router import Router
+from gateway.routing.router import Router, knobs_of
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
@@ -135,7 +135,8 @@ class Gateway:
 def _store(settings: GatewaySettings, gateway: str) -> Store:
     redis = settings.redis
     budget_s, overdue_s = redis.budget_ms / 1000, redis.overdue_ms / 1000
-    return Store(StoreOptions(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace), gateway)
+    knobs = (knobs_of(settings, settings.policy.name),)
+    return Store(StoreOptions(redis.url, budget_s, redis.breaker_misses, overdue_s, redis.namespace, knobs), gateway)
 
 
 def _appliers(settings: GatewaySettings, store: Store, metrics: Metrics) -> Appliers:

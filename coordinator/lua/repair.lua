@@ -209,7 +209,7 @@ add_part(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+
 -- What waits. Gateways put their seats back into lines that are lost.
 add_part(base .. 'rates', 'rates', is_number)
 add_part(base .. 'waiting', 'waiting', function(text, field) return is_number(text) and string.find(field, '^%d+ %S+$') end)
-add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+$') end)
+add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+ %d+$') end)
 add_part(base .. 'fair', 'fair', function(text) return #text < 64 and string.find(text, '^[%d.]+$') end)
 
 -- A gateway whose lease cannot be read has none: it states its requests again, or is reaped.

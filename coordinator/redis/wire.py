@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, cast
 
 import hiredis
@@ -24,7 +24,7 @@ from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
-from coordinator.scripts import NAMES, Script, load
+from coordinator.scripts import NAMES, PolicyKnobs, Script, load
 
 Reply = Callable[[Any], None]
 _DRIVER = DriverInfo()  # finding redis-py's version takes 2 ms: too long for each connection
@@ -304,25 +304,27 @@ def _give(call: _Call, reply: Any, is_broken: bool = False) -> None:
         future.set_result(reply)
 
 
-async def load_scripts(wire: Wire) -> bool:
-    """Load every script that the server lacks. Returns whether the server knows script flags (Redis >= 7)."""
-    missing = await _missing_scripts(wire, True)
-    allow_oom = "hold" not in missing
+async def load_scripts(wire: Wire, knobs: Iterable[PolicyKnobs] = ()) -> bool:
+    """Load every script that the server lacks, and `place` with these settings: requests that come together must not
+    find that it is missing. Returns whether the server knows script flags (Redis >= 7)."""
+    missing = await _missing_scripts(wire, True, knobs)
+    allow_oom = "hold" not in {one.name for one in missing}
     if not allow_oom:
         try:
             await wire.send("SCRIPT", "LOAD", load("hold", True).text)
             allow_oom = True
         except StoreRefused:
-            missing = await _missing_scripts(wire, False)
+            missing = await _missing_scripts(wire, False, knobs)
     # All at once: one after the other would take too long in a gateway whose event loop is busy.
-    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", load(name, allow_oom).text) for name in missing))
+    await asyncio.gather(*(wire.send("SCRIPT", "LOAD", script.text) for script in missing))
     return allow_oom
 
 
-async def _missing_scripts(wire: Wire, allow_oom: bool) -> list[str]:
+async def _missing_scripts(wire: Wire, allow_oom: bool, knobs: Iterable[PolicyKnobs]) -> list[Script]:
     """The scripts that the server does not have, with or without flags. All of them if the user may not ask."""
+    scripts = [load(name, allow_oom) for name in NAMES] + [load("place", allow_oom, each) for each in knobs]
     try:
-        found = await wire.send("SCRIPT", "EXISTS", *(load(name, allow_oom).sha for name in NAMES))
+        found = await wire.send("SCRIPT", "EXISTS", *(script.sha for script in scripts))
     except StoreRefused:
-        return list(NAMES)
-    return [name for name, exists in zip(NAMES, found, strict=True) if not exists]
+        return scripts
+    return [script for script, exists in zip(scripts, found, strict=True) if not exists]

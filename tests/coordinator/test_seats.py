@@ -399,7 +399,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once(redis_server: Re
         await fill(one)
         first = await queued(client, one, asking("first"))
         [(queue, _)] = (await client.hgetall(KEYS.paces)).items()
-        await client.hset(KEYS.paces, queue, "1 5000.000")
+        await client.hset(KEYS.paces, queue, "1 5000.000 8")
         with pytest.raises(NoRoom) as refused:
             await other.place(asking("second", wait_ms=9000))
         assert (refused.value.reason, refused.value.expected_s) == ("unreachable", 10.0)

@@ -17,7 +17,7 @@ from redis.asyncio import Connection
 
 from coordinator.errors import StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.scripts import Script, load
+from coordinator.scripts import PolicyKnobs, Script, load
 from tests.coordinator.stage import calls_of
 from tests.polling import eventually
 from tests.redis_server import EACH_REDIS, RedisServer, running_redis, server_named
@@ -299,3 +299,14 @@ async def test_only_missing_scripts_are_loaded(redis_server: RedisServer, client
         calls = await calls_of(client)
         assert sum(count for name, count in calls.items() if name.startswith("script")) <= 3
         assert await client.script_exists(load("place", allow_oom).sha) == [True]
+
+
+async def test_the_placements_of_a_gateway_are_loaded_with_its_own_settings(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    """Requests that come together at the start would each find that it is missing, and go on without the store."""
+    knobs = PolicyKnobs(max_active_requests=7)
+    async with wired(redis_server.url) as (wire, _):
+        await client.script_flush()
+        allow_oom = await load_scripts(wire, [knobs])
+        assert await client.script_exists(load("place", allow_oom, knobs).sha) == [True]

@@ -7,13 +7,13 @@
 --                                   seat has the name of the reservation that it will be.
 --   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua
 --   line:<band> <queue> <tenant>    "<gateway> <seat>", by since when it waits (ms)
---   paces                           queue -> "<ms of the last grant> <mean ms between grants>"
+--   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
 -- A tenant is text without spaces: gateways escape it.
 
 -- include subsets
 -- include fair
 
-local MOST_TENANTS, NEWEST, LONGEST_GAP_MS, TENDED = 64, 0.1, 60000, 8
+local MOST_TENANTS, NEWEST, LONGEST_GAP_MS, FEWEST_GRANTS, TENDED = 64, 0.05, 60000, 8, 8
 
 -- The lines of all queues: a band (number) and a queue each, with their name and seats.
 local function waiting_lines(base)
@@ -92,7 +92,8 @@ local function refusal_of(base, band, queue, tenant, left_ms)
     own = own + size_of(line_key(base, line.name, tenant))
   end
   local ahead = seats_ahead(base, lines, band, queue, tenant)
-  local mean = sum_of(string.match(field_of(base .. 'paces', queue) or '', '^%d+ (%S+)$'))
+  local mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^%d+ (%S+) (%d+)$')
+  mean = sum_of(grants) < FEWEST_GRANTS and 0 or sum_of(mean) -- fewer tell nothing
   local expected_ms = math.floor((ahead + 1) * mean)
   local refusal
   if all >= max_waiting then
@@ -128,7 +129,7 @@ local function stand_in_line(base, gateway, id, seat, now)
     will_starve(base, seat.band, now + seat.starve_ms)
   end
   if not field_of(base .. 'paces', seat.queue) then
-    write('HSET', base .. 'paces', seat.queue, string.format('%d 0', now))
+    write('HSET', base .. 'paces', seat.queue, string.format('%d 0 0', now))
   end
 end
 
@@ -177,11 +178,11 @@ end
 
 -- Notes that a seat of a queue was granted.
 local function note_pace(base, queue, now)
-  local last, mean = string.match(field_of(base .. 'paces', queue) or '', '^(%d+) (%S+)$')
+  local last, mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^(%d+) (%S+) (%d+)$')
   local gap = math.min(LONGEST_GAP_MS, math.max(0, now - (tonumber(last) or now)))
-  mean = sum_of(mean)
-  mean = mean == 0 and gap or mean + NEWEST * (gap - mean)
-  write('HSET', base .. 'paces', queue, string.format('%d %.3f', now, mean))
+  mean, grants = sum_of(mean), sum_of(grants) + 1
+  mean = mean + math.max(NEWEST, 1 / grants) * (gap - mean)
+  write('HSET', base .. 'paces', queue, string.format('%d %.3f %d', now, mean, grants))
 end
 
 -- Looks at some of a gateway's seats, and puts those back into line that somebody else took out of it.

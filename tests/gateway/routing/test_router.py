@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import load
 from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
 from gateway.metrics.gateway_metrics import Metrics
@@ -11,11 +10,10 @@ from gateway.prompt import Prompt
 from gateway.replicas.fleet import ServedModel
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
-from gateway.routing.router import Router, knobs_of
+from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
-from gateway.settings.policies import DEFAULT_POLICY
 
 REPLICAS = ("r0", "r1", "r2")
 FAILURES = 3
@@ -93,8 +91,3 @@ async def test_no_replica_is_given_more_than_it_may_have_while_another_has_room(
     placed = [(await place(router, b"a" * 16)).replica for _ in range(7)]
     assert sorted(placed[:6]) == ["r0", "r0", "r1", "r1", "r2", "r2"]
     assert placed[6] == placed[0]  # no replica has room, so the prompt goes to its own replica
-
-
-def test_the_script_of_a_gateway_with_default_settings_is_loaded_before_its_first_request() -> None:
-    knobs = knobs_of(GatewaySettings(), DEFAULT_POLICY)
-    assert load("place", True, knobs).sha == load("place", True).sha
