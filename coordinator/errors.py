@@ -29,3 +29,12 @@ class NoRoom(Exception):
     def __init__(self, reason: str, expected_s: float) -> None:
         super().__init__(f"no replica has room ({reason}); expected wait {expected_s:.1f} s")
         self.reason, self.expected_s = reason, expected_s
+
+
+class OverLimit(Exception):
+    """A tenant has used up its `requests` or `tokens` of a minute; `limit` says which. In `wait_s` it has some again.
+    `left` is what is left of all its limits."""
+
+    def __init__(self, limit: str, wait_s: float, left: tuple[int, ...]) -> None:
+        super().__init__(f"too many {limit} in a minute; some again in {wait_s:.1f} s")
+        self.limit, self.wait_s, self.left = limit, wait_s, left

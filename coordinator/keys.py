@@ -47,6 +47,8 @@ class PoolKeys:
     pool: str
     namespace: str = ""
     """Keeps clusters on one Redis apart; empty if there is only one."""
+    is_in_cluster: bool = False
+    """Whether a script can only use keys of one slot, because the Redis is a Redis Cluster."""
 
     @cached_property
     def _base(self) -> str:
@@ -172,11 +174,19 @@ class PoolKeys:
     def paces(self) -> str:
         return f"{self._base}:paces"
 
+    @cached_property
+    def tenants(self) -> str:
+        """Of all pools, where one script can use their keys."""
+        return f"{self._base if self.is_in_cluster else prefix(self.namespace)}:tenants"
+
     def seats(self, gateway: str) -> str:
         return f"{self._base}:seats:{gateway}"
 
     def charges(self, gateway: str) -> str:
         return f"{self._base}:charges:{gateway}"
+
+    def budgets(self, gateway: str) -> str:
+        return f"{self._base}:budgets:{gateway}"
 
     def grants(self, gateway: str) -> str:
         return f"{self._base}:grants:{gateway}"

@@ -173,9 +173,13 @@ class Standing:
     @property
     def line(self) -> str:
         """As `place` takes it."""
-        tenant = quote(self.tenant, safe="")
         times = f"{self.since_ms} {self.wait_ms} {self.starve_ms}"
-        return f"{self.band} {tenant} {self.weight:g} {self.output_tokens} {times}"
+        return f"{self.band} {self.tenant_text} {self.weight:g} {self.output_tokens} {times}"
+
+    @property
+    def tenant_text(self) -> str:
+        """The tenant's name in keys and records."""
+        return quote(self.tenant, safe="")
 
 
 class Seat(NamedTuple):
@@ -185,11 +189,52 @@ class Seat(NamedTuple):
     expected_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What a tenant may have over all gateways; 0: any number. `output_tokens` is what the request's answer most likely
+    takes."""
+
+    concurrency: int = 0
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    output_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """As `place` takes it."""
+        return f"{self.concurrency} {self.requests_per_min} {self.tokens_per_min} {self.output_tokens}"
+
+
+class Used(NamedTuple):
+    """The tokens that a request took."""
+
+    charge_tokens: int
+    """Of its tenant's share: uncached tokens, and those of the answer, weighted."""
+    limit_tokens: int
+    """Of its tenant's limit: uncached tokens, and those of the answer."""
+
+    @property
+    def text(self) -> str:
+        """As `settle` takes it."""
+        return f"{self.charge_tokens} {self.limit_tokens}"
+
+
+NOTHING = Used(0, 0)
+
+
 class Refusal(NamedTuple):
     """A request may not even wait. `reason` is full, full_tenant or unreachable."""
 
     reason: str
     expected_ms: int
+
+
+class Exhausted(NamedTuple):
+    """A tenant has used up a limit (`requests` or `tokens`): see OverLimit."""
+
+    limit: str
+    wait_ms: int
+    left: tuple[int, ...]
 
 
 @dataclass(slots=True)  # not frozen, which would make it four times as slow to make
@@ -221,6 +266,8 @@ class PlaceRequest:
     """The part of a replica's room that it may use; 0: it never waits for room."""
     standing: Standing = field(default_factory=Standing)
     """Where it waits if there is no room."""
+    limits: TenantLimits | None = None
+    """Those of its tenant; None if it has none."""
     waited_s: float = 0.0
     """How long it has waited for room."""
     answer: tuple[int, int] = (0, 0)
@@ -239,6 +286,13 @@ class PlaceRequest:
             and (self.serving is None or record.replica in self.serving)
             and self.pinned in ("", record.replica)
         )
+
+    def budget(self, uncached_tokens: int) -> str:
+        """What it takes of its tenant's limits, as `reassert` takes it; empty if there are none."""
+        if self.limits is None:
+            return ""
+        tokens = uncached_tokens + self.limits.output_tokens
+        return f"{self.standing.tenant_text} {tokens} {self.limits.tokens_per_min}"
 
     def operands(
         self, script: Script, keys: PoolKeys, gateway: str, epoch: int, *, explain: bool, deadline_ms: int = 0
@@ -265,7 +319,8 @@ class PlaceRequest:
             shape=self.shape,
             may_report=self.may_report,
             room_share=self.room_share,
-            line=self.standing.line if self.room_share else "",
+            line=self.standing.line if self.room_share or self.limits else "",
+            limits=self.limits.text if self.limits else "",
             keys=self.keys,
             tokens=self.tokens,
         )
@@ -305,6 +360,9 @@ class Placement(NamedTuple):
     many."""
     passed_over_tokens: int = 0
     """Tokens of the prompt that another candidate holds and the replica neither holds nor can load."""
+    left: tuple[int, ...] = ()
+    """What is left of its tenant's limits: requests, ms until all are there again, tokens, ms; -1 where there is no
+    limit. Empty if there are none."""
 
     @property
     def is_exact(self) -> bool:
@@ -321,6 +379,8 @@ class Reservation:
     incarnation: str
     backlog_tokens: int
     tip: str
+    budget: str = ""
+    """See PlaceRequest.budget."""
     is_streamed: bool = True
     """Whether its first token will be seen; if not, prefills.py says when its backlog ends."""
     prefilled_by_s: float | None = None
@@ -330,12 +390,14 @@ class Reservation:
 _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
 
 
-def parse_placement(reply: Any) -> Placement | Seat | Refusal | str:
+def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
     """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
     if reply[0] == b"wait":
         return Seat(reply[1], reply[2])
     if reply[0] in _REFUSALS:
         return Refusal(reply[0].decode(), reply[2])
+    if reply[0] == b"over_limit":
+        return Exhausted(reply[3].decode(), reply[2], _numbers(reply[4]))
     if reply[0] != b"ok":
         return str(reply[0], "ascii")
     return Placement(
@@ -357,4 +419,9 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | str:
         stored_keys=reply[16],
         stored_tokens=reply[17],
         passed_over_tokens=reply[18],
+        left=_numbers(reply[19]) if reply[19] else (),
     )
+
+
+def _numbers(text: bytes) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))

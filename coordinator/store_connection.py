@@ -96,7 +96,7 @@ class StoreConnection:
         """One more pool uses this connection."""
         self._pools[pool.name] = pool
         if self._wire is not None:
-            pool.attach(self._wire, self._allow_oom)
+            pool.attach(self._wire, self._allow_oom, self._is_in_cluster)
             pool.is_paused = self._is_paused
 
     async def ask(self, *command: Any) -> Any:
@@ -209,7 +209,7 @@ class StoreConnection:
         # allows for a busy event loop; otherwise a busy gateway would never be up again.
         await wire.send("PING", budget_s=self._settings.budget_s)
         self._allow_oom = await load_scripts(wire, self._settings.knobs)
-        self.warnings = await _inspect(wire, self._settings.url)
+        self.warnings, self._is_in_cluster = await _inspect(wire, self._settings.url)
 
     async def _beat_until_broken(self, wire: Wire) -> None:
         """Every 0.5 s: the heartbeat and chores of each pool, and a check for overdue replies."""
@@ -240,7 +240,7 @@ class StoreConnection:
     def _up(self, wire: Wire) -> None:
         self._wire, self._misses, self._pauses, self._is_paused = wire, 0, 0, False
         for pool in self._pools.values():
-            pool.attach(wire, self._allow_oom)
+            pool.attach(wire, self._allow_oom, self._is_in_cluster)
         self.reason = ""
         for warning in self.warnings:
             _log.warning("redis setting", problem=warning)
@@ -292,12 +292,12 @@ def _jittered(seconds: float) -> float:
     return seconds * random.uniform(1, 1 + _JITTER)
 
 
-async def _inspect(wire: Wire, url: str) -> list[str]:
-    """What an operator should know about this Redis; nothing if an ACL hides it."""
+async def _inspect(wire: Wire, url: str) -> tuple[list[str], bool]:
+    """What an operator should know about this Redis (nothing if an ACL hides it), and whether it is a Redis Cluster."""
     try:
         info = read_info(await wire.send("INFO"))
     except StoreRefused:
-        return []
+        return [], is_cluster(url)
     if info.mode == "sentinel":
         raise StoreRefused("it is a sentinel; write redis+sentinel://host:26379/NAME for the master that it calls NAME")
     if info.role == "slave":
@@ -307,4 +307,4 @@ async def _inspect(wire: Wire, url: str) -> list[str]:
     warnings = settings_warnings(info)
     if info.mode == "cluster" and not is_cluster(url):
         warnings.append("this is one node of a Redis Cluster: write redis+cluster:// for pools that are on others, too")
-    return warnings
+    return warnings, info.mode == "cluster"

@@ -3,15 +3,17 @@
 -- refused.
 --
 -- KEYS
---   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens
+--   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway, epoch
---   text    adopted(reservation, replica, incarnation, backlog_tokens, tip)...: not counted unless the incarnation is
---             the current one
+--   text    adopted(reservation, replica, incarnation, backlog_tokens, tip, budget)...: not counted unless the
+--             incarnation is the current one; the budget is as for reassert
 -- Returns the number of requests that were counted; 0 if the store does not know the gateway or is reaping it: then it
 -- must reassert.
 
+-- include time
 -- include load
+-- include limits
 
 check_hashes(gateways_key, flight_key, replicas_key)
 local known_epoch, until_ms = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
@@ -21,10 +23,10 @@ end
 redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. until_ms)
 
 -- The sums change once for each replica: there may be thousands of requests, and the store is slow just now.
-local requests, backlogs, counted = {}, {}, 0
+local requests, backlogs, counted, now = {}, {}, 0, now_ms()
 local lives = {}
 for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
-  local reservation, replica, incarnation, backlog, tip = unpack(ARGV, i, i + ADOPTED_SIZE - 1)
+  local reservation, replica, incarnation, backlog, tip, stated = unpack(ARGV, i, i + ADOPTED_SIZE - 1)
   local standing = redis.call('HGET', flight_key, reservation)
   if standing then
     redis.call('HDEL', flight_key, reservation)
@@ -37,6 +39,7 @@ for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
   if incarnation == current then
     local entry = table.concat({ replica, incarnation, since_ms, backlog, tip }, ' ')
     redis.call('HSET', flight_key, reservation, entry)
+    budget.restate(budgets_key, tenants_key, reservation, stated, now)
     requests[replica] = (requests[replica] or 0) + 1
     backlogs[replica] = (backlogs[replica] or 0) + tonumber(backlog)
     counted = counted + 1

@@ -9,7 +9,7 @@
 --
 -- KEYS
 --   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
---   hash    charges:<gateway>
+--   hash    charges:<gateway>, tenants, budgets:<gateway>
 --   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
@@ -29,6 +29,7 @@ local HOUR_MS = 3600000
 -- include time
 -- include expiries
 -- include view
+-- include limits
 
 check_hashes(breakers_key, agents_key)
 local records = redis.call('HLEN', replicas_key) + redis.call('HLEN', gateways_key)
@@ -236,6 +237,10 @@ if known_epoch == epoch then
     redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. latest_text)
   else
     redis.call('HDEL', gateways_key, gateway)
+    local budgets = redis.pcall('HKEYS', budgets_key)
+    for i = 1, #budgets do
+      budget.finish(budgets_key, tenants_key, budgets[i], nil, now)
+    end
     redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
   end
 end

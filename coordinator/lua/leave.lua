@@ -2,20 +2,24 @@
 -- never taken, changes nothing.
 --
 -- KEYS
---   hash    waiting
+--   hash    waiting, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway
 --   text    seats...
 -- Returns how many waited.
 
 -- include time
+-- include limits
 -- include grants
 
-local left, base = 0, base_of(waiting_key)
+local left, base, now = 0, base_of(waiting_key), now_ms()
 for i = SEATS_OFFSET + 1, #ARGV do
-  left = left + (remove_seat(base, gateway, ARGV[i]) and 1 or 0)
+  if remove_seat(base, gateway, ARGV[i]) then
+    left = left + 1
+    budget.finish(budgets_key, tenants_key, ARGV[i], 0, now)
+  end
 end
 if left > 0 then
-  grant_turns(base, now_ms())
+  grant_turns(base, now)
 end
 return left

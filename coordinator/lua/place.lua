@@ -18,7 +18,7 @@
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
 --   hash    bound: the base of bound:<slot>
---   hash    agents, reports, leases, tiers, subsets, waiting, rates
+--   hash    agents, reports, leases, tiers, subsets, waiting, rates, tenants, budgets:<gateway>
 --   zset    subset:<digest>: and the base of its orders
 --   hash    own:<key>...: shallow to deep (the names of chunk:<key> are made from these)
 -- ARGV
@@ -40,6 +40,8 @@
 --   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
 --   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
 --             <ms that it can wait; 0: any time> <ms after which its band goes first once>"
+--   text    limits: of its tenant: "<concurrency> <requests_per_min> <tokens_per_min> <output tokens>", 0 where there is
+--             no limit; "": none
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -47,12 +49,16 @@
 --          mode (how the replica's agent learns chains; "": no agent),
 --          report (1: ask the engine to report reused blocks),
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
---          tokens that another candidate holds and the replica neither holds nor can load},
+--          tokens that another candidate holds and the replica neither holds nor can load,
+--          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none)},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known)}: no replica has room, or others wait that come
 --         first. It has a seat, and is granted later: see lib/grants.lua;
---         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait too long
+--         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait
+--         too long;
+--         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left}: of its tenant's limits
+-- A kept call returns {"wait"} if there is still no room, {"blocked"} if its tenant has too many requests in flight.
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
@@ -77,6 +83,7 @@ local WEIGHS_CACHES, nominate, choose
 -- include policies/<policy>
 -- include bound
 -- include room
+-- include limits
 
 if not explain and not is_kept then
   local lease = redis.call('HGET', gateways_key, gateway)
@@ -94,6 +101,19 @@ if release ~= '' and not explain and not is_kept then
     redis.call('HDEL', flight_key, release)
     give_back(entry, replicas_key, active_key, backlog_tokens_key)
   end
+  budget.move(budgets_key, tenants_key, release, reservation)
+end
+
+local asked = budget.asked(limits, line)
+if asked and not explain and not is_kept and not field_of(budgets_key, reservation) then
+  local which, over_ms = budget.refusal(tenants_key, asked, now)
+  if which then
+    return { 'over_limit', now, over_ms, which, budget.left(tenants_key, asked, now) }
+  end
+end
+local is_blocked = asked ~= nil and budget.is_at_limit(tenants_key, asked)
+if is_blocked and is_kept then
+  return { 'blocked' }
 end
 
 math.randomseed(seed)
@@ -221,6 +241,7 @@ end
 if must_wait and is_kept then
   return { 'wait' }
 end
+must_wait = must_wait or is_blocked
 
 local replica = names[chosen]
 local incarnation = string.sub(life_of_name[replica], 1, -2)
@@ -274,13 +295,13 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
     band = tonumber(band)
-    if not must_wait and not somebody_waits(base, band, queue, replica) then
+    if not must_wait and not somebody_waits(base, band, queue, replica, tenant) then
       charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens))
       return nil
     end
     local since_ms = since == '0' and now or tonumber(since)
     local left_ms = wait_ms ~= '0' and tonumber(wait_ms) - (now - since_ms) or math.huge
-    local refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms)
+    local refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, is_blocked)
     if refusal then
       return { refusal, now, expected_ms }
     end
@@ -288,7 +309,12 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       band = band, tenant = tenant, weight = weight, output_tokens = output_tokens, since_ms = since_ms, queue = queue,
       starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
     }, now)
-    if not must_wait then
+    if asked then
+      budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, false)
+    end
+    if is_blocked then
+      park(base, band .. ' ' .. queue, tenant, now)
+    elseif not must_wait then
       grant_turns(base, now)
     end
     return { 'wait', since_ms, expected_ms }
@@ -384,6 +410,9 @@ if claimed_from > 0 or report == 1 then
   write_down(bound_key, now, bind_ttl_ms, tip, table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
 end
 
+if asked then
+  budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, true)
+end
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
 count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
 local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
@@ -396,4 +425,5 @@ return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
   now, mode, report, stored_keys, stored_tokens,
   math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
+  asked and budget.left(tenants_key, asked, now) or '',
 }

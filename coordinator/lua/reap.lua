@@ -5,15 +5,18 @@
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, reaped, waiting
---   hash    seats:<gateway>, charges:<gateway>
+--   hash    seats:<gateway>, charges:<gateway>, tenants, budgets:<gateway>
 --   list    grants:<gateway>, heard:<gateway>
 -- ARGV
 --   text    gateway
 --   number  at_most: reservations to give back
--- Its seats in queues go, too. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is not known.
+-- Its seats in queues go, too. What it had reserved of its tenants' limits is kept for an hour: if it comes back, it tells
+-- what its requests took. Returns how many reservations and seats are left; also 0 if the lease is good or the gateway is
+-- not known.
 
 -- include time
 -- include load
+-- include limits
 
 check_hashes(gateways_key, flight_key, replicas_key, active_key, backlog_tokens_key, reaped_key)
 local epoch, until_text = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
@@ -27,6 +30,7 @@ if count > 0 then
   for i = 1, count do
     give_back(entries[i], replicas_key, active_key, backlog_tokens_key)
     redis.call('HSET', reaped_key, ids[i], entries[i] .. ' ' .. gateway)
+    budget.lapse(budgets_key, tenants_key, ids[i])
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end
@@ -36,6 +40,7 @@ if #seats > 0 or redis.call('EXISTS', waiting_key) == 1 then
   local base = base_of(waiting_key)
   for i = 1, math.min(#seats, at_most - count) do
     remove_seat(base, gateway, seats[i])
+    budget.finish(budgets_key, tenants_key, seats[i], 0, now_ms())
   end
   grant_turns(base, now_ms())
 end

@@ -3,16 +3,18 @@
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, waiting, seats:<gateway>, charges:<gateway>
+--   hash    tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway, epoch
 --   number  lease_ms, kept_count
 --   text    kept[kept_count]: the reservations of places on their way, and seats; they are kept unchanged
---   text    live(reservation, replica, incarnation, backlog_tokens, tip)...: not counted unless the incarnation is
---             the current one
+--   text    live(reservation, replica, incarnation, backlog_tokens, tip, budget)...: not counted unless the incarnation
+--             is the current one; the budget is "<tenant> <tokens> <tokens_per_min>", "" if its tenant has no limits
 -- Returns the number of reservations afterwards, or -1 if a newer epoch is known.
 
 -- include time
 -- include load
+-- include limits
 
 check_hashes(gateways_key, flight_key, replicas_key)
 local known = redis.call('HGET', gateways_key, gateway)
@@ -20,12 +22,25 @@ if known and tonumber(string.match(known, '^%d+') or 0) > tonumber(epoch) then
   return -1
 end
 
-local keep, stated = {}, {}
+local keep, stated, now = {}, {}, now_ms()
 for i = 1, kept_count do
   keep[ARGV[KEPT_OFFSET + i]] = true
 end
 for i = LIVE_OFFSET + 1, #ARGV, LIVE_SIZE do
-  stated[ARGV[i]] = entry_of(replicas_key, unpack(ARGV, i + 1, i + LIVE_SIZE - 1))
+  stated[ARGV[i]] = entry_of(replicas_key, unpack(ARGV, i + 1, i + 4))
+end
+
+-- What its tenants have of their limits.
+local budgets = redis.pcall('HKEYS', budgets_key)
+for i = 1, #budgets do
+  if not keep[budgets[i]] and not stated[budgets[i]] then
+    budget.finish(budgets_key, tenants_key, budgets[i], nil, now)
+  end
+end
+for i = LIVE_OFFSET + 1, #ARGV, LIVE_SIZE do
+  if stated[ARGV[i]] and not keep[ARGV[i]] then
+    budget.restate(budgets_key, tenants_key, ARGV[i], ARGV[i + 5], now)
+  end
 end
 
 -- An entry that equals the statement is left unchanged: with thousands in flight, nearly all do.
@@ -45,13 +60,14 @@ for id, entry in pairs(stated) do
   end
 end
 
-redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now_ms() + lease_ms))
+redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now + lease_ms))
 if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
 -- include grants
   local base, seats, charged = base_of(waiting_key), redis.pcall('HKEYS', seats_key), redis.pcall('HKEYS', charges_key)
   for i = 1, #seats do
     if not keep[seats[i]] then
       remove_seat(base, gateway, seats[i])
+      budget.finish(budgets_key, tenants_key, seats[i], 0, now)
     end
   end
   for i = 1, #charged do
@@ -59,6 +75,6 @@ if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
       settle_charge(base, gateway, charged[i])
     end
   end
-  grant_turns(base, now_ms())
+  grant_turns(base, now)
 end
 return redis.call('HLEN', flight_key)

@@ -4,12 +4,12 @@
 -- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
 -- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
 -- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
--- The script makes the names of reaped, progress, forgotten, rates, waiting, paces, fair, flight:<gateway>, bound:<slot>, held:<replica>,
--- events:<replica> and measured:<replica> from its KEYS.
+-- The script makes the names of reaped, progress, forgotten, rates, waiting, paces, fair, flight:<gateway>,
+-- budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its KEYS.
 --
 -- KEYS
 --   hash    replicas, active, backlog_tokens, owned_tokens, gateways, breakers, agents, engines, leases, asks, reports
---   hash    entries, cursors, tiers
+--   hash    entries, cursors, tiers, tenants
 --   string  turn
 --   hash    unreadable
 -- ARGV
@@ -212,6 +212,58 @@ add_part(base .. 'waiting', 'waiting', function(text, field) return is_number(te
 add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+ %d+$') end)
 add_part(base .. 'fair', 'fair', function(text) return #text < 64 and string.find(text, '^[%d.]+$') end)
 
+-- Limits: what is in flight is counted again where a count could not be read, and with `check_flight`.
+local must_count_tenants = check_flight
+PARTS[#PARTS + 1] = function(from)
+  local changed, checked, behind = tidy(tenants_key, 'tenants', from, function(text, field)
+    local kind = string.match(field, '^(%l+) %S+ ?%S*$')
+    return (kind == 'active' and is_number(text)) or
+      ((kind == 'requests' or kind == 'tokens') and #text < 32 and string.find(text, '^%d+%.?%d*$'))
+  end)
+  must_count_tenants = must_count_tenants or changed
+  return checked, behind
+end
+PARTS[#PARTS + 1] = function()
+  local gateways = redis.pcall('HKEYS', gateways_key)
+  for i = 1, #gateways do
+    local key = base .. 'budgets:' .. gateways[i]
+    must_count_tenants = was_foreign(key, 'hash', 'budgets', gateways[i]) or must_count_tenants
+  end
+  return #gateways, 0
+end
+
+-- Counts the requests in flight of each tenant in this pool, and adds up those of all pools. Buckets that are empty go.
+local function count_tenants()
+  local pool, active, totals, now = string.match(base, '{(.-)}'), {}, {}, now_ms()
+  for gateway in pairs(pairs_of(gateways_key)) do
+    local key = base .. 'budgets:' .. gateway
+    for reservation, entry in pairs(pairs_of(key)) do
+      local tenant, in_flight = string.match(entry, '^(%S+) %d+ %d+ ([01])$')
+      if not tenant then
+        note('budgets', gateway, 1)
+        redis.call('HDEL', key, reservation)
+      elseif in_flight == '1' then
+        active[tenant] = (active[tenant] or 0) + 1
+      end
+    end
+  end
+  for field, text in pairs(pairs_of(tenants_key)) do
+    local kind, tenant, of = string.match(field, '^(%l+) (%S+) ?(%S*)$')
+    if kind == 'active' and of ~= '' and of ~= pool then
+      totals[tenant] = (totals[tenant] or 0) + sum_of(text)
+    elseif kind == 'active' or sum_of(text) <= now then
+      redis.call('HDEL', tenants_key, field)
+    end
+  end
+  for tenant, count in pairs(active) do
+    totals[tenant] = (totals[tenant] or 0) + count
+    write('HSET', tenants_key, 'active ' .. tenant .. ' ' .. pool, count)
+  end
+  for tenant, count in pairs(totals) do
+    write('HSET', tenants_key, 'active ' .. tenant, count)
+  end
+end
+
 -- A gateway whose lease cannot be read has none: it states its requests again, or is reaped.
 add_part(gateways_key, 'gateways', record_of('^(%d+) (%d+)'), function() return '0 0' end)
 
@@ -369,6 +421,9 @@ if must_know then
 end
 if must_sum_load then
   sum_load()
+end
+if must_count_tenants then
+  count_tenants()
 end
 
 -- What was found stays to be seen: for each key how often, when last, and where.

@@ -2,11 +2,11 @@
 -- A reservation that is settled twice, or was never made, changes nothing. If requests wait, the room goes to them.
 --
 -- KEYS
---   hash    flight:<gateway>, replicas, active, backlog_tokens, waiting, charges:<gateway>
+--   hash    flight:<gateway>, replicas, active, backlog_tokens, waiting, charges:<gateway>, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway
---   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are the tokens that the
---             request is charged for (see lib/fair.lua), "" if they are not known
+--   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are two numbers of tokens:
+--             "<what the request is charged (see lib/fair.lua)> <what it takes of its tenant's limit>"; "" if not known
 -- Returns the number of reservations that were found.
 
 -- include load
@@ -31,17 +31,24 @@ for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
     end
   end
 end
-if redis.call('EXISTS', waiting_key, charges_key) > 0 then
+if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
 -- include time
+-- include limits
 -- include grants
-  local base = base_of(waiting_key)
-  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
-    if ARGV[i] == 'done' then
-      settle_charge(base, gateway, ARGV[i + 1], tonumber(ARGV[i + 2]))
-    end
-  end
+  local base, now = base_of(waiting_key), now_ms()
   -- What was not found may have been given back by a placement, which grants nothing.
   local are_all = found * SETTLED_SIZE == #ARGV - SETTLED_OFFSET
-  grant_turns(base, now_ms(), are_all and freed or nil, are_all and found or nil)
+  for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
+    if ARGV[i] == 'done' then
+      local charge_tokens, limit_tokens = string.match(ARGV[i + 2], '^(%d+) (%d+)$')
+      settle_charge(base, gateway, ARGV[i + 1], tonumber(charge_tokens))
+      local tenant = budget.finish(budgets_key, tenants_key, ARGV[i + 1], tonumber(limit_tokens), now)
+      if tenant then
+        unpark(base, tenant)
+        freed = nil -- its next request may wait for another replica than this one
+      end
+    end
+  end
+  grant_turns(base, now, are_all and freed or nil, are_all and found or nil)
 end
 return found

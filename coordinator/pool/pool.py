@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coordinator.errors import NoRoom, StoreDown, StoreError, StoreLate, StoreRefused
+from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.claims import Claims
 from coordinator.pool.placing_window import PlacingWindow
@@ -31,13 +31,16 @@ from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
 from coordinator.registry import PoolState, ReplicaFigures, ReplicaRecord, parse_pool_state, still_known
 from coordinator.scripts import (
+    NOTHING,
     BreakerKnobs,
+    Exhausted,
     Placement,
     PlaceRequest,
     Refusal,
     Reservation,
     Script,
     Seat,
+    Used,
     load,
     parse_placement,
 )
@@ -67,9 +70,9 @@ def _down() -> asyncio.Future[Any]:
     return future
 
 
-def _stated(one: Reservation) -> tuple[str, str, str, int, str]:
+def _stated(one: Reservation) -> tuple[str, str, str, int, str, str]:
     """A reservation as `reassert` and `adopt` take it."""
-    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip
+    return one.id, one.replica, one.incarnation, one.backlog_tokens, one.tip, one.budget
 
 
 class Pool:
@@ -135,8 +138,9 @@ class Pool:
 
     # -- connection ------------------------------------------------------------------------------------------
 
-    def attach(self, wire: Wire, allow_oom: bool) -> None:
+    def attach(self, wire: Wire, allow_oom: bool, is_in_cluster: bool = False) -> None:
         """Use a new connection: everything this gateway knows is stated again on it before anything else."""
+        self.keys = PoolKeys(self.name, self.keys.namespace, is_in_cluster)
         self._wire, self._allow_oom, self.is_paused = wire, allow_oom, False
         self._version = ""  # it may lead to another server, which lacks the last writes
         self._clock.forget()
@@ -203,13 +207,17 @@ class Pool:
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
         undone as soon as the late reply says what it was. The call takes no longer than the budget, waiting in this
         process included; if its event loop was late, than two budgets. If no replica has room, the request waits for a
-        grant, and makes no second call. Raises NoRoom if it may not wait, or has waited too long.
+        grant, and makes no second call. Raises NoRoom if it may not wait, or has waited too long, and OverLimit if its
+        tenant has used up a limit.
         """
         if not self.seats.can_wait:
             request.room_share = 0.0
+            request.limits = request.limits and replace(request.limits, concurrency=0)
         began_s, again_s = time.monotonic(), _AGAIN_S
         while True:
             placement = await self._place(request)
+            if isinstance(placement, Exhausted):
+                raise OverLimit(placement.limit, placement.wait_ms / 1000, placement.left)
             if isinstance(placement, Refusal):
                 raise NoRoom(placement.reason, placement.expected_ms / 1000)
             if not isinstance(placement, Seat):
@@ -225,7 +233,7 @@ class Pool:
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
 
-    async def _place(self, request: PlaceRequest) -> Placement | Seat | Refusal | None:
+    async def _place(self, request: PlaceRequest) -> Placement | Seat | Refusal | Exhausted | None:
         """The answer of the store."""
         began_s = time.monotonic()
         for last_try in (False, True):
@@ -241,13 +249,13 @@ class Pool:
                 if isinstance(placement, Placement):
                     self._accept(request, placement)
                     return placement
-                if isinstance(placement, Seat | Refusal):
-                    self._released(request)
+                if isinstance(placement, Seat | Refusal | Exhausted):
+                    self._released(request, is_over=not isinstance(placement, Seat))
                     return placement
             finally:
                 self._placing.discard(request.reservation)
             if placement == "none":
-                self._released(request)
+                self._released(request, is_over=True)
                 if last_try or not any(request.admits(record) for record in self.records.values()):
                     return None  # else the store has lost replicas that this gateway knows: state them again
             elif placement == "undeclared":
@@ -285,14 +293,19 @@ class Pool:
         self.subsets.use(request.serving, request.knobs.probe_ms)
         return bool(request.serving)
 
-    def _released(self, request: PlaceRequest) -> None:
-        """The store has given back the attempt before. A charge for it ends: the next one is charged for itself."""
+    def _released(self, request: PlaceRequest, is_over: bool = False) -> None:
+        """The store has given back the attempt before. A charge for it ends: the next one is charged for itself. What
+        it had reserved of its tenant's limits is the next one's; if the request `is_over`, that ends, too."""
         if request.release:
             self.live.pop(request.release, None)
-            self.settlements.soon("done", request.release, 0)
+            self.settlements.soon("done", request.release, NOTHING)
+            if is_over and request.limits is not None:
+                self.settlements.soon("done", request.reservation, NOTHING)
             request.release = ""
 
-    async def _ask(self, wire: Wire, request: PlaceRequest, began_s: float) -> Placement | Seat | Refusal | str:
+    async def _ask(
+        self, wire: Wire, request: PlaceRequest, began_s: float
+    ) -> Placement | Seat | Refusal | Exhausted | str:
         """The reply to one place, which has a place in the window. A reply that comes after its caller has given up is
         undone."""
         script = load("place", self._allow_oom, request.knobs)
@@ -344,7 +357,10 @@ class Pool:
     def _accept(self, request: PlaceRequest, placement: Placement) -> None:
         self._released(request)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
-        self.live[request.reservation] = Reservation(request.reservation, *where, request.tip, request.is_streamed)
+        budget = request.budget(placement.backlog_tokens)
+        self.live[request.reservation] = Reservation(
+            request.reservation, *where, request.tip, budget, request.is_streamed
+        )
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self.claims.hold(placement.replica, request.keys[first:])
@@ -365,16 +381,16 @@ class Pool:
     def _forget_reservation(self, reservation: str) -> None:
         """The store reserves for a request that this gateway does not know."""
         if reservation not in self.live:
-            self.settlements.soon("done", reservation, 0)
+            self.settlements.soon("done", reservation, NOTHING)
 
     def _undo_placement(self, request: PlaceRequest, placement: Placement) -> None:
         """Nobody wants this placement any more. If its request was adopted and counted since, that has replaced it."""
         reservation = request.reservation
         if reservation in self.settlements.to_adopt:
-            self.settlements.soon("done", reservation, 0)
+            self.settlements.soon("done", reservation, NOTHING)
         elif not self.settlements.is_adopted(reservation):
             self.live.pop(reservation, None)
-            self.settlements.soon("done", reservation, 0)
+            self.settlements.soon("done", reservation, NOTHING)
         self.claims.withdraw(request, placement)
 
     async def explain(self, request: PlaceRequest) -> bytes | None:
@@ -421,16 +437,16 @@ class Pool:
             live.backlog_tokens = 0
             self._settle("first_token", reservation)
 
-    def done(self, reservation: str, used_tokens: int | None = None) -> None:
+    def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
-        `used_tokens` is what its tenant is charged for, if the answer has told."""
+        `used` is what it took, if the answer has told."""
         if self.live.pop(reservation, None) is not None:
-            self._settle("done", reservation, used_tokens)
+            self._settle("done", reservation, used)
             self.settlements.forget(reservation)
 
-    def _settle(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
+    def _settle(self, event: str, reservation: str, used: Used | None = None) -> None:
         if self._wire is not None:
-            self.settlements.settle(event, reservation, used_tokens)
+            self.settlements.settle(event, reservation, used)
 
     # -- replicas --------------------------------------------------------------------------------------------
 

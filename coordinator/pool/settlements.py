@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-_Settlement = tuple[str, str, int | str]
+from coordinator.scripts import Used
+
+_Settlement = tuple[str, str, str]
 """An event, a reservation, and the tokens that the request took; "" if they are not known."""
 _COMPANY_S = 0.002
 COUNTED_AT_ONCE = 128
@@ -39,18 +41,18 @@ class Settlements:
     def __repr__(self) -> str:
         return f"<Settlements {len(self._settled)} to send, {len(self._of_adopted)} with the next heartbeat>"
 
-    def settle(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
-        """`event` is `first_token` or `done`. `used_tokens` is what the request took, if its answer has told."""
+    def settle(self, event: str, reservation: str, used: Used | None = None) -> None:
+        """`event` is `first_token` or `done`. `used` is what the request took, if its answer has told."""
         if reservation in self.to_adopt:
             return  # not counted; if a late placement counts it, its reply undoes that
         if reservation in self._adopted:
-            self._of_adopted.append((event, reservation, "" if used_tokens is None else used_tokens))
+            self._of_adopted.append((event, reservation, "" if used is None else used.text))
         else:
-            self.soon(event, reservation, used_tokens)
+            self.soon(event, reservation, used)
 
-    def soon(self, event: str, reservation: str, used_tokens: int | None = None) -> None:
+    def soon(self, event: str, reservation: str, used: Used | None = None) -> None:
         """The same, whether the reservation was adopted or not."""
-        self._settled.append((event, reservation, "" if used_tokens is None else used_tokens))
+        self._settled.append((event, reservation, "" if used is None else used.text))
         loop = asyncio.get_running_loop()
         if event != "first_token":
             if not self._ends_soon:

@@ -117,7 +117,7 @@ class Metrics:
         )
         self.queue_refusals = FastCounter(
             "kvgate_queue_refusals",
-            "Requests that found no room and were refused, by reason.",
+            "Requests that found no room, or whose tenant was over a limit, and were refused, by reason.",
             ("reason",),
             registry,
         )

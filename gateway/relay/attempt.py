@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from coordinator.scripts import NOTHING
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
@@ -86,6 +87,7 @@ class Attempts:
                 failure = await self._attempt(job, tickets, failures, reply, held)
                 if failure is None:
                     return
+                ticket.used = NOTHING
                 failures.append(failure)
         finally:
             held.let_go()

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from coordinator.pool.engine_feedback import tell_measured
+from coordinator.scripts import NOTHING
 from gateway.relay.audit import Audit, read_usage
 from gateway.relay.held import HeldBytes
 from gateway.relay.reply import Reply, passed_headers
@@ -67,6 +68,8 @@ class Relay:
             token_ids = asked_token_ids(job, ticket)
             body = token_ids.take_from_body(body) if token_ids is not None else body
             self._learn(job, ticket, self._read(job, ticket, body), token_ids.of_prompt if token_ids else ())
+        if answer.status >= 400:
+            ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
         if len(body) <= _WRITE_AHEAD_BYTES:
             reply.whole(answer.status, passed_headers(answer), body)
@@ -110,10 +113,12 @@ class Relay:
         token_ids = asked_token_ids(job, ticket)
         edit = token_ids.take_from_events if token_ids is not None else None
         events = EventRelay(job.strip_usage, job.endpoint.end_marks, edit)
-        reason, pieces = "", self._pieces
+        reason, pieces, passed = "", self._pieces, 0
 
         def complete(piece: bytes) -> bytes:
+            nonlocal passed
             ready = events.feed(piece)
+            passed += 1
             if watch is None:
                 pieces[ticket.replica] += 1
             elif ready:
@@ -137,6 +142,8 @@ class Relay:
             last = await answer.relay(pass_on, drained)
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
+        finally:  # if it ends before its usage is told, each piece counts as a token
+            ticket.used = self._tenants.used_so_far(job.prompt_tokens - ticket.matched_tokens, passed)
         ready = complete(last) if last else b""
         rest = events.finish()
         if reason or not events.saw_end:
@@ -178,7 +185,7 @@ class Relay:
         if usage is not None:
             cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
             uncached_tokens = usage.prompt_tokens - cached_tokens
-            ticket.used_tokens = self._tenants.used_tokens(job.caller.tenant, uncached_tokens, usage.output_tokens)
+            ticket.used = self._tenants.used(job.caller.tenant, uncached_tokens, usage.output_tokens)
         if usage is None or job.prompt is None or job.is_batch:
             return
         self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)

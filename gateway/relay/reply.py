@@ -60,8 +60,9 @@ class Reply:
     def note(self, ticket: Ticket, visible: bool) -> None:
         """Remembers the decision behind this answer, and adds its headers if the caller may see them."""
         self.replica, self.decision = ticket.replica, ticket.decision
+        self.receipt = [(name.encode(), value.encode()) for name, value in ticket.limit_headers.items()]
         if visible:
-            self.receipt = [
+            self.receipt += [
                 (b"x-kvgate-replica", ticket.replica.encode()),
                 (b"x-kvgate-matched-tokens", str(ticket.matched_tokens).encode()),
                 (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from coordinator.errors import NoRoom, StoreError
+from coordinator.errors import NoRoom, OverLimit, StoreError
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
 from coordinator.store import Store
@@ -19,6 +19,7 @@ from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.request.reader import Job
 from gateway.routing.outcomes import ReplicaOutcomes
+from gateway.routing.rate_limits import rate_limited
 from gateway.routing.rendezvous import first_usable, rendezvous_order
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
@@ -74,6 +75,11 @@ class Router:
             self._store.note(pool.name, None)
             self._metrics.queue_refusals.inc(refusal.reason)
             raise _no_room(refusal, self._settings.queue.wait_s) from None
+        except OverLimit as refusal:
+            self._store.note(pool.name, None)
+            self._metrics.queue_refusals.inc(refusal.limit)
+            assert request.limits is not None
+            raise rate_limited(refusal, request.limits) from None
         except StoreError as error:
             self._store.note(pool.name, error)
             if last is not None:
@@ -117,7 +123,11 @@ class Router:
 
     def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
-        room_share, standing = self._tenants.of(job.caller.tenant, since_ms)
+        room_share, standing = self._tenants.of(job.caller.tenant, job.max_output_tokens, since_ms)
+        can_wait = job.prompt is not None and job.endpoint.computes_prompt
+        limits = None
+        if job.method == "POST" and job.endpoint.computes_prompt:
+            limits = self._tenants.limits_of(job.caller.tenant, job.max_output_tokens, can_wait)
         order: Sequence[str] = ()
         if job.policy == "consistent_hash":
             order = self.fallback_order(job, pool)
@@ -137,8 +147,9 @@ class Router:
             may_report=job.endpoint.reports_blocks and not job.is_batch,
             shape=job.prompt.shape() if job.prompt else b"{}",
             is_streamed=job.stream,
-            room_share=room_share if job.prompt is not None and job.endpoint.computes_prompt else 0.0,
+            room_share=room_share if can_wait else 0.0,
             standing=standing,
+            limits=limits,
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
@@ -153,7 +164,8 @@ class Router:
             return None
         incarnation = pool.records[replica].incarnation
         where = (replica, incarnation, request.prompt_tokens)
-        pool.adopt(Reservation(request.reservation, *where, request.tip, request.is_streamed))
+        budget = request.budget(request.prompt_tokens)
+        pool.adopt(Reservation(request.reservation, *where, request.tip, budget, request.is_streamed))
         return Ticket(pool, request, replica, incarnation, job.served.replicas[replica], "fallback", 0, None)
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:

@@ -1,12 +1,12 @@
-"""Where a request stands in the queue: the band and the weight of its tenant, and what its answer most likely takes."""
+"""What a request's tenant means for it: band, weight and limits, and what its answer most likely takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.scripts import Standing
+from coordinator.scripts import Standing, TenantLimits, Used
 from gateway.settings.gateway_settings import GatewaySettings
-from gateway.settings.queue_settings import TenantSettings
+from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
 
 NOBODY = "-"
 """The tenant of all callers if no API keys are configured."""
@@ -14,6 +14,7 @@ _ASSUMED_OUTPUT_TOKENS = 200.0
 _NEWEST = 0.1
 """The part of the newest answer in the mean."""
 _MAX_TENANTS = 10_000
+_NO_LIMITS = TenantLimitSettings()
 
 
 class Tenants:
@@ -25,12 +26,15 @@ class Tenants:
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
         self._output_tokens: dict[str, float] = {}
 
-    def of(self, tenant: str | None, since_ms: int = 0) -> tuple[float, Standing]:
-        """The part of a replica's room that a tenant's request may use, and its standing."""
+    def of(self, tenant: str | None, max_output_tokens: int | None, since_ms: int = 0) -> tuple[float, Standing]:
+        """The part of a replica's room that a tenant's request may use, and its standing. Its answer has no more tokens
+        than `max_output_tokens`."""
         name = tenant or NOBODY
         known = self._tenants.get(name) or TenantSettings(name=name)
         rank, room_share = self._bands[known.priority or self._queue.default_band]
-        output_tokens = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
+        output_tokens = self._mean_output_tokens(name)
+        if max_output_tokens is not None:
+            output_tokens = min(output_tokens, max_output_tokens)
         standing = Standing(
             band=rank,
             tenant=name,
@@ -42,14 +46,34 @@ class Tenants:
         )
         return room_share, standing
 
-    def used_tokens(self, tenant: str | None, uncached_tokens: int, output_tokens: int) -> int:
-        """What a tenant is charged for an answer."""
+    def limits_of(self, tenant: str | None, max_output_tokens: int | None, can_wait: bool) -> TenantLimits | None:
+        """The limits of a tenant, for a request whose answer has no more tokens than `max_output_tokens`; None if there
+        are none. A request that cannot wait counts, but is never kept waiting."""
+        known = self._tenants.get(tenant or NOBODY)
+        if known is None or known.limits == _NO_LIMITS:
+            return None
+        limits = known.limits
+        tokens = round(self._mean_output_tokens(known.name)) if max_output_tokens is None else max_output_tokens
+        concurrency = limits.concurrency or 0 if can_wait else 0
+        return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens)
+
+    def _mean_output_tokens(self, name: str) -> float:
+        return self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
+
+    def used(self, tenant: str | None, uncached_tokens: int, output_tokens: int) -> Used:
+        """What a tenant's answer took."""
         name = tenant or NOBODY
         if len(self._output_tokens) >= _MAX_TENANTS:
             self._output_tokens.clear()
-        mean = self._output_tokens.get(name, _ASSUMED_OUTPUT_TOKENS)
+        mean = self._mean_output_tokens(name)
         self._output_tokens[name] = mean + _NEWEST * (output_tokens - mean)
-        return max(0, uncached_tokens) + round(self._queue.output_weight * output_tokens)
+        return self.used_so_far(uncached_tokens, output_tokens)
+
+    def used_so_far(self, uncached_tokens: int, output_tokens: int) -> Used:
+        """What a part of an answer took."""
+        uncached_tokens = max(0, uncached_tokens)
+        charge_tokens = uncached_tokens + round(self._queue.output_weight * output_tokens)
+        return Used(charge_tokens, uncached_tokens + output_tokens)
 
     def bands(self) -> Sequence[str]:
         """The names of the bands; the first one goes first."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.pool.pool import PlaceRequest, Pool
-from coordinator.scripts import Placement
+from coordinator.scripts import Placement, Used
+from gateway.routing.rate_limits import limit_headers
 
 
 @dataclass(slots=True)
@@ -34,8 +35,8 @@ class Ticket:
     """Prompt tokens that the engine is predicted to serve from its cache, in whole blocks."""
     placement: Placement | None
     """None if the store did not decide."""
-    used_tokens: int | None = field(default=None, init=False)
-    """What the tenant is charged for; None until the answer has told."""
+    used: Used | None = field(default=None, init=False)
+    """What the request took; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)
     """Whether the engine has computed the prompt, as far as its answer tells."""
 
@@ -73,6 +74,12 @@ class Ticket:
         waited = f"; waited_ms={self.request.waited_s * 1000:.0f}" if self.request.waited_s else ""
         return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}{waited}"
 
+    @property
+    def limit_headers(self) -> dict[str, str]:
+        """What is left of the tenant's limits; empty if it has none, or the store did not decide."""
+        limits, placed = self.request.limits, self.placement
+        return limit_headers(limits, placed.left) if limits is not None and placed is not None and placed.left else {}
+
     def computed(self) -> None:
         """The engine has computed the prompt. If an agent watches it, its events must now confirm the claims."""
         if not self.is_computed:
@@ -92,4 +99,4 @@ class Ticket:
 
     def done(self) -> None:
         """The attempt holds no load any more."""
-        self.pool.done(self.request.reservation, self.used_tokens)
+        self.pool.done(self.request.reservation, self.used)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from gateway.settings.base import Count, Seconds, Section, Slug
 
 MAX_BANDS = 10
+MAX_PER_MIN = 10**12
 
 
 class BandSettings(Section):
@@ -41,12 +42,21 @@ class QueueSettings(Section):
         return self
 
 
+class TenantLimitSettings(Section):
+    """What one tenant may have over all gateways."""
+
+    concurrency: Count | None = None
+    requests_per_min: Annotated[int, Field(ge=1, le=MAX_PER_MIN)] | None = None
+    tokens_per_min: Annotated[int, Field(ge=1, le=MAX_PER_MIN)] | None = None
+
+
 class TenantSettings(Section):
     """One tenant: those of security.api_keys belong to one."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1
     priority: Slug | None = None
+    limits: TenantLimitSettings = Field(default=TenantLimitSettings())
 
     @field_validator("name")
     @classmethod

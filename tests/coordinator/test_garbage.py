@@ -22,7 +22,7 @@ from coordinator.pool.owners import read_owners
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool, Reservation
 from coordinator.pool.response_owners import find, remember
-from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs
+from coordinator.scripts import BreakerKnobs, Placement, PolicyKnobs, Standing, TenantLimits
 from coordinator.subset import Subset
 from tests.cluster.ledger import Ledger
 from tests.coordinator.stage import KEYS, chain, drained, place, register, replica, request
@@ -37,6 +37,7 @@ VALUES = (
     *("life1 resident gpu nan 0 nan 1 1 1", "life1 claim gpu -1 x 1 1", "0-1 x", "99999999999999999999-1 5"),
 )
 PROMPT = chain("garbage", 1, 2, 3)
+LIMITS = TenantLimits(concurrency=10**15, tokens_per_min=10**12)  # nothing that can be read is as much
 DIGEST = Subset.of(["r0", "r1"]).digest
 QUEUE = (f"turns:0 {DIGEST}", f"line:0 {DIGEST} -", "grants:gw0", "heard:gw0")
 HASHES = {
@@ -53,13 +54,18 @@ HASHES = {
     "seats:gw0": "seat",
     "fair": "0 -",
     "charges:gw0": "a",
+    "budgets:gw0": "a",
+    "tenants": "active t",
     "paces": DIGEST,
     f"own:{PROMPT[0]}": "r0",
     f"own:{PROMPT[-1]}": "r0",
 }
 """Every hash, with a field that scripts read."""
 OTHERS = ("turn", "held:r0", "measured:r0", "events:r0", "view_changes", *QUEUE)
-BASE = KEYS.anchor.removesuffix("-")
+
+
+def key_of(name: str) -> str:
+    return KEYS.tenants if name == "tenants" else KEYS.anchor.removesuffix("-") + name
 
 
 def marks_of(value: Any) -> Any:
@@ -97,7 +103,8 @@ class Cluster:
         for policy in ("prefix_kv_aware", "round_robin"):
             knobs = PolicyKnobs(policy, max_active_requests=50)
             asked = request(f"{name}{policy}", PROMPT, knobs=knobs, release=f"{name}x", seed=8, room_share=1.0)
-            self.pool.adopt(Reservation(f"{name}x", "r1", "life1", 10, "-"))
+            asked.standing, asked.limits = Standing(tenant="t"), LIMITS
+            self.pool.adopt(Reservation(f"{name}x", "r1", "life1", 10, "-", asked.budget(10)))
             self.pool.count_adopted()
             try:
                 placed = await self.pool.place(asked)
@@ -181,26 +188,26 @@ async def mended(cluster: Cluster) -> None:
 @pytest.mark.parametrize("value", [pytest.param(value, marks=marks_of(value)) for value in VALUES], ids=name_of)
 @pytest.mark.parametrize("key", HASHES)
 async def test_garbage_in_any_field_is_survived_and_mended(cluster: Cluster, key: str, value: Any) -> None:
-    await cluster.client.hset(BASE + key, HASHES[key], value)
+    await cluster.client.hset(key_of(key), HASHES[key], value)
     await mended(cluster)
 
 
 async def test_fields_whose_names_cannot_be_read_go(cluster: Cluster) -> None:
     names = dict.fromkeys(("gateways", "replicas", "breakers", "active", "owned_tokens"), b"\xff\xfe")
     for key, name in names.items():
-        await cluster.client.hset(BASE + key, name, "1 1")
+        await cluster.client.hset(key_of(key), name, "1 1")
     await mended(cluster)
     for key, name in names.items():
-        assert not await cluster.client.hexists(BASE + key, name), key
+        assert not await cluster.client.hexists(key_of(key), name), key
 
 
 @pytest.mark.parametrize("key", [*HASHES, *OTHERS])
 async def test_a_key_of_another_type_is_survived_and_mended(cluster: Cluster, key: str) -> None:
-    await cluster.client.delete(BASE + key)
+    await cluster.client.delete(key_of(key))
     if key == "turn":
-        await cluster.client.rpush(BASE + key, "x")
+        await cluster.client.rpush(key_of(key), "x")
     else:
-        await cluster.client.set(BASE + key, "x")
+        await cluster.client.set(key_of(key), "x")
     await mended(cluster)
 
 
@@ -226,15 +233,15 @@ async def placed_whole(cluster: Cluster) -> None:
 @pytest.mark.parametrize("value", ["", "nan", b"\xff\xfe"], ids=name_of)
 @pytest.mark.parametrize("key", PLACES_READ)
 async def test_a_placement_beside_garbage_is_whole_at_once(cluster: Cluster, key: str, value: Any) -> None:
-    await cluster.client.hset(BASE + key, HASHES[key], value)
+    await cluster.client.hset(key_of(key), HASHES[key], value)
     await placed_whole(cluster)
     await mended(cluster)
 
 
 @pytest.mark.parametrize("key", [*PLACES_READ, "turn"])
 async def test_a_placement_beside_a_key_of_another_type_is_whole_at_once(cluster: Cluster, key: str) -> None:
-    await cluster.client.delete(BASE + key)
-    await cluster.client.rpush(BASE + key, "x")
+    await cluster.client.delete(key_of(key))
+    await cluster.client.rpush(key_of(key), "x")
     await placed_whole(cluster)
     await mended(cluster)
 
@@ -242,7 +249,7 @@ async def test_a_placement_beside_a_key_of_another_type_is_whole_at_once(cluster
 @pytest.mark.parametrize("value", VALUES, ids=name_of)
 async def test_garbage_everywhere_at_once_is_survived_and_mended(cluster: Cluster, value: Any) -> None:
     for key, field in HASHES.items():
-        await cluster.client.hset(BASE + key, field, value)
+        await cluster.client.hset(key_of(key), field, value)
     await mended(cluster)
 
 
@@ -268,14 +275,14 @@ async def test_in_a_large_pool_garbage_is_mended_piece_by_piece(
 ) -> None:
     monkeypatch.setattr(repair, "_CHECKED_AT_ONCE", 1)
     for key, field in HASHES.items():
-        await cluster.client.hset(BASE + key, field, "nan")
+        await cluster.client.hset(key_of(key), field, "nan")
     for key in ("active", "cursors"):
-        await cluster.client.hset(BASE + key, mapping={f"x{number}": "nan" for number in range(20)})
+        await cluster.client.hset(key_of(key), mapping={f"x{number}": "nan" for number in range(20)})
     for _ in range(40):
         await cluster.chores.tick()
     await mended(cluster)
     for key in ("active", "cursors"):
-        assert await cluster.client.hlen(BASE + key) <= 2
+        assert await cluster.client.hlen(key_of(key)) <= 2
 
 
 async def test_sums_that_can_be_read_and_are_wrong_are_right_within_a_minute(cluster: Cluster) -> None:

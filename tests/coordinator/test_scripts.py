@@ -66,7 +66,8 @@ async def test_callers_pass_what_a_script_must_receive(name: str) -> None:
     declared, patterns = signature(name).keys, []
     for key in declared:
         spelled = f"kvgate:{{m}}:{key.name}" + (":[^:]+" if key.of else "")
-        patterns.append({"watcher": WATCHER, "chunks": CHUNK}.get(key.name, spelled).replace("{m}", r"\{m\}"))
+        others = {"watcher": WATCHER, "chunks": CHUNK, "tenants": KEYS.tenants}
+        patterns.append(others.get(key.name, spelled).replace("{m}", r"\{m\}"))
     rest = patterns[-1] if declared[-1].is_many else "$^"
     for at, sent in enumerate(keys):
         assert any(re.fullmatch(pattern, sent) for pattern in (patterns[at : at + 1] or [rest]))

@@ -18,7 +18,17 @@ from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import NAMES, BreakerKnobs, Placement, PolicyKnobs, Script, Standing, load
+from coordinator.scripts import (
+    NAMES,
+    BreakerKnobs,
+    Placement,
+    PolicyKnobs,
+    Script,
+    Standing,
+    TenantLimits,
+    Used,
+    load,
+)
 from coordinator.subset import Subset
 from coordinator.watch.watch_session import WatchSession, WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -97,11 +107,12 @@ async def _gateway_calls(wire: Recorder) -> None:
         answer=(1, 2),
         room_share=0.5,
         standing=Standing(1, "te nant", 2.5, 93, 94, 95, 96),
+        limits=TenantLimits(14, 15, 16, 17),
     )
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
     pool._version = "83-84"
-    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip"))
+    pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", "tenant 32 33"))
     pool.count_adopted()
     pool.reassert()
     await _begun(pool.place(asked), pool.beat(leaving=True), Reaper(pool).give_back(["gw1"]))
@@ -116,7 +127,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.claims.withdraw(asked, placed)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
-    pool.done("adopted", 97)
+    pool.done("adopted", Used(97, 98))
     pool.seats.leave(asked)
     pool.seats.close()
     pool.count_adopted()
@@ -141,15 +152,15 @@ async def _agent_calls(wire: Recorder) -> None:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
-        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", 7, 9),
+        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17", 7, 9),
     ],
     "declare": [_SUBSET.digest, 1, 5000, 27, "s1"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
     "reorder": [_SUBSET.digest, 0, 63, 27, 1],
-    "settle": ["gw0", "done", "adopted", 97],
+    "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
-    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip"],
-    "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip"],
+    "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
+    "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],

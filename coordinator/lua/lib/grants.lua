@@ -8,8 +8,8 @@
 
 local MOST_HEADS, MOST_LINES = 16, 64
 
--- Tries to place the first one of a line. Returns "granted", "gone" (it is not there any more) or "waits". With
--- `takes_all_room`, its band's part of the room does not count.
+-- Tries to place the first one of a line. Returns "granted", "gone" (it is not there any more), "waits" or "blocked" (its
+-- tenant has too many requests in flight). With `takes_all_room`, its band's part of the room does not count.
 local function try_seat(base, name, tenant, member, now, takes_all_room)
   local gateway, id = string.match(member, '^(%S+) (%S+)$')
   local seat = gateway and seat_of(base, gateway, id)
@@ -27,8 +27,8 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
   if not is_run then
     reply = { 'lost' } -- its gateway places it again
   end
-  if reply[1] == 'wait' then
-    return 'waits'
+  if reply[1] == 'wait' or reply[1] == 'blocked' then
+    return reply[1] == 'wait' and 'waits' or 'blocked'
   end
   if reply[1] == 'ok' then
     local tokens = reply[11] + (tonumber(seat.output_tokens) or 0)
@@ -44,13 +44,17 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
 end
 
 -- Grants in one line as long as there is room: `most` seats. All requests of a line can use the same replicas, so if one
--- finds no room, none does. Returns how many were granted, and how many heads may still be tried.
-local function grant_line(base, name, now, most, heads, takes_all_room)
+-- finds no room, none does. Parked tenants are tried only if `tries_parked`, and each once. Returns how many were
+-- granted, and how many heads may still be tried.
+local function grant_line(base, name, now, most, heads, tries_parked, takes_all_room)
   local granted = 0
   while heads > 0 and granted < most do
-    local tenant = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, 0)[1]
+    local tenant, tag = next_turn(base, name)
     if not tenant then
       redis.pcall('HDEL', base .. 'waiting', name) -- somebody else wrote there
+      break
+    end
+    if is_parked(tag) and (not tries_parked or tag >= PARKED + now) then
       break
     end
     heads = heads - 1
@@ -61,6 +65,8 @@ local function grant_line(base, name, now, most, heads, takes_all_room)
       local outcome = try_seat(base, name, tenant, member, now, takes_all_room)
       if outcome == 'waits' then
         break
+      elseif outcome == 'blocked' then
+        park(base, name, tenant, now)
       end
       granted = granted + (outcome == 'granted' and 1 or 0)
     end
@@ -72,9 +78,9 @@ end
 local function in_turn(base, lines)
   for i = 1, #lines > 1 and #lines or 0 do
     local line = lines[i]
-    local first = redis.pcall('ZRANGE', base .. 'turns:' .. line.name, 0, 0, 'WITHSCORES')
-    local head = first[1] and redis.pcall('ZRANGE', line_key(base, line.name, first[1]), 0, 0, 'WITHSCORES') or {}
-    line.tag, line.since_ms = tonumber(first[2]) or 0, tonumber(head[2]) or 0
+    local first, tag = next_turn(base, line.name)
+    local head = first and redis.pcall('ZRANGE', line_key(base, line.name, first), 0, 0, 'WITHSCORES') or {}
+    line.tag, line.since_ms = tag, tonumber(head[2]) or 0
   end
   table.sort(lines, function(a, b)
     if a.band ~= b.band then
@@ -113,13 +119,13 @@ local function grant_turns(base, now, freed, most)
   most = most or MOST_HEADS
   for i = #lines, 1, -1 do
     if granted == 0 and is_starving(base, lines[i].band, now) then
-      granted, heads = grant_line(base, lines[i].name, now, 1, heads, true)
+      granted, heads = grant_line(base, lines[i].name, now, 1, heads, freed == nil, true)
     end
   end
   for i = 1, #lines do
     if heads > 0 and granted < most then
       local more
-      more, heads = grant_line(base, lines[i].name, now, most - granted, heads)
+      more, heads = grant_line(base, lines[i].name, now, most - granted, heads, freed == nil)
       granted = granted + more
     end
   end

@@ -5,7 +5,8 @@
 --   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
 --                                   "output_tokens", "since_ms", "queue", "starve_ms", "settings", "keys", "argv"}. A
 --                                   seat has the name of the reservation that it will be.
---   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua
+--   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
+--                                   have as many requests in flight as they may have
 --   line:<band> <queue> <tenant>    "<gateway> <seat>", by since when it waits (ms)
 --   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
 -- A tenant is text without spaces: gateways escape it.
@@ -14,6 +15,7 @@
 -- include fair
 
 local MOST_TENANTS, NEWEST, LONGEST_GAP_MS, FEWEST_GRANTS, TENDED = 64, 0.05, 60000, 8, 8
+local PARKED = 1e15 -- behind all start tags
 
 -- The lines of all queues: a band (number) and a queue each, with their name and seats.
 local function waiting_lines(base)
@@ -49,20 +51,48 @@ local function may_serve(base, queue, replica)
   return pinned ~= '' or type(redis.pcall('ZSCORE', base .. 'subset:' .. digest, replica)) == 'string'
 end
 
--- Whether somebody waits who could use this replica and goes before, or with, a request of this band.
-local function somebody_waits(base, band, queue, replica)
-  local lines = waiting_lines(base)
-  for i = 1, #lines do
-    local line = lines[i]
+local function line_key(base, name, tenant)
+  return base .. 'line:' .. name .. ' ' .. tenant
+end
+
+-- The tenant whose turn it is in a line, and its tag; nil if nobody is there.
+local function next_turn(base, name)
+  local first = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, 0, 'WITHSCORES')
+  return first[1], tonumber(first[2]) or 0
+end
+
+local function is_parked(tag)
+  return tag >= PARKED
+end
+
+-- Sets a tenant's turn in one line behind all others, those that were parked before included.
+local function park(base, name, tenant, now)
+  redis.pcall('ZADD', base .. 'turns:' .. name, 'XX', string.format('%d', PARKED + now), tenant)
+end
+
+-- A parked tenant has one request less in flight.
+local function unpark(base, tenant)
+  for _, line in ipairs(waiting_lines(base)) do
+    local turns = base .. 'turns:' .. line.name
+    local tag = redis.pcall('ZSCORE', turns, tenant)
+    if type(tag) == 'string' and is_parked(tonumber(tag)) then
+      redis.pcall('ZADD', turns, 'XX', start_tag(base, line.band, tenant), tenant)
+    end
+  end
+end
+
+-- Whether somebody waits for this replica who goes before, or with, a request of this band and tenant. Whoever is parked
+-- waits for nothing but its own requests.
+local function somebody_waits(base, band, queue, replica, tenant)
+  for _, line in ipairs(waiting_lines(base)) do
     if line.band <= band and (line.queue == queue or may_serve(base, line.queue, replica)) then
-      return true
+      local first, tag = next_turn(base, line.name)
+      if (first and not is_parked(tag)) or size_of(line_key(base, line.name, tenant)) > 0 then
+        return true
+      end
     end
   end
   return false
-end
-
-local function line_key(base, name, tenant)
-  return base .. 'line:' .. name .. ' ' .. tenant
 end
 
 -- How many seats are most likely granted before a new one of this tenant. In its own band, the tenants take turns.
@@ -74,9 +104,9 @@ local function seats_ahead(base, lines, band, queue, tenant)
     end
   end
   local own = size_of(line_key(base, name, tenant))
-  local tenants = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, MOST_TENANTS - 1)
-  for i = 1, #tenants do
-    if tenants[i] ~= tenant then
+  local tenants = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, MOST_TENANTS - 1, 'WITHSCORES')
+  for i = 1, #tenants, 2 do
+    if tenants[i] ~= tenant and not is_parked(tonumber(tenants[i + 1])) then
       ahead = ahead + math.min(own + 1, size_of(line_key(base, name, tenants[i])))
     end
   end
@@ -84,8 +114,9 @@ local function seats_ahead(base, lines, band, queue, tenant)
 end
 
 -- Why a request gets no seat (nil if it gets one), and how long it most likely waits, in ms (0 if nothing tells). It can
--- wait for `left_ms`. Seats of bands behind its own take no place away from it.
-local function refusal_of(base, band, queue, tenant, left_ms)
+-- wait for `left_ms`. Seats of bands behind its own take no place away from it. If the tenant has too many requests in
+-- flight (`is_blocked`), the pace of the queue tells nothing.
+local function refusal_of(base, band, queue, tenant, left_ms, is_blocked)
   local lines, all, own = waiting_lines(base), 0, 0
   for _, line in ipairs(lines) do
     all = all + (line.band <= band and line.seats or 0)
@@ -93,7 +124,7 @@ local function refusal_of(base, band, queue, tenant, left_ms)
   end
   local ahead = seats_ahead(base, lines, band, queue, tenant)
   local mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^%d+ (%S+) (%d+)$')
-  mean = sum_of(grants) < FEWEST_GRANTS and 0 or sum_of(mean) -- fewer tell nothing
+  mean = (is_blocked or sum_of(grants) < FEWEST_GRANTS) and 0 or sum_of(mean) -- fewer tell nothing
   local expected_ms = math.floor((ahead + 1) * mean)
   local refusal
   if all >= max_waiting then

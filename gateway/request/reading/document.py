@@ -27,6 +27,10 @@ _MAX_SALT_CHARS = 65_536
 _MAX_MODEL_CHARS = 1024
 # Clients run tools of these types. The server runs all others.
 _TOOLS_OF_CLIENTS = ("function", "custom")
+# A limit beyond this says nothing about the answer.
+_MAX_OUTPUT_TOKENS = 10_000_000
+_WITHOUT_OUTPUT = frozenset({"embedding", "rerank", "score"})
+_OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _SCORE_FIELDS = ("queries", "data_1", "text_1")
 
 
@@ -77,6 +81,7 @@ class ParsedBody:
     is_batch: bool = False
     reads_cache: bool = True
     wants_token_ids: bool = False
+    max_output_tokens: int | None = None
     previous_response_id: str = ""
     has_effects: bool = False
     """Whether the body asks for effects besides the answer."""
@@ -102,6 +107,7 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: Resol
         added["cache_salt"] = scope.cache_salt
     parsed = ParsedBody(path, model, strip_usage=strip_usage, stream=document.get("stream") is True)
     parsed.wants_token_ids = bool(document.get("return_token_ids"))
+    parsed.max_output_tokens = 0 if endpoint.prompt in _WITHOUT_OUTPUT else _max_output_tokens(document)
     echoes_logprobs = document.get("echo") and document.get("logprobs") is not None
     parsed.reads_cache = document.get("prompt_logprobs") is None and not echoes_logprobs
     if endpoint.stores_responses:
@@ -121,6 +127,14 @@ def read_body(head: BodyHead, body: Body, rules: BodyRules, resolve_scope: Resol
     parsed.is_batch = bool(prompt.keys) and _is_batch(endpoint, document)
     parsed.body = upstream_body(body, document, rules.removed, added, prompt.body_changed or had_media_ids)
     return parsed
+
+
+def _max_output_tokens(document: Mapping[str, Any]) -> int | None:
+    """The limit that a client sets, for all of its choices; None if there is none, or none that an engine accepts."""
+    limits = [document[name] for name in _OUTPUT_LIMITS if isinstance(document.get(name), int)]
+    choices = document.get("n")
+    found = min(limits, default=-1) * (choices if isinstance(choices, int) else 1)
+    return found if 0 <= found <= _MAX_OUTPUT_TOKENS else None
 
 
 def parse_document(body: Body) -> dict[str, Any]:

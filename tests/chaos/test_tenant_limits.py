@@ -1,0 +1,212 @@
+"""A tenant's limits hold over all gateways, and no fault loses what they count."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio as redis
+from openai import AsyncOpenAI, RateLimitError
+
+from bench.cluster import running_cluster
+from coordinator.keys import PoolKeys
+from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
+from tests.cluster.clients import ask, held_stream
+from tests.cluster.gateways import another_gateway
+from tests.cluster.ledger import Ledger
+from tests.polling import eventually
+from tests.redis_server import RedisServer, running_redis
+
+MOST = 3
+LIMITS = {
+    "capped": {"concurrency": MOST},
+    "counted": {"requests_per_min": 6},
+    "metered": {"tokens_per_min": 3000},
+    "free": {},
+}
+LIMITS_CONFIG: dict[str, Any] = CONFIG | {
+    "queue": {"wait_s": 30},
+    "tenants": [{"name": name, "limits": limits} for name, limits in LIMITS.items()],
+    "security": {
+        "share_cache": True,
+        "api_keys": [
+            {"name": name, "tenant": name, "admin": True, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+            for name in LIMITS
+        ],
+    },
+}
+
+
+class LimitStage(Stage):
+    """A cluster whose replicas have room, and whose tenants have limits."""
+
+    client: redis.Redis
+    tenants: dict[str, httpx.AsyncClient]
+
+    @property
+    def keys(self) -> PoolKeys:
+        return PoolKeys(self.cluster.pool)
+
+    async def running(self) -> int:
+        """The requests that the engines run."""
+        engines = await asyncio.gather(*(self.replica_state(replica) for replica in self.cluster.replicas))
+        return sum(one["running"] for one in engines)
+
+    async def active(self, tenant: str) -> int:
+        return int(await self.client.hget(self.keys.tenants, f"active {tenant}") or 0)
+
+    async def waits(self, count: int) -> None:
+        async def are_waiting() -> bool:
+            return sum(map(int, await self.client.hvals(self.keys.waiting))) == count
+
+        await eventually(are_waiting)
+
+    def ask(self, tenant: str, gateway: int, **fields: Any) -> asyncio.Task[httpx.Response]:
+        asking = ask(self.tenants[tenant], self.urls[gateway], self.new_prompt(), **fields)
+        return asyncio.get_running_loop().create_task(asking)
+
+
+@pytest.fixture(scope="module")
+def limit_redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def limit_cluster(limit_redis: RedisServer) -> Iterator[LimitStage]:
+    with running_cluster(
+        replica_arguments=REPLICA_ARGUMENTS, events=False, config=LIMITS_CONFIG, redis_url=limit_redis.url
+    ) as cluster:
+        yield LimitStage(cluster, limit_redis)
+
+
+@pytest.fixture
+async def stage(limit_cluster: LimitStage) -> AsyncIterator[LimitStage]:
+    stage = limit_cluster
+    async with AsyncExitStack() as stack:
+        stage.tenants = {
+            name: await stack.enter_async_context(
+                httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {name}"})
+            )
+            for name in LIMITS
+        }
+        stage.http = stage.tenants["free"]
+        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
+        stage.client = await stack.enter_async_context(client)
+        stage.ledger = Ledger(client, stage.cluster.pool)
+        stage.heal_processes()
+        await stage.healed()
+        await client.delete(stage.keys.tenants)
+        yield stage
+        stage.heal_processes()
+        await eventually(stage.all_load_is_given_back)
+
+
+async def test_a_tenants_requests_in_flight_are_limited_over_all_gateways(stage: LimitStage) -> None:
+    tasks = [stage.ask("capped", number % 2, max_tokens=20) for number in range(20)]
+    most = 0
+    while not all(task.done() for task in tasks):
+        running = await stage.running()
+        assert running <= MOST
+        most = max(most, running)
+    assert {(await task).status_code for task in tasks} == {200}
+    assert most == MOST
+    assert await stage.active("capped") == 0
+
+
+async def test_a_tenant_at_its_limit_holds_up_nobody_else(stage: LimitStage) -> None:
+    async with AsyncExitStack() as streams:
+        for number in range(MOST):
+            url = stage.urls[number % 2]
+            await streams.enter_async_context(held_stream(stage.tenants["capped"], url, stage.new_prompt()))
+        waiting = stage.ask("capped", 0)
+        await stage.waits(1)
+        for gateway in (0, 1):
+            answer = await stage.ask("free", gateway)
+            assert "waited_ms" not in answer.headers["x-kvgate-decision"]
+        assert not waiting.done()
+        await streams.pop_all().aclose()
+        assert (await waiting).status_code == 200
+
+
+async def test_a_killed_gateways_part_of_a_limit_is_free_again_within_seconds(stage: LimitStage) -> None:
+    async with another_gateway(stage.cluster, "doomed") as doomed, AsyncExitStack() as streams:
+        for _ in range(MOST):
+            await streams.enter_async_context(held_stream(stage.tenants["capped"], doomed.url, stage.new_prompt()))
+        waiting = stage.ask("capped", 1)
+        await stage.waits(1)
+        doomed.signal(signal.SIGKILL)
+        answer = await asyncio.wait_for(waiting, 10)
+        assert answer.status_code == 200
+
+
+async def test_requests_a_minute_are_counted_over_all_gateways_and_answers_say_how_many_are_left(
+    stage: LimitStage,
+) -> None:
+    answers = [await stage.ask("counted", number % 2) for number in range(7)]
+    assert [answer.status_code for answer in answers] == [200] * 6 + [429]
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == [*"543210", "0"]
+    assert {answer.headers["x-ratelimit-limit-requests"] for answer in answers} == {"6"}
+    assert "x-ratelimit-limit-tokens" not in answers[0].headers
+    refused = answers[-1]
+    assert refused.json()["error"]["code"] == "rate_limited"
+    assert 8 <= int(refused.headers["retry-after"]) <= 10
+    assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert await stage.metric_of_all("kvgate_queue_refusals_total", reason="requests") == 1
+    async with AsyncOpenAI(base_url=f"{stage.urls[0]}/v1", api_key="counted", max_retries=0) as client:
+        with pytest.raises(RateLimitError) as raised:
+            await client.completions.create(model="sim", prompt="x")
+    assert raised.value.code == "rate_limited"
+
+
+async def test_tokens_a_minute_are_those_that_the_engine_reports(stage: LimitStage) -> None:
+    prompt = stage.new_prompt()
+    first = await ask(stage.tenants["metered"], stage.urls[0], prompt, max_tokens=5)
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 3000
+    used = first.json()["usage"]["total_tokens"]
+    again = await ask(stage.tenants["metered"], stage.urls[1], prompt, max_tokens=5)
+    cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > used / 2
+    reserved = 3000 - used - int(again.headers["x-ratelimit-remaining-tokens"])
+    assert -60 < reserved - (used - cached) < 60, "cached tokens are free; some have leaked meanwhile"
+
+
+async def test_a_long_answer_reserves_all_of_its_tokens_and_gives_back_those_that_were_not_made(
+    stage: LimitStage,
+) -> None:
+    async with held_stream(stage.tenants["metered"], stage.urls[0], stage.new_prompt(), 3000) as stream:
+        refused = await stage.ask("metered", 1)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+        await stream.hang_up()
+
+    async def are_back() -> bool:
+        return (await stage.ask("metered", 1)).status_code == 200
+
+    await eventually(are_back)
+
+
+async def test_limits_count_again_after_the_store_was_away(stage: LimitStage) -> None:
+    async with AsyncExitStack() as streams:
+        for number in range(MOST):
+            url = stage.urls[number % 2]
+            await streams.enter_async_context(held_stream(stage.tenants["capped"], url, stage.new_prompt()))
+        stage.redis.kill()
+        assert (await stage.ask("counted", 0)).status_code == 200
+        stage.redis.start()
+        await eventually(lambda: is_active(stage, "capped", MOST))
+        waiting = stage.ask("capped", 1)
+        await stage.waits(1)
+        await streams.pop_all().aclose()
+        assert (await waiting).status_code == 200
+    await eventually(lambda: is_active(stage, "capped", 0))
+
+
+async def is_active(stage: LimitStage, tenant: str, count: int) -> bool:
+    return await stage.active(tenant) == count

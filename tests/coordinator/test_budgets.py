@@ -1,0 +1,336 @@
+"""A tenant's limits hold over all gateways: requests in flight, and requests and tokens a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import nullcontext as nothing
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from coordinator.chores.repair import Repair
+from coordinator.errors import OverLimit
+from coordinator.keys import PoolKeys
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
+from tests.coordinator.stage import KEYS, beaten, chain, drained
+from tests.coordinator.test_seats import asking, queued, two_gateways, waiting
+from tests.polling import eventually
+from tests.redis_server import RedisServer
+
+MINUTE_MS = 60_000
+PLENTY = PolicyKnobs()
+
+
+def limited(name: str, tenant: str = "t", *, knobs: PolicyKnobs = PLENTY, **limits: int) -> PlaceRequest:
+    """A request of a tenant with these limits, for which all replicas have room."""
+    asked = asking(name, knobs, tenant=tenant, keys=chain(name))
+    asked.limits = TenantLimits(**limits)
+    return asked
+
+
+async def active(client: redis.Redis, tenant: str = "t") -> int:
+    return int(await client.hget(KEYS.tenants, f"active {tenant}") or 0)
+
+
+async def placed(pool: Pool, asked: PlaceRequest) -> Placement:
+    placement = await pool.place(asked)
+    assert placement is not None
+    return placement
+
+
+async def test_no_tenant_has_more_requests_in_flight_than_it_may_on_all_gateways_together(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        for number, pool in enumerate([one, other, one]):
+            await placed(pool, limited(f"full{number}", concurrency=3))
+        late = await queued(client, other, limited("late", concurrency=3))
+        await placed(other, limited("else", tenant="u", concurrency=3))  # nobody else waits for it
+        await placed(one, asking("unlimited", PLENTY, tenant="v"))
+        assert await active(client) == 3
+        one.done("full0")
+        assert await late is not None
+        assert await active(client) == 3
+        for pool, name in ((other, "full1"), (one, "full2"), (other, "late"), (other, "else"), (one, "unlimited")):
+            pool.done(name)
+        await drained(one, other)
+        assert await client.exists(KEYS.tenants, KEYS.budgets("gw0"), KEYS.budgets("gw1"), KEYS.waiting) == 0
+
+
+async def test_requests_of_one_tenant_wait_in_their_order_and_those_of_others_pass(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        knobs = PolicyKnobs(max_active_requests=2)
+        for number in range(5):
+            await placed(one, asking(f"busy{number}", knobs))
+        await placed(one, limited("first", knobs=knobs, concurrency=1))
+        order: list[str] = []
+        tasks = []
+        for name, asked in [
+            ("second", limited("second", knobs=knobs, concurrency=1)),
+            ("third", limited("third", knobs=knobs, concurrency=1)),
+            ("other", asking("other", knobs, tenant="u")),
+        ]:
+            task = await queued(client, other, asked)
+            task.add_done_callback(lambda _, name=name: order.append(name))
+            tasks.append(task)
+        one.done("busy0")
+        await eventually(lambda: order == ["other"])
+        one.done("first")
+        await eventually(lambda: order == ["other", "second"])
+        last = await queued(client, one, asking("last", knobs, tenant="u"))
+        one.done("busy1")  # the tenant whose turn it is may not use this room
+        assert await last is not None
+        one.done("busy2")
+        await drained(one, other)
+        await beaten(other)
+        assert order == ["other", "second"]
+        other.done("second")
+        await asyncio.gather(*tasks)
+        assert order == ["other", "second", "third"]
+
+
+async def test_a_slot_that_another_pool_frees_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await client.hset(KEYS.tenants, mapping={"active t": 2, "active t elsewhere": 2})
+        late = await queued(client, one, limited("late", concurrency=2))
+        await client.hset(KEYS.tenants, mapping={"active t": 1, "active t elsewhere": 1})
+        await beaten(other)
+        assert await late is not None
+
+
+async def test_a_retry_keeps_its_slot_and_pays_once(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        limits = {"concurrency": 1, "requests_per_min": 10, "tokens_per_min": 100_000, "output_tokens": 50}
+        first = await placed(one, limited("first", **limits))
+        again = limited("again", **limits)
+        again.release, again.tried = "first", (first.replica,)
+        second = await placed(one, again)
+        assert second.replica != first.replica
+        assert second.left[0] == first.left[0] == 9
+        assert abs(second.left[2] - first.left[2]) < 100
+        assert await active(client) == 1
+        assert await client.hkeys(KEYS.budgets("gw0")) == ["again"]
+        one.done("again", Used(0, 0))
+        await drained(one)
+        assert await active(client) == 0
+
+
+async def test_a_retry_that_finds_no_replica_gives_everything_back(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server, replicas=1) as (one, _):
+        first = await placed(one, limited("first", concurrency=1))
+        again = limited("again", concurrency=1)
+        again.release, again.tried = "first", (first.replica,)
+        assert await one.place(again) is None
+        await drained(one)
+        assert await client.exists(KEYS.budgets("gw0"), KEYS.tenants) == 0
+
+
+async def test_requests_a_minute_are_a_leaky_bucket_for_all_gateways(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        left = []
+        for number in range(3):
+            placement = await placed((one, other)[number % 2], limited(f"r{number}", requests_per_min=3))
+            left.append(placement.left[0])
+        assert left == [2, 1, 0]
+        with pytest.raises(OverLimit) as refused:
+            await other.place(limited("r3", requests_per_min=3))
+        assert refused.value.limit == "requests"
+        assert 19 < refused.value.wait_s <= 20
+        assert refused.value.left[0] == 0
+        assert 59_000 < refused.value.left[1] <= MINUTE_MS
+        await later(client, "requests", refused.value.wait_s)
+        assert (await placed(one, limited("r4", requests_per_min=3))).left[0] == 0
+        with pytest.raises(OverLimit):
+            await one.place(limited("r5", requests_per_min=3))
+
+
+async def later(client: redis.Redis, kind: str, seconds: float) -> None:
+    """As if so much time had gone by."""
+    at_ms = float(await client.hget(KEYS.tenants, f"{kind} t"))
+    await client.hset(KEYS.tenants, f"{kind} t", f"{at_ms - 1000 * seconds:.3f}")
+
+
+async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"tokens_per_min": 6000, "output_tokens": 500}
+        placement = await placed(one, limited("a", **limits))
+        reserved = placement.backlog_tokens + 500
+        assert placement.left[2] == 6000 - reserved
+        one.done("a", Used(9, 100))
+        await drained(one)
+        one._forget_reservation("a")  # settled twice
+        await drained(one)
+        after = (await placed(other, limited("b", **limits))).left[2]
+        assert abs(after - (6000 - 100 - reserved)) < 30, "what leaked meanwhile"
+
+
+async def test_the_last_request_may_overfill_the_bucket_and_the_next_one_waits_for_that(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        big = await placed(one, limited("big", tokens_per_min=1000, output_tokens=3000))
+        assert big.left[2] == 0
+        with pytest.raises(OverLimit) as refused:
+            await other.place(limited("next", tokens_per_min=1000))
+        assert refused.value.limit == "tokens"
+        over = big.backlog_tokens + 3000 - 1000
+        assert abs(refused.value.wait_s - over * 60 / 1000) < 1
+        await later(client, "tokens", refused.value.wait_s)
+        await placed(other, limited("next", tokens_per_min=1000))
+
+
+async def test_a_request_that_leaves_the_queue_gives_its_tokens_back(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"concurrency": 1, "tokens_per_min": 6000, "output_tokens": 500}
+        before = (await placed(one, limited("first", **limits))).left[2]
+        gone = await queued(client, other, limited("gone", **limits))
+        gone.cancel()
+        await asyncio.wait([gone])
+        await drained(other)
+        one.done("first", Used(0, 0))
+        await drained(one)
+        assert await client.exists(KEYS.budgets("gw1")) == 0
+        assert (await placed(other, limited("next", **limits))).left[2] >= before
+
+
+async def test_a_dead_gateway_gives_slots_back_and_one_that_comes_back_is_counted_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"concurrency": 1, "tokens_per_min": 100_000}
+        await placed(one, limited("lost", **limits))
+        late = await queued(client, other, limited("late", **limits))
+        await client.hset(KEYS.gateways, "gw0", "1 1")
+        await eventually(lambda: reaped(other, late))
+        assert await late is not None
+        assert await client.hvals(KEYS.budgets("gw0")) == ["t 100 100000 0"]
+        assert await client.ttl(KEYS.budgets("gw0")) > 0
+        await one.beat()  # it was only paused
+        await drained(one)
+        assert await active(client) == 2
+        one.done("lost", Used(0, 40))
+        await drained(one)
+        assert await active(client) == 1
+        left = (await placed(one, limited("next", tokens_per_min=100_000))).left[2]
+        assert abs(left - (100_000 - 40 - 2 * 100)) < 300
+
+
+async def reaped(pool: Pool, granted: asyncio.Task[Any]) -> bool:
+    await beaten(pool)
+    return granted.done()
+
+
+async def test_an_emptied_store_is_told_what_is_in_flight(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        await placed(one, limited("a", concurrency=2, tokens_per_min=6000, output_tokens=900))
+        await client.flushdb()
+        one.reassert()
+        other.reassert()
+        late = limited("b", concurrency=2, tokens_per_min=6000, output_tokens=900)
+        one.adopt(Reservation("b", "r0", "life1", 100, "-", late.budget(100)))
+        await beaten(one)
+        assert await active(client) == 2
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await other.place(limited("c", concurrency=2))
+        assert sorted(await client.hvals(KEYS.budgets("gw0"))) == ["t 1000 6000 1", "t 1000 6000 1"]
+        one.done("a")
+        one.done("b")
+        await beaten(one)
+        await drained(one)
+        assert await active(client) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "meanwhile"),
+    [
+        ("active t", "many", nothing()),
+        ("active t", "7", pytest.raises(TimeoutError)),
+        ("active t m", "-3", nothing()),
+        ("requests t", "soon", nothing()),
+        ("tokens t", "9" * 15, pytest.raises(OverLimit)),
+    ],
+)
+async def test_what_somebody_wrote_into_the_limits_is_counted_again(
+    redis_server: RedisServer, client: redis.Redis, field: str, value: str, meanwhile: Any
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"concurrency": 2, "requests_per_min": 100, "tokens_per_min": 100_000}
+        await placed(one, limited("a", **limits))
+        await client.hset(KEYS.tenants, field, value)
+        with meanwhile:
+            async with asyncio.timeout(0.2):
+                await other.place(limited("b", **limits))
+        await Repair(one).repair_all()
+        assert await active(client) == len(one.live) + len(other.live)
+        one.done("a")
+        other.done("b")
+        await drained(one, other)
+        assert await active(client) == 0
+
+
+async def test_limits_of_a_foreign_type_stop_nothing(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        for key in (KEYS.tenants, KEYS.budgets("gw0")):
+            await client.set(key, "x")
+        await placed(one, limited("a", concurrency=1, requests_per_min=5, tokens_per_min=10_000))
+        await Repair(one).repair_all()
+        one.done("a")
+        await drained(one)
+        assert await active(client) == 0
+
+
+async def test_whatever_happens_the_counts_are_those_of_what_is_in_flight(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    dice = random.Random(4)
+    async with two_gateways(redis_server) as (one, other):
+        tasks: dict[str, tuple[Pool, asyncio.Task[Any]]] = {}
+        for number in range(150):
+            pool, tenant = dice.choice((one, other)), dice.choice(("t", "u"))
+            if len(tasks) < 12 and dice.random() < 0.6:
+                name = f"n{number}"
+                knobs = PolicyKnobs(max_active_requests=2)
+                task = asyncio.get_running_loop().create_task(
+                    pool.place(limited(name, tenant, knobs=knobs, concurrency=2))
+                )
+                tasks[name] = pool, task
+            elif tasks:
+                name = dice.choice(list(tasks))
+                pool, task = tasks.pop(name)
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait([task])
+                pool.done(name)
+            await drained(one, other)
+            for each in ("t", "u"):
+                assert await active(client, each) <= 2
+        for name, (pool, task) in tasks.items():
+            if not task.done():
+                task.cancel()
+            pool.done(name)
+        await drained(one, other)
+        await eventually(lambda: not one.live and not other.live)
+        await drained(one, other)
+        assert await waiting(client) == 0
+        assert await client.exists(KEYS.budgets("gw0"), KEYS.budgets("gw1")) == 0
+        assert await active(client) == await active(client, "u") == 0
+
+
+async def test_two_pools_of_one_redis_share_a_tenants_limit_and_those_of_a_cluster_do_not() -> None:
+    assert PoolKeys("a").tenants == PoolKeys("b").tenants == "kvgate:tenants"
+    assert PoolKeys("a", "team").tenants == "kvgate:team:tenants"
+    assert PoolKeys("a", is_in_cluster=True).tenants == "kvgate:{a}:tenants"
