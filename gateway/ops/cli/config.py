@@ -49,14 +49,19 @@ def check_config(
 ) -> None:
     """Check a configuration, field by field.
 
-    Each problem has a line of its own. The exit code is 1 if there is one.
+    Each problem has a line of its own. The exit code is 1 if there is one. What can be used but
+    contradicts itself is only a warning.
 
     \b
     Examples:
       kvgate check-config configs/gateway.yaml
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
+    from gateway.ops.doctor.checks.tenants import findings
+
     settings = load(file)
+    for finding in findings(settings):
+        typer.echo(f"warning: {finding.subject}: {finding.sentence}", err=True)
     followed = [name for name, section in settings.discovery if section is not None]
     if not settings.replicas and not followed:
         typer.echo(f"{file}: OK, but no replicas and no discovery: every request will be answered 503")

@@ -44,7 +44,10 @@ Gateways = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A gateway's YAML: the doctor uses its Redis, its replicas and their API key."),
+    typer.Option(
+        metavar="FILE",
+        help="A gateway's YAML: the doctor uses its Redis, its replicas and their API key, and checks its tenants.",
+    ),
 ]
 Lmcache = Annotated[
     list[str] | None,
@@ -138,6 +141,7 @@ def _targets(
             replicas=tuple(settings.replicas),
             discovers=settings.discovery != DiscoverySettings(),
             replica_key=key.get_secret_value() if key else None,
+            settings=settings,
         )
     if redis_url is not None:
         return Targets(_redis(redis_url), _namespace(namespace or ""), gateways)

@@ -9,6 +9,7 @@ from coordinator.engine.facts import ModelCard
 from coordinator.redis.checks import RedisEvidence
 from coordinator.registry import AgentRecord, ReplicaRecord
 from coordinator.survey import PoolSnapshot
+from gateway.settings.gateway_settings import GatewaySettings
 
 Span = tuple[float, float]
 """Between these two, in seconds."""
@@ -141,6 +142,8 @@ class Evidence:
     """Replicas whose pool nobody knows."""
     gateways: tuple[GatewayEvidence, ...] = ()
     lmcache: tuple[LmcacheEvidence, ...] = ()
+    settings: GatewaySettings | None = None
+    """The configuration that the doctor was given."""
 
     def replicas(self) -> tuple[ReplicaEvidence, ...]:
         return tuple(replica for pool in self.pools for replica in pool.replicas) + self.homeless

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.ops.doctor.checks import agents, clocks, gateways, lmcache, replicas
+from gateway.ops.doctor.checks import agents, clocks, gateways, lmcache, replicas, tenants
 from gateway.ops.doctor.evidence import Evidence, Unknown
 
-MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache)
+MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache, tenants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _answers(evidence: Evidence) -> Iterator[list[Result]]:
     else:
         for of_server in redis_checks.CHECKS:
             yield list(of_server(evidence.redis))
-    for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS):
+    for of_all in (*gateways.CHECKS, *replicas.CHECKS_OF_ALL, *clocks.CHECKS, *lmcache.CHECKS, *tenants.CHECKS):
         yield list(of_all(evidence))
     for replica in evidence.replicas():
         for of_replica in replicas.CHECKS if replica.answers else (replicas.health,):

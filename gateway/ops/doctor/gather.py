@@ -15,7 +15,7 @@ from coordinator.redis.checks import RedisEvidence
 from coordinator.survey import PoolSnapshot, Survey
 from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
-from gateway.settings.gateway_settings import ReplicaSettings
+from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream
 
@@ -39,6 +39,8 @@ class Targets:
     replica_key: str | None = None
     api_key: str | None = None
     timeout_s: float = 2.0
+    settings: GatewaySettings | None = None
+    """The configuration, if a file was given."""
 
 
 async def gather(targets: Targets) -> Evidence:
@@ -67,7 +69,7 @@ async def gather(targets: Targets) -> Evidence:
         await upstream.close()
         if isinstance(survey, Survey):
             await survey.close()
-    return Evidence(redis, *_by_pool(pools, replicas), gateways, lmcache)
+    return Evidence(redis, *_by_pool(pools, replicas), gateways, lmcache, targets.settings)
 
 
 async def _each(asked: Iterable[Awaitable[_Evidence]]) -> tuple[_Evidence, ...]:

@@ -5,6 +5,7 @@
     agents     agents, and the events that they deliver
     clocks     clocks
     lmcache    LMCache's servers
+    tenants    what a configuration says of tenants and their queue
 
 Checks on Redis and on the chunks in it are in coordinator/redis/checks.py: the watch shares them. A new finding is a
 `FindingKind` and a check in the file of its subject, and a case in tests/gateway/ops/doctor/test_findings.py.

@@ -108,6 +108,14 @@ def test_check_config_lists_every_problem(kvgate: Kvgate) -> None:
     ]
 
 
+def test_check_config_warns_of_what_can_be_used_and_contradicts_itself(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "doubtful.yaml"
+    path.write_text("replicas: [{id: r0, url: 'http://h:1'}]\ntenants: [{name: ghost, weight: 2}]\n")
+    result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
+    assert result.returncode == 0
+    assert result.stderr.startswith("warning: tenant ghost: no key in security.api_keys is of this tenant: ")
+
+
 def test_a_replicas_file_is_told_from_a_gateways(kvgate: Kvgate) -> None:
     file = ROOT / "configs" / "replica-lmcache-redis.yaml"
     lines = kvgate.call("check-config", str(file)).stderr.splitlines()

@@ -10,6 +10,7 @@ import pytest
 from coordinator.registry import ReplicaFigures
 from gateway.ops.doctor.evidence import Evidence, LmcacheEvidence, Unknown
 from gateway.ops.doctor.examine import examine, kinds
+from gateway.settings.gateway_settings import build_settings
 from tests.gateway.ops.doctor.cluster import (
     HASH,
     HEALTHY,
@@ -35,6 +36,15 @@ GIB = 2**30
 def unfollowed(**changes: Any) -> Evidence:
     pool = replace(with_state(agents=None).pools[0], replicas=with_replica(**changes).pools[0].replicas)
     return replace(HEALTHY, pools=(pool,))
+
+
+LIMITED = {"name": "a", "limits": {"concurrency": 8}}
+
+
+def with_settings(**sections: Any) -> Evidence:
+    key = {"name": "k", "tenant": "a", "sha256": "0" * 64}
+    settings = build_settings({"security": {"api_keys": [key], "share_cache": True}, **sections}, {})
+    return replace(HEALTHY, settings=settings)
 
 
 def counted(tokens: float) -> dict[str, float]:
@@ -161,6 +171,14 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
         ),
         set(),
     ),
+    ("tenant-without-key", with_settings(tenants=[{"name": "b"}]), set()),
+    (
+        "limits-per-pool",
+        with_settings(tenants=[LIMITED], redis={"url": "redis+cluster://a:6379,b:6379"}),
+        set(),
+    ),
+    ("queue-wait-unreached", with_settings(queue={"wait_s": 600}, timeouts={"request_s": 600}), set()),
+    ("queue-bound-unreached", with_settings(queue={"max_waiting": 10, "max_waiting_per_tenant": 11}), set()),
 ]
 
 
@@ -194,6 +212,7 @@ def test_every_finding_says_what_is_so_and_fills_in_its_fix(evidence: Evidence) 
 def test_of_a_healthy_cluster_nothing_is_said() -> None:
     diagnosis = examine(HEALTHY)
     assert (diagnosis.findings, diagnosis.unchecked) == ((), ())
+    assert examine(with_settings(tenants=[LIMITED])).findings == ()
     assert diagnosis.looked_at == (
         "Redis (1000 random picks of 3 keys), 2 gateways, 2 replicas, 2 agents, 2 LMCache servers"
     )

@@ -1,0 +1,62 @@
+"""Whether what a configuration says of tenants and their queue can take effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.finding import Finding, FindingKind, Result
+from coordinator.redis.address import is_cluster
+from gateway.ops.doctor.evidence import Evidence
+from gateway.settings.gateway_settings import GatewaySettings
+
+WITHOUT_KEY = FindingKind(
+    "tenant-without-key",
+    "warning",
+    "no request is of this tenant, so its weight, priority and limits do nothing",
+    "name it as the `tenant` of a key in security.api_keys, or remove it from `tenants`",
+)
+PER_POOL = FindingKind(
+    "limits-per-pool",
+    "warning",
+    "in a Redis Cluster limits are counted for each base model, so a tenant of two models may use twice as much",
+    "divide the limits by the models that the tenant uses, or use one Redis (with sentinels)",
+)
+WAIT = FindingKind(
+    "queue-wait-unreached",
+    "warning",
+    "a request that waits ends with a 504, which does not say that replicas have no room",
+    "set timeouts.request_s above queue.wait_s, by the time of a long answer",
+)
+BOUND = FindingKind(
+    "queue-bound-unreached",
+    "warning",
+    "one tenant can fill the queue, so that others are refused",
+    "set queue.max_waiting_per_tenant below queue.max_waiting",
+)
+
+
+def findings(settings: GatewaySettings) -> Iterator[Finding]:
+    """What contradicts itself in one configuration."""
+    named = {key.tenant for key in settings.security.api_keys}
+    for tenant in settings.tenants:
+        if tenant.name not in named:
+            yield WITHOUT_KEY.seen(f"tenant {tenant.name}", "no key in security.api_keys is of this tenant")
+    limited = [tenant.name for tenant in settings.tenants if any(value for _, value in tenant.limits)]
+    if limited and is_cluster(settings.redis.url):
+        yield PER_POOL.seen("tenants", f"limits of {', '.join(limited)}, and redis.url is a Redis Cluster")
+    queue = settings.queue
+    if queue.wait_s >= settings.timeouts.request_s:
+        what = f"queue.wait_s {queue.wait_s:g} is not below timeouts.request_s {settings.timeouts.request_s:g}"
+        yield WAIT.seen("queue", what)
+    if queue.max_waiting_per_tenant > queue.max_waiting:
+        what = f"queue.max_waiting_per_tenant {queue.max_waiting_per_tenant} is above max_waiting {queue.max_waiting}"
+        yield BOUND.seen("queue", what)
+
+
+def configured(evidence: Evidence) -> Iterator[Result]:
+    """Whether the configuration that the doctor was given contradicts itself."""
+    if evidence.settings is not None:
+        yield from findings(evidence.settings)
+
+
+CHECKS = (configured,)
