@@ -40,6 +40,11 @@ def pools_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:pools"
 
 
+def models_key(namespace: str = "") -> str:
+    """The hash of the models that a cluster has served."""
+    return f"{prefix(namespace)}:models"
+
+
 @dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
@@ -151,6 +156,10 @@ class PoolKeys:
         return f"{self._base}:forgotten"
 
     @cached_property
+    def draining(self) -> str:
+        return f"{self._base}:draining"
+
+    @cached_property
     def view(self) -> str:
         return f"{self._base}:view"
 
@@ -161,6 +170,14 @@ class PoolKeys:
     @cached_property
     def waiting(self) -> str:
         return f"{self._base}:waiting"
+
+    @cached_property
+    def waiting_tokens(self) -> str:
+        return f"{self._base}:waiting_tokens"
+
+    @cached_property
+    def holds(self) -> str:
+        return f"{self._base}:holds"
 
     @cached_property
     def rates(self) -> str:
@@ -181,6 +198,12 @@ class PoolKeys:
 
     def seats(self, gateway: str) -> str:
         return f"{self._base}:seats:{gateway}"
+
+    def turns(self, line: str) -> str:
+        return f"{self._base}:turns:{line}"
+
+    def line(self, line: str, tenant: str) -> str:
+        return f"{self._base}:line:{line} {tenant}"
 
     def charges(self, gateway: str) -> str:
         return f"{self._base}:charges:{gateway}"

@@ -20,6 +20,10 @@ _STREAM = "events:"
 """The beginning of the names of leases on event streams in `leases`."""
 
 
+SERVING = frozenset({"ready", "draining"})
+"""The states of replicas that work on the requests that they have."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
     """One line of the registry: `<incarnation> <state> <capacity_tokens> <since_ms> <floor> <url>`."""
@@ -38,6 +42,11 @@ class ReplicaRecord:
         """Raises ValueError if it cannot be read."""
         incarnation, state, capacity, since, floor, url = text.split(" ", 5)
         return cls(replica, incarnation, state, int(capacity), int(since), url, int(floor))
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it works on the requests that it has. One that is drained gets no new ones."""
+        return self.state in SERVING
 
     @property
     def text(self) -> str:

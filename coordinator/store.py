@@ -27,6 +27,8 @@ class Store:
     def __init__(self, settings: StoreOptions, gateway: str, does_chores: bool = True) -> None:
         self.gateway = gateway
         self.on_change: Callable[[bool, str], None] = lambda _up, _reason: None
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when a heartbeat has told something new of any pool's replicas."""
         self._does_chores = does_chores
         self._settings = settings
         self.pools_key = pools_key(settings.namespace)
@@ -43,6 +45,9 @@ class Store:
 
     def _connect(self, key: str) -> StoreConnection:
         return StoreConnection(self._settings, key, self._changed)
+
+    def _news(self) -> None:
+        self.on_news()
 
     def _changed(self, is_up: bool, reason: str) -> None:
         self.on_change(is_up, reason)
@@ -77,6 +82,7 @@ class Store:
             anchor = PoolKeys(name, settings.namespace).anchor
             connect = partial(open_wire, settings.url, anchor, CONNECT_S)
             pool = Pool(name, self.gateway, settings.budget_s, self._does_chores, settings.namespace, connect)
+            pool.on_news = self._news
             self._pools[name] = pool
             self._connections[name] = connection = self._connect(pool.keys.anchor) if self._is_cluster else self._home
             connection.add(pool)

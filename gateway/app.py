@@ -13,6 +13,7 @@ from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.control.explain import Explainer
+from gateway.control.operations import Operations
 from gateway.control.routes import build_control
 from gateway.control.status import Status
 from gateway.endpoints import is_proxied
@@ -32,9 +33,11 @@ from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.hangs import AnswerProgress, HangDetector
 from gateway.replicas.health_checks import HealthChecks
+from gateway.replicas.known_models import KnownModels
 from gateway.request.admission import Admission
 from gateway.request.keyring import Keyring
 from gateway.request.reader import Reader
+from gateway.routing.holds import Holds
 from gateway.routing.router import Router, knobs_of
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
@@ -64,6 +67,7 @@ class Gateway:
         # The replicas: how to reach them, which there are, whether they are alive and make progress.
         self.upstream = _upstream(settings)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream)
+        self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
         self.health_checks = HealthChecks(self.fleet, settings.health, self.store, self.upstream)
         progress = AnswerProgress(self.fleet, self.store)
@@ -75,11 +79,14 @@ class Gateway:
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
         router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
+        self.holds = Holds(settings.queue, self.fleet, self.store, tenants)
+        self.fleet.on_change = self.store.on_news = self.holds.wake
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress, tenants)
-        attempts = Attempts(settings, router, self.fleet, self.upstream, relay, self.metrics, admission, self.moves)
+        senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
+        attempts = Attempts(settings, router, *senders)
         timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
         self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, logs_requests)
 
@@ -87,10 +94,10 @@ class Gateway:
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
-        explainer = Explainer(self.reader, router, self.fleet, responses)
-        self.control: ASGIApp = build_control(
-            self.status, self.fleet, keyring, admission, explainer, self.metrics, timeouts.body_s
-        )
+        explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
+        operations = Operations(settings, self.fleet, self.store)
+        own = self.status, self.fleet, keyring, admission, explainer, operations, self.metrics
+        self.control: ASGIApp = build_control(*own, timeouts.body_s)
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:
         if is_up:
@@ -101,6 +108,9 @@ class Gateway:
         self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
+        if self.settings.queue.hold_s:
+            self.tasks.spawn(self.known_models.run(), "known models")
+            await self.known_models.first_exchange()
         self.tasks.spawn(self.discovery.run(), "discovery")
         await self.discovery.first_answers()
         self.tasks.keep(self.health_checks.run, "checks")

@@ -52,6 +52,8 @@ class Endpoint:
     """Whether vLLM accepts `vllm_xargs` on this path. They ask it to report the blocks that a request reuses."""
     returns_token_ids: bool = False
     """Whether vLLM accepts `return_token_ids` on this path."""
+    takes_priority: bool = False
+    """Whether vLLM reads the header `X-Vllm-Priority` on this path."""
     stores_responses: bool = False
     """Whether the replica stores the answer under an id (OpenAI's `store`)."""
 
@@ -71,6 +73,7 @@ _RECORDS: Final = (
         usage_counts_prompt=True,
         reports_blocks=True,
         returns_token_ids=True,
+        takes_priority=True,
     ),
     Endpoint(
         "/v1/completions",
@@ -81,6 +84,7 @@ _RECORDS: Final = (
         usage_counts_prompt=True,
         reports_blocks=True,
         returns_token_ids=True,
+        takes_priority=True,
     ),
     Endpoint(
         "/v1/responses",
@@ -91,6 +95,7 @@ _RECORDS: Final = (
         usage_counts_prompt=True,
         reports_blocks=True,
         stores_responses=True,
+        takes_priority=True,
     ),
     Endpoint(
         "/v1/messages",
@@ -145,8 +150,9 @@ def endpoint_of(path: str) -> Endpoint:
 def is_proxied(path: str) -> bool:
     """Whether requests to a path go to a replica. The gateway itself answers all other requests."""
     return path in ENDPOINTS or (
-        path.startswith("/v1/") and path not in _OWN_PATHS and not path.startswith("/v1/models/")
+        path.startswith("/v1/") and path not in _OWN_PATHS and not path.startswith(_OWN_FOLDERS)
     )
 
 
-_OWN_PATHS: Final = frozenset({"/v1/models", "/v1/route/explain"})
+_OWN_PATHS: Final = frozenset({"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"})
+_OWN_FOLDERS: Final = ("/v1/models/", "/v1/replicas/")

@@ -8,9 +8,10 @@ import time
 
 import structlog
 
-from coordinator.agent.agent_store import LEASE_MS, Fenced, Registration
+from coordinator.agent.agent_store import LEASE_MS, AgentStore, Fenced, Registration
 from coordinator.agent.engine_session import BEAT_S, EngineSession, SessionOver
 from coordinator.agent.http_engine import EngineAway, EngineProbe, EngineSnapshot
+from coordinator.errors import StoreDown
 
 _log = structlog.get_logger("kvgate.agent")
 
@@ -25,13 +26,14 @@ class Agent:
         self._replica = replica
         self._engine = engine
         self._registration = Registration(redis_url, replica, self.id, namespace)
+        self._session: EngineSession | None = None
 
     async def run(self) -> None:
         """Follow the engine, one session after the other."""
         refused = ""  # a reason that comes again and again is logged once
         while True:
             snapshot = await self._find()
-            session = EngineSession(self._registration, self._replica, snapshot, self._engine)
+            session = self._session = EngineSession(self._registration, self._replica, snapshot, self._engine)
             if not refused:
                 self._announce(snapshot)
             began_s = time.monotonic()
@@ -45,6 +47,21 @@ class Agent:
                     refused = str(reason)
                     _log.warning("let go", replica=self._replica, reason=refused)
                 await asyncio.sleep(BEAT_S)
+
+    async def drain(self) -> None:
+        """Drain the replica, and wait until it has no request in flight. Raises StoreError if Redis cannot be reached,
+        or if no engine is followed."""
+        await self._store().drain()
+        while True:
+            if not await self._store().active_requests():
+                break
+            await asyncio.sleep(BEAT_S)
+        _log.info("drained", replica=self._replica)
+
+    def _store(self) -> AgentStore:
+        if self._session is None or self._session.store is None:
+            raise StoreDown("this agent follows no engine now, or Redis is away")
+        return self._session.store
 
     def _announce(self, snapshot: EngineSnapshot) -> None:
         _log.info(

@@ -22,11 +22,12 @@ from coordinator.agent.token_id_matching import read_token_ids
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
 from coordinator.known_pools import list_pool
+from coordinator.pool.draining import drain
 from coordinator.pool.placed_chains import read_chains
 from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, load_scripts
-from coordinator.registry import AgentRecord, ReplicaRecord, readable
+from coordinator.registry import AgentRecord, ReplicaRecord, is_number, readable
 from coordinator.scripts import load
 
 _log = structlog.get_logger("kvgate.agent")
@@ -246,6 +247,15 @@ class AgentStore:
             return int(cursor.split(b" ")[1]) >= entries if cursor else entries == 0
         except (ValueError, IndexError):
             return False  # the cursor cannot be read, so the stream is applied anew
+
+    async def drain(self) -> None:
+        """From now on the replica gets no new requests."""
+        await drain(self._run, self._replica)
+
+    async def active_requests(self) -> int:
+        """The replica's requests in flight."""
+        found = await self.ask("HGET", self.keys.active, self._replica)
+        return int(found) if found and is_number(found) else 0
 
     async def residents(self) -> list[Resident]:
         """The keys that the map has as resident in this replica's current incarnation."""

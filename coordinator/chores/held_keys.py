@@ -5,7 +5,7 @@ least recently used first: those of an older incarnation, those that no request 
 which its cache has no room (the engine's own capacity, from /metrics, or MAX_KEYS if that is unknown). If an agent
 does, keys of an older incarnation are trimmed, and records that are not valid any more are swept: all keys when the
 floor has moved or another incarnation has begun, and each WHOLE_PASS_MS; else each SWEEP_EVERY_MS those used since the
-last pass.
+last pass. A replica that is drained, and has no request in flight any more, loses all keys.
 
 Whether any of this is due follows from a few figures of each replica (`due`), not from a look at its keys.
 """
@@ -32,6 +32,8 @@ WHOLE_PASS_MS = 3_600_000
 MAX_KEYS = 200_000
 AHEAD_MS = 1000
 """A last use that lies further in the future was written before Redis' clock went back."""
+_EVER_MS = 10**15
+"""Later than any use: all keys go."""
 _PIECE = 128
 
 
@@ -44,6 +46,8 @@ class Look:
     """The last use of the key that was used least recently; 0 if there is no key."""
     newest_ms: float
     owned_tokens: int
+    active: int = 0
+    """Requests in flight."""
 
 
 @dataclass(slots=True)
@@ -131,6 +135,8 @@ def due(
         chore.before_ms, chore.to_capacity = stale_before_ms(record, state), True
         limit = record.capacity_tokens
         chore.trims = look.owned_tokens > limit if limit else look.count > MAX_KEYS
+    if record.state == "draining" and not look.active:
+        chore.before_ms = _EVER_MS
     chore.trims = look.count > 0 and (chore.trims or look.oldest_ms < chore.before_ms)
     chore.is_urgent = chore.is_urgent or chore.rewinds or chore.trims
     return chore, sweep
@@ -160,8 +166,8 @@ async def look_at(pool: Pool, replicas: Sequence[str]) -> list[Look]:
     """What decides about the chores of these replicas. Raises StoreError."""
     told = await pool.run("look", replicas=replicas)
     return [
-        Look(int(count), float(oldest or 0), float(newest or 0), int(owned) if is_number(owned) else 0)
-        for count, oldest, newest, owned in zip(told[::4], told[1::4], told[2::4], told[3::4], strict=True)
+        Look(int(count), float(oldest or 0), float(newest or 0), int(owned) if is_number(owned) else 0, int(active))
+        for count, oldest, newest, owned, active in zip(*(told[at::5] for at in range(5)), strict=True)
     ]
 
 

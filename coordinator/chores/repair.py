@@ -20,8 +20,20 @@ _log = structlog.get_logger("kvgate.repair")
 
 KEYS = (
     *("replicas", "active", "backlog_tokens", "owned_tokens", "gateways", "breakers", "agents", "engines", "leases"),
-    *("asks", "reports", "entries", "cursors", "tiers", "turn", "unreadable", "reaped", "progress", "forgotten"),
-    *("rates", "waiting", "paces", "fair", "tenants", "budgets"),
+    *(
+        "asks",
+        "reports",
+        "entries",
+        "cursors",
+        "tiers",
+        "turn",
+        "unreadable",
+        "reaped",
+        "progress",
+        "forgotten",
+        "draining",
+    ),
+    *("rates", "waiting", "waiting_tokens", "holds", "paces", "fair", "tenants", "budgets"),
     *("flight", "own", "held", "events", "measured", "bound"),
 )
 """The names under which unreadable records are counted."""

@@ -9,7 +9,7 @@
 --
 -- KEYS
 --   hash    gateways, leases, replicas, breakers, agents, reaped, view, waiting, seats:<gateway>
---   hash    charges:<gateway>, tenants, budgets:<gateway>
+--   hash    charges:<gateway>, tenants, budgets:<gateway>, holds
 --   list    grants:<gateway>, heard:<gateway>
 --   zset    view_changes
 -- ARGV
@@ -18,6 +18,7 @@
 --   flag    leaving: the gateway gives its leases up
 --   flag    does_chores: false for a coordinator that stands alone, which cannot check replicas' health
 --   text    version: what the last answer said; "" asks for everything
+--   text    held: how many requests this gateway holds until a replica is ready, and their prompts' tokens; "": none
 --   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
 -- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
 -- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
@@ -243,6 +244,11 @@ if known_epoch == epoch then
     end
     redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
   end
+end
+if held ~= '' and not leaving then
+  write('HSET', holds_key, gateway, held)
+else
+  redis.pcall('HDEL', holds_key, gateway)
 end
 redis.call('HSET', leases_key, 'tick', now_text)
 

@@ -1,11 +1,11 @@
 -- Changes a replica's state, unless the process that found it hanging, or working again, comes too late.
 --
 -- KEYS
---   hash    replicas, waiting
+--   hash    replicas, waiting, draining
 -- ARGV
 --   text    replica, incarnation
 --   text    before: the state that it was seen in
---   text    after: its state from now on
+--   text    after: its state from now on. A replica that is drained is not ready again.
 -- Returns 1, or 0 if the replica has another incarnation or another state by now.
 
 -- include time
@@ -16,7 +16,9 @@ local current, state, rest = string.match(record, '^(%S+) (%S+) (.+)$')
 if current ~= incarnation or state ~= before then
   return 0
 end
-redis.call('HSET', replicas_key, replica, table.concat({ incarnation, after, rest }, ' '))
+local is_drained = string.match(field_of(draining_key, replica) or '', '^%S+') == incarnation
+local state_now = after == 'ready' and is_drained and 'draining' or after
+redis.call('HSET', replicas_key, replica, table.concat({ incarnation, state_now, rest }, ' '))
 stand(base_of(replicas_key), replica, now_ms(), math.huge)
 if redis.call('EXISTS', waiting_key) == 1 then
 -- include grants

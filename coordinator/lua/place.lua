@@ -265,29 +265,12 @@ elseif best_depth > 0 then
   why = matched == best_depth and 'hit' or (matched > 0 and 'partial_hit' or 'rebalanced')
 end
 
-if explain then
-  local listed = {}
-  for i = 1, #names do
-    listed[i] = {
-      replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
-      owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
-      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = fleet.terms.charged[i],
-      displaced_tokens = fleet.terms.displaced[i], load_tokens = fleet.terms.load[i], cost = fleet.cost[i],
-      cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
-      guarded = fleet.active[i] >= limit,
-    }
-  end
-  return { 'ok', cjson.encode({
-    policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
-    prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, must_wait = must_wait,
-    replicas = listed,
-  }) }
-end
-
 local loaded = math.max(0, stored_tokens - matched_tokens) * fleet.store_credit[chosen]
 local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded))
 
--- Takes a seat, or is charged if others wait. A function, because Lua allows 200 local names in one.
+-- Takes a seat, or is charged if others wait. A function, because Lua allows 200 local names in one. With `explain` it
+-- returns why the request would wait (nil if it would not), and for how long.
+local waits
 if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting_key) == 1) then
   local function take_turn()
 -- include grants
@@ -295,7 +278,17 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
     band = tonumber(band)
-    if not must_wait and not somebody_waits(base, band, queue, replica, tenant) then
+    local is_behind = not must_wait and somebody_waits(base, band, queue, replica, tenant)
+    if explain and (must_wait or is_behind) then
+      local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)
+      return {
+        why = is_blocked and 'concurrency' or (is_behind and 'others_wait' or 'no_room'), refusal = refusal,
+        ahead = ahead, expected_ms = expected_ms,
+      }
+    elseif explain then
+      return nil
+    end
+    if not must_wait and not is_behind then
       charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens))
       return nil
     end
@@ -306,8 +299,8 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       return { refusal, now, expected_ms }
     end
     take_seat(base, gateway, reservation, {
-      band = band, tenant = tenant, weight = weight, output_tokens = output_tokens, since_ms = since_ms, queue = queue,
-      starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
+      band = band, tenant = tenant, weight = weight, tokens = uncached, output_tokens = output_tokens, queue = queue,
+      since_ms = since_ms, starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
     }, now)
     if asked then
       budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, false)
@@ -320,9 +313,30 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     return { 'wait', since_ms, expected_ms }
   end
   local answer = take_turn()
-  if answer then
+  if answer and not explain then
     return answer
   end
+  waits = answer
+end
+
+if explain then
+  local listed, rates = {}, redis.pcall('HMGET', rates_key, unpack(names))
+  for i = 1, #names do
+    listed[i] = {
+      replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
+      owned_tokens = fleet.owned[i], capacity_tokens = fleet.capacity[i], matched_keys = depth[names[i]] or 0,
+      matched_tokens = fleet.matched[i], credit_tokens = fleet.credit[i], charged_tokens = fleet.terms.charged[i],
+      displaced_tokens = fleet.terms.displaced[i], load_tokens = fleet.terms.load[i], cost = fleet.cost[i],
+      cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
+      guarded = fleet.active[i] >= limit,
+      has_room = room_share == 0 or has_room(fleet.active[i], fleet.backlog[i], rates[i], room_share),
+    }
+  end
+  return { 'ok', cjson.encode({
+    policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
+    prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, must_wait = waits ~= nil,
+    waits = waits, limits = asked and budget.left(tenants_key, asked, now), replicas = listed,
+  }) }
 end
 
 -- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists.

@@ -5,7 +5,7 @@
 --
 -- KEYS
 --   hash    gateways, flight:<gateway>, replicas, active, backlog_tokens, reaped, waiting
---   hash    seats:<gateway>, charges:<gateway>, tenants, budgets:<gateway>
+--   hash    seats:<gateway>, charges:<gateway>, tenants, budgets:<gateway>, holds
 --   list    grants:<gateway>, heard:<gateway>
 -- ARGV
 --   text    gateway
@@ -47,6 +47,7 @@ end
 local left = #ids - count + math.max(0, #seats - (at_most - count))
 if left == 0 then
   redis.call('HDEL', gateways_key, gateway)
+  redis.pcall('HDEL', holds_key, gateway)
   redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
 else
   redis.call('HSET', gateways_key, gateway, '0 ' .. until_text)

@@ -4,10 +4,10 @@
 -- event stream is void (see apply).
 --
 -- KEYS
---   hash    replicas, active, backlog_tokens, owned_tokens, breakers, waiting
+--   hash    replicas, active, backlog_tokens, owned_tokens, breakers, waiting, draining
 -- ARGV
 --   text    replica, incarnation
---   text    state: "ready" | "dead"
+--   text    state: "ready" | "dead" | "hung" | "draining". A replica that is drained in this incarnation is not ready.
 --   text    capacity_tokens: 0 if unknown
 --   text    url
 --   flag    only_if_absent: write only if there is no record, or one of an earlier incarnation: a gateway that returns
@@ -41,6 +41,14 @@ if current ~= incarnation then
   redis.call('HSET', backlog_tokens_key, replica, 0)
   redis.call('HSET', owned_tokens_key, replica, 0)
   redis.call('HDEL', breakers_key, replica)
+end
+local drained = string.match(field_of(draining_key, replica) or '', '^%S+')
+if state == 'draining' and drained ~= incarnation then -- the store has lost it
+  write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now_ms()))
+elseif state == 'ready' and drained == incarnation then
+  state = 'draining'
+elseif drained and drained ~= incarnation then
+  redis.call('HDEL', draining_key, replica)
 end
 local wanted = table.concat({ incarnation, state, capacity_tokens, since_ms, floor, url }, ' ')
 if record == wanted then

@@ -4,8 +4,9 @@
 -- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
 -- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
 -- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
--- The script makes the names of reaped, progress, forgotten, rates, waiting, paces, fair, flight:<gateway>,
--- budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its KEYS.
+-- The script makes the names of reaped, progress, forgotten, draining, rates, waiting, waiting_tokens, paces, fair, holds,
+-- flight:<gateway>, budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its
+-- KEYS.
 --
 -- KEYS
 --   hash    replicas, active, backlog_tokens, owned_tokens, gateways, breakers, agents, engines, leases, asks, reports
@@ -204,11 +205,15 @@ end)
 add_part(asks_key, 'asks', function(text) return string.find(text, '^%l+$') end)
 add_part(reports_key, 'reports', is_time)
 add_part(base .. 'forgotten', 'forgotten', is_time)
+add_part(base .. 'draining', 'draining', is_lease)
 add_part(tiers_key, 'tiers', function(text) return string.find(text, '^[%d.e?-]+ [%d.e?-]+$') end)
 
 -- What waits. Gateways put their seats back into lines that are lost.
 add_part(base .. 'rates', 'rates', is_number)
-add_part(base .. 'waiting', 'waiting', function(text, field) return is_number(text) and string.find(field, '^%d+ %S+$') end)
+for _, kind in ipairs({ 'waiting', 'waiting_tokens' }) do
+  add_part(base .. kind, kind, function(text, field) return is_number(text) and string.find(field, '^%d+ %S+$') end)
+end
+add_part(base .. 'holds', 'holds', record_of('^(%d+) (%d+)$'))
 add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+ %d+$') end)
 add_part(base .. 'fair', 'fair', function(text) return #text < 64 and string.find(text, '^[%d.]+$') end)
 

@@ -22,6 +22,7 @@ from typing import Any
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.claims import Claims
+from coordinator.pool.demand import Held
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
@@ -78,6 +79,9 @@ def _stated(one: Reservation) -> tuple[str, str, str, int, str, str]:
 class Pool:
     """The store's client for one pool."""
 
+    on_news: Callable[[], None] | None = None
+    """Called when a heartbeat has told something new of the pool's replicas."""
+
     def __init__(
         self,
         name: str,
@@ -106,6 +110,7 @@ class Pool:
         self.claims = Claims(self.keys, self.tell, self.run, self.read)
         decided = self._accept, self._undo_placement, self._is_asked, self._forget_reservation
         self.seats = Seats(self.keys, gateway, connect, self.tell, *decided)
+        self.held = Held()
         self.is_paused = False
         """Whether placements fail at once, though there is a connection: see StoreConnection."""
         self.unreadable: Counter[str] = Counter()
@@ -130,6 +135,10 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}, epoch {self._epoch}, {len(self.live)} live, {len(self._placing)} placing>"
+
+    def redis_ms(self, at_s: float) -> int:
+        """Redis' time at a moment of this process' monotonic clock; 0 if it is not known."""
+        return self._clock.time_ms(at_s)
 
     @property
     def is_worker(self) -> bool:
@@ -495,6 +504,7 @@ class Pool:
             leaving=leaving,
             does_chores=self.does_chores,
             version=self._version,
+            held=self.held.text,
             has_written=has_written,
         )
         state = parse_pool_state(reply, self.state)
@@ -503,11 +513,14 @@ class Pool:
             self.reassert()
         elif not leaving:
             self.records = still_known(self.records, self.state, state)
+        has_news = state.version != self._version
         self.state, self._version = state, state.version
         self.seats.use_subsets(self.subsets)
         self.seats.check(self.read)
         self.claims.withdraw_unconfirmed(state)
         self.prefills.end_finished_backlogs(state)
+        if has_news and self.on_news is not None:
+            self.on_news()
         return state
 
     async def read_figures(self) -> None:

@@ -24,7 +24,8 @@ from gateway.routing.router import Router
 class Explainer:
     """Answers explain requests."""
 
-    def __init__(self, reader: Reader, router: Router, fleet: Fleet, responses: StoredResponses) -> None:
+    def __init__(self, reader: Reader, router: Router, fleet: Fleet, responses: StoredResponses, hold_s: float) -> None:
+        self._hold_s = hold_s
         self._responses = responses
         self._reader = reader
         self._router = router
@@ -47,6 +48,9 @@ class Explainer:
             "prompt_tokens": job.prompt_tokens,
         }
         request = self._router.request(job, pool, (), "")
+        if not job.served.replicas:
+            held = {"policy": job.policy, "why": "held", "hold_s": self._hold_s}
+            return answer | {"chain": _chain(job.prompt, job.tokens, []), "replicas": [], "choice": held}
         if not request.serving:
             reason = "in the registry, the ids of its replicas belong to other engines"
             return answer | _fallback(job, reason, self._router.unshared_order(job))

@@ -1,4 +1,5 @@
-"""The routes that the gateway answers itself: health, readiness, version, metrics, models, explain."""
+"""The routes that the gateway answers itself: health, readiness, version, metrics, models, explain, and those of
+operators: replicas, demand, queue."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from gateway import __version__
 from gateway.control.explain import Explainer
+from gateway.control.operations import Operations
 from gateway.control.status import Status
 from gateway.deadlines import Deadlines
 from gateway.errors import ApiError
@@ -32,6 +34,7 @@ def build_control(
     keyring: Keyring,
     admission: Admission,
     explainer: Explainer,
+    operations: Operations,
     metrics: Metrics,
     body_s: float,
 ) -> FastAPI:
@@ -42,6 +45,7 @@ def build_control(
     _add_probes(app, status, metrics)
     _add_models(app, fleet, keyring)
     _add_explain(app, keyring, admission, explainer, body_s)
+    _add_operations(app, keyring, operations)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     return app
@@ -101,6 +105,42 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
             return Response(status_code=400)
         finally:
             slot.release()
+
+
+def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> None:
+    def check(request: Request) -> None:
+        if not keyring.identify(dict(request.headers)).is_admin:
+            raise ApiError(403, "admin_key_required", f"{request.url.path}: it needs an admin key.")
+
+    @app.api_route("/v1/demand", methods=_GET_OR_HEAD)
+    async def demand(request: Request, model: str | None = None) -> Response:
+        check(request)
+        return _json(200, await operations.demand(model))
+
+    @app.api_route("/v1/queue", methods=_GET_OR_HEAD)
+    async def queue(request: Request) -> Response:
+        check(request)
+        return _json(200, await operations.queue())
+
+    @app.api_route("/v1/replicas", methods=_GET_OR_HEAD)
+    async def replicas(request: Request) -> Response:
+        check(request)
+        return _json(200, {"replicas": await operations.replicas()})
+
+    @app.api_route("/v1/replicas/{name}", methods=_GET_OR_HEAD)
+    async def replica(request: Request, name: str) -> Response:
+        check(request)
+        return _json(200, await operations.replica(name))
+
+    @app.post("/v1/replicas/{name}/drain")
+    async def drain(request: Request, name: str) -> Response:
+        check(request)
+        return _json(200, await operations.drain(name, is_over=False))
+
+    @app.post("/v1/replicas/{name}/undrain")
+    async def undrain(request: Request, name: str) -> Response:
+        check(request)
+        return _json(200, await operations.drain(name, is_over=True))
 
 
 async def _api_error(_: Request, error: ApiError) -> Response:

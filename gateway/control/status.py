@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.chores.repair import KEYS
 from coordinator.errors import StoreError
+from coordinator.pool.demand import read_demand
 from coordinator.redis.time_limit import answered
 from coordinator.store import Store
 from coordinator.watch.watcher import Watcher
@@ -45,6 +46,9 @@ class Status:
             "python": {"version": platform.python_version(), "is_optimised": interpreter.is_optimised()},
         }
         """Should be the same for all gateways of a cluster. The settings are a digest of each section."""
+        self._hold_s = settings.queue.hold_s
+        self._prefill_tokens_per_s = settings.queue.prefill_tokens_per_s
+        self._slots = settings.policy.max_active_requests
         self._admission = admission
         self._store = store
         self._fleet = fleet
@@ -60,7 +64,8 @@ class Status:
         reasons = []
         if self.is_draining:
             reasons.append("this gateway is shutting down")
-        if not ready and (store_up or not self._fleet.served):
+        is_holding = bool(self._hold_s and self._fleet.known)  # clients must reach it, so that replicas are started
+        if not ready and not is_holding and (store_up or not self._fleet.served):
             reasons += [f"replica {name}: {problem}" for name, problem in self._fleet.problems().items()]
             reasons += [f"{source}: {problem}" for source, problem in self._discovery.problems().items() if problem]
             reasons = reasons or ["no replica is known: configure `replicas` or `discovery`"]
@@ -91,6 +96,18 @@ class Status:
         with suppress(StoreError):
             await answered(asyncio.gather(*reads), _FIGURES_S)
         self._set_gauges()
+        with suppress(StoreError):
+            await answered(self._set_demand(), _FIGURES_S)
+
+    async def _set_demand(self) -> None:
+        """The demand of the pools whose chores this gateway does: so each pool's is exposed once."""
+        for gauge in self._metrics.demand.values():
+            gauge.clear()
+        for name in self._store.pool_names():
+            pool = self._store.pool(name)
+            if pool.is_worker:
+                demand = await read_demand(pool.run, self._prefill_tokens_per_s)
+                self._metrics.set_demand(name, demand, self._slots)
 
     def _set_gauges(self) -> None:
         metrics = self._metrics
@@ -103,7 +120,8 @@ class Status:
             metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
         metrics.chores_lag_s.clear()
         for name in self._store.pool_names():
-            metrics.queue_waiting.labels(name).set(len(self._store.pool(name).seats))
+            waiting = self._store.pool(name)
+            metrics.queue_waiting.labels(name).set(len(waiting.seats) + waiting.held.requests)
         for name in self._store.pool_names():
             metrics.misplaced_replicas.inc(name, by=self._store.pool(name).subsets.take_misplaced())
             if (lag_s := self._store.pool(name).chores_lag_s) is not None:

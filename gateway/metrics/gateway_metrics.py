@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from coordinator.chores.applier import Applied
+from coordinator.pool.demand import Demand
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
 
 # Each bound is at most twice the one before, mostly less, because quantiles are interpolated between bounds.
@@ -19,6 +20,16 @@ _ENGINE = {
     "kv_usage": ("kv_cache_usage_ratio", "Share of the engine's KV cache that running requests hold."),
     "prefix_queries_tokens": ("prefix_cache_queries_tokens", "Tokens that the engine looked up in its prefix cache."),
     "prefix_hits_tokens": ("prefix_cache_hits_tokens", "Tokens that the engine found in its prefix cache."),
+}
+_DEMAND = {
+    "waiting_requests": "Requests of all gateways that wait for room or for a replica.",
+    "waiting_tokens": "Prompt tokens that waiting requests have to compute, as estimated when they came.",
+    "running_requests": "Requests of all gateways that are in flight on replicas: slots in use.",
+    "running_tokens": "Prompt tokens of running requests that are not computed yet.",
+    "work_seconds": "How long the ready replicas need for the prompts that run and wait.",
+    "oldest_wait_seconds": "How long the request has waited for room that has waited longest.",
+    "slots": "Requests that the ready replicas may serve at once, if policy.max_active_requests is set.",
+    "ready_replicas": "Replicas that are ready and not drained.",
 }
 _LAG_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 _LOOP_LAG_S = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -121,6 +132,26 @@ class Metrics:
             ("reason",),
             registry,
         )
+
+        self.demand = {
+            name: Gauge(f"kvgate_demand_{name}", text, ("pool",), registry=registry) for name, text in _DEMAND.items()
+        }
+
+    def set_demand(self, pool: str, demand: Demand, slots: int | None) -> None:
+        """A pool's demand. `slots` are the requests that a replica may have; None: any number."""
+        figures = {
+            "waiting_requests": demand.waiting_requests,
+            "waiting_tokens": demand.waiting_tokens,
+            "running_requests": demand.running_requests,
+            "running_tokens": demand.running_tokens,
+            "work_seconds": demand.work_s,
+            "oldest_wait_seconds": demand.oldest_wait_s,
+            "slots": slots * demand.ready_replicas if slots else None,
+            "ready_replicas": demand.ready_replicas,
+        }
+        for name, figure in figures.items():
+            if figure is not None:
+                self.demand[name].labels(pool).set(figure)
 
     def _add_tokens(self, registry: CollectorRegistry) -> None:
         self.prompt_tokens = FastCounter(

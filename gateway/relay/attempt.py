@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import orjson
@@ -24,7 +25,9 @@ from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission
 from gateway.request.reader import Job, no_replica
 from gateway.request.reading.document import with_fields
+from gateway.routing.holds import Holds
 from gateway.routing.router import Router
+from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.upstream import Answer, Buffer, Upstream, UpstreamError
@@ -46,11 +49,16 @@ class Attempts:
         metrics: Metrics,
         admission: Admission,
         moves: Moves,
+        holds: Holds,
+        tenants: Tenants,
     ) -> None:
         self._moves = moves
+        self._holds = holds
+        self._tenants = tenants
         self._admission = admission
         self._timeouts = settings.timeouts
         self._max_attempts = settings.retries.max_attempts
+        self._keep_alive_s = settings.queue.keep_alive_s
         self._budget = RetryBudget(settings.retries)
         self._dp_ranks = {r.id: str(r.dp_rank) for r in settings.replicas if r.dp_rank is not None}
         self._deadlines = Deadlines()
@@ -77,7 +85,7 @@ class Attempts:
         held = HeldBytes(self._admission)
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
-                ticket = await self._router.place(job, self._tried(job, tickets), tickets[-1] if tickets else None)
+                ticket = await self._place(job, tickets, reply)
                 if ticket is None:
                     break
                 if failures:
@@ -96,6 +104,14 @@ class Attempts:
         if not self._is_uncompared(job, failures):
             self._count(tickets, failures, was_answered=False)
         self._give_up(job, tickets, failures, reply)
+
+    async def _place(self, job: Job, tickets: list[Ticket], reply: Reply) -> Ticket | None:
+        """The next attempt's place. It may have to wait for it."""
+        keep_alive_s = self._keep_alive_s if job.stream else 0
+        with reply.kept_alive(keep_alive_s) if keep_alive_s else nullcontext():
+            if not tickets:
+                await self._holds.until_ready(job)
+            return await self._router.place(job, self._tried(job, tickets), tickets[-1] if tickets else None)
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether to ask another replica."""
@@ -200,8 +216,12 @@ class Attempts:
             raise ApiError(502, "stream_broken", message) from broken
 
     def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
-        rank = self._dp_ranks.get(ticket.replica)
-        return job.headers if rank is None else {**job.headers, "x-data-parallel-rank": rank}
+        headers = {}
+        if (rank := self._dp_ranks.get(ticket.replica)) is not None:
+            headers["x-data-parallel-rank"] = rank
+        if job.endpoint.takes_priority and (priority := self._tenants.engine_priority(job.caller.tenant)):
+            headers["x-vllm-priority"] = str(priority)
+        return {**job.headers, **headers} if headers else job.headers
 
     def _doubted(self, ticket: Ticket, failure: Failure) -> Failure:
         """Marks a replica that may have died. Without an answer the fault is the replica's, so its breaker counts it.

@@ -139,7 +139,7 @@ class Moves:
     def _check_all(self, now_s: float) -> None:
         for name in self._store.pool_names():
             pool = self._store.pool(name)
-            states = {record.replica: record.state for record in pool.records.values()}
+            states = {name: "ready" if record.is_serving else record.state for name, record in pool.records.items()}
             self._registry_deaths.setdefault(name, PoolDeaths()).observe(states, now_s)
             seen = {each.id: "ready" if each.alive else "dead" for each in self._fleet.targets if each.pool == name}
             self._local_deaths.setdefault(name, PoolDeaths()).observe(seen, now_s)
@@ -169,7 +169,7 @@ class Moves:
             self._hangs.forget(replica)
             return
         self._health_checks.check_silent(member)
-        if record.state == "ready" and member.is_answering:  # an unreachable replica cannot show progress
+        if record.is_serving and member.is_answering:  # an unreachable replica cannot show progress
             self._hangs.check(member, record)
         if reason := self._gone_reason(member, record):
             self._schedule(replica, reason, [each for each in self.waiting[replica] if each.member is member])
@@ -217,9 +217,9 @@ class Moves:
         """Why attempts should leave this replica: dead, hung or unreachable, as the top of this file tells. Empty if it
         serves, or if it died together with many others."""
         is_agreed = record.state == "hung" or not member.is_answering
-        if record.state != "ready" and is_agreed and member.id in self._registry_deaths[member.pool].died_alone:
+        if not record.is_serving and is_agreed and member.id in self._registry_deaths[member.pool].died_alone:
             return record.state
-        if record.state == "ready" and not member.alive and member.id in self._local_deaths[member.pool].died_alone:
+        if record.is_serving and not member.alive and member.id in self._local_deaths[member.pool].died_alone:
             return "unreachable"
         return ""
 

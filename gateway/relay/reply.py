@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import orjson
 
 from gateway.endpoints import Api
 from gateway.errors import ApiError
@@ -34,6 +37,9 @@ _NOT_PASSED = frozenset(
 )
 _MAX_ID_CHARS = 128
 # Without these headers, nginx and other proxies collect tokens and deliver many at once.
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+_STILL_WAITING = b": waiting\n\n"
+"""A comment, which every reader of server-sent events ignores."""
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -78,23 +84,48 @@ class Reply:
     def has_started(self) -> bool:
         return self._exchange.has_started
 
+    @contextmanager
+    def kept_alive(self, every_s: float) -> Iterator[None]:
+        """Inside the context, a stream that has not begun gets a comment each `every_s`, so that nobody takes its
+        connection for dead. The first one begins the answer, so its status is 200 whatever comes."""
+        loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+
+        def comment() -> None:
+            self._begin_events([*_STREAM, *_UNBUFFERED])
+            self._exchange.write(_STILL_WAITING)
+            timers[:] = [loop.call_later(every_s, comment)]
+
+        timers.append(loop.call_later(every_s, comment))
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+    def _begin_events(self, headers: RawHeaders) -> None:
+        """Begins a stream of events, unless a comment has begun it."""
+        if not self._has_events:
+            self._has_events, self.status = True, 200
+            self._exchange.start(200, [*headers, *self._own_headers()])
+
     def whole(self, status: int, upstream_headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Sends an answer in one piece."""
+        if self._has_events:
+            self.refuse(_as_error(status, body))
+            return
         self.status = status
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
         """Begins a stream of events."""
         self.first_byte_s = time.perf_counter() - self._started
-        self.status = answer.status
-        self._has_events = True
         headers = passed_headers(answer)
         given = {name for name, _ in headers}
-        added = [header for header in _UNBUFFERED if header[0] not in given]
-        self._exchange.start(answer.status, [*headers, *added, *self._own_headers()])
+        self._begin_events([*headers, *(header for header in _UNBUFFERED if header[0] not in given)])
 
     def start_body(self, answer: Answer, length_bytes: int | None) -> None:
         """Begins an answer that is no stream of events. `length_bytes` is None if the length is not known."""
+        if self._has_events:
+            raise _as_error(answer.status, b"")
         self.status = answer.status
         self._exchange.start(answer.status, [*passed_headers(answer), *self._own_headers()], length_bytes)
 
@@ -138,6 +169,15 @@ class Reply:
         request_id = self.request_id.encode()
         own = [(b"x-request-id", request_id), *self.receipt]
         return [(b"request-id", request_id), *own] if self._api == "anthropic" else own
+
+
+def _as_error(status: int, body: bytes) -> ApiError:
+    """A replica's answer that is no stream of events, for a stream that comments have begun."""
+    try:
+        error = orjson.loads(body)["error"]
+        return ApiError(status, str(error.get("code") or "replica_error"), str(error["message"]), error.get("param"))
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return ApiError(502, "replica_error", f"The replica answered {status}, and no stream of events.")
 
 
 def request_id(headers: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from gateway.upstream import Upstream
 
 _PROBLEMS = {
     "hung": "it has work, and shows no progress",
+    "draining": "it is drained: it gets no new requests until `kvgate undrain`, or until it restarts",
     "dead": "it answers this gateway, but not the gateway that checks the pool's replicas",
 }
 _LIVES = re.compile(r"life-(\d{1,15})")
@@ -95,6 +96,10 @@ class Fleet:
         """Set when the targets have changed, so that the health checks run at once."""
         self.id_conflicts: dict[str, str] = {}
         """Replica → what is wrong, if its id belongs to another engine in the registry; else empty."""
+        self.known: dict[str, ServedModel] = {}
+        """Models that requests may name although no replica serves them: see known_models.py."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when replicas have come, gone or changed their models."""
         self._targets: dict[str, None] = {}
         """The ids of the replicas that get requests, in order."""
         self._store = store
@@ -135,8 +140,8 @@ class Fleet:
         return {member.id: "alive" if member.alive else member.problem for member in self.members.values()}
 
     def resolve(self, model: str) -> ServedModel | None:
-        """The model that a client's request names; None if no replica serves it."""
-        return self.served.get(model)
+        """The model that a client's request names; None if it is not known."""
+        return self.served.get(model) or self.known.get(model)
 
     @property
     def served(self) -> dict[str, ServedModel]:
@@ -172,11 +177,15 @@ class Fleet:
         return [name for name in self._targets if self.is_ready(name)]
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """The model cards of all ready replicas, each id once, sorted by id."""
+        """The model cards of all ready replicas and of known models, each id once, sorted by id."""
         union: dict[str, dict[str, Any]] = {}
         for name in self.ready_replicas():
             for card in self.members[name].cards:
                 union.setdefault(card.id, card.document)
+        for name, known in self.known.items():
+            if name not in union:
+                parent = known.root_model if known.adapter is not None else None
+                union[name] = {"id": name, "object": "model", "root": known.root_model, "parent": parent}
         return [union[name] for name in sorted(union)]
 
     def problems(self) -> dict[str, str]:
@@ -203,6 +212,7 @@ class Fleet:
     def update_served(self) -> None:
         """Update the served models after a change of the targets, their model cards or their identity."""
         self._served = None
+        self.on_change()
 
 
 def served_by(members: Iterable[Member]) -> dict[str, ServedModel]:

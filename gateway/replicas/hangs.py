@@ -126,7 +126,7 @@ class HangDetector:
     def forget(self, replica: str) -> None:
         """The replica works, or has no work from this gateway: stop measuring it, unless it is hung."""
         timer = self._timers.get(replica)
-        if timer is not None and timer.state == "ready":
+        if timer is not None and timer.state != "hung":
             del self._timers[replica]
 
     def forget_all_but(self, replicas: Collection[str]) -> None:
@@ -154,10 +154,10 @@ class HangDetector:
             return
         stalled_s = timer.stalled_s(progress, time.monotonic(), self._patience_s)
         pool = self._store.pool(member.pool)
-        if timer.state == "ready" and stalled_s >= self._hang_s and member.is_answering:
+        if timer.state != "hung" and stalled_s >= self._hang_s and member.is_answering:
             hint = "it has work, and shows no progress"
             _log.warning("hangs", replica=member.id, still_s=round(stalled_s), hint=hint)
-            pool.change_state(member.id, timer.incarnation, "ready", "hung")
+            pool.change_state(member.id, timer.incarnation, timer.state, "hung")
             del self._timers[member.id]
         elif timer.state == "hung" and (timer.has_progressed or stalled_s >= _RETRIED_AFTER * self._hang_s):
             _log.info("hangs no more" if timer.has_progressed else "may hang no more", replica=member.id)

@@ -34,6 +34,8 @@ _SEARCH_ROUNDS = 240
 _DISCOVER_ROUNDS, _DISCOVERED_PER_ROUND = 5, 40
 """Once in 5 rounds, a replica's models and metrics are read too, and gateways that are not the worker check it as well.
 In a fleet of more than 200 it is less often: a gateway makes 40 such checks in a round."""
+_KEPT_STATES = ("hung", "draining")
+"""States that a good /health does not end."""
 _PATIENCE_S = 6.0
 """Longer than any lease in the store. After a restart or a move, the record and the replica disagree for less than this
 time."""
@@ -206,8 +208,8 @@ class HealthChecks:
         pool = self._store.pool(member.pool)
         known = pool.records.get(member.id)
         state, incarnation = "ready" if member.alive else "dead", member.incarnation(known)
-        if member.alive and known is not None and (known.state, known.incarnation) == ("hung", incarnation):
-            state = "hung"  # a good /health does not prove that it works
+        if member.alive and known is not None and known.incarnation == incarnation and known.state in _KEPT_STATES:
+            state = known.state
         if not self._fleet.is_target(member.id):
             if known is None:
                 return  # forgotten
@@ -226,6 +228,8 @@ class HealthChecks:
             )
         if known == wanted:
             return
+        if state == "draining":  # the script knows whether it still is
+            wanted = replace(wanted, state="ready")
         if pool.is_worker or not self._store.is_connected(member.pool):
             pool.register(wanted)
         elif known is None or known.incarnation != wanted.incarnation:

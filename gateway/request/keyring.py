@@ -23,6 +23,8 @@ class Caller:
     """Whether it gets x-kvgate-* headers and may use explain. Both show one tenant what another sent."""
     key: str = ""
     """The name of its API key; empty if no keys are configured."""
+    is_admin: bool = False
+    """Whether it may operate the cluster."""
 
 
 class Keyring:
@@ -30,7 +32,7 @@ class Keyring:
 
     def __init__(self, security: SecuritySettings) -> None:
         self._keys = [(bytes.fromhex(key.sha256), key) for key in security.api_keys]
-        self._anyone = Caller(None, True)
+        self._anyone = Caller(None, True, is_admin=True)
         self._expose_decisions = security.expose_decisions
         secret = security.cache_salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else b""
@@ -52,7 +54,7 @@ class Keyring:
                 found = key
         if found is None:
             raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
-        return Caller(found.tenant, found.admin or self._expose_decisions, found.name)
+        return Caller(found.tenant, found.admin or self._expose_decisions, found.name, found.admin)
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
         """The cache salt for the engine. Each tenant has its own, so that no tenant can probe another's cache.

@@ -84,6 +84,8 @@ class Job:
     pinned: str = ""
     """The only replica that can serve the request; empty if any can."""
     previous_response_id: str = ""
+    held_since_s: float = 0.0
+    """Since when it has waited for a ready replica (monotonic clock); 0 if it had not to."""
     response_noted: bool = False
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""

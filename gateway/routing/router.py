@@ -56,7 +56,9 @@ class Router:
         not wait, or has waited too long."""
         started = time.perf_counter()
         pool = self.pool(job)
-        release, since_ms = (last.request.reservation, last.request.standing.since_ms) if last is not None else ("", 0)
+        release, since_ms = "", pool.redis_ms(job.held_since_s) if job.held_since_s else 0
+        if last is not None:
+            release, since_ms = last.request.reservation, last.request.standing.since_ms
         request = self.request(job, pool, tried, release, since_ms)
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
@@ -176,7 +178,7 @@ class Router:
         order = rendezvous_order(
             shared, _affinity(job), lambda name: name in records and records[name].state == "ready"
         )
-        return [replica for replica in order if replica in records]
+        return [replica for replica in order if replica in records and records[replica].state != "draining"]
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""

@@ -75,6 +75,17 @@ class Tenants:
         charge_tokens = uncached_tokens + round(self._queue.output_weight * output_tokens)
         return Used(charge_tokens, uncached_tokens + output_tokens)
 
+    def engine_priority(self, tenant: str | None) -> int:
+        """vLLM's `priority` of a tenant's requests: 0 for the default band, less for those that go before it."""
+        if not self._queue.engine_priority:
+            return 0
+        return self.band(tenant) - self._bands[self._queue.default_band][0]
+
+    def band(self, tenant: str | None) -> int:
+        """The band of a tenant's requests; 0 goes first."""
+        known = self._tenants.get(tenant or NOBODY)
+        return self._bands[(known.priority if known is not None else None) or self._queue.default_band][0]
+
     def bands(self) -> Sequence[str]:
         """The names of the bands; the first one goes first."""
         return list(self._bands)

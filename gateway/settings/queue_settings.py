@@ -1,4 +1,4 @@
-"""When requests wait for room, for how long, and who goes first."""
+"""When requests wait for room, or for a replica, for how long, and who goes first."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ class BandSettings(Section):
     room_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
 
 
+class KnownModelSettings(Section):
+    """A model that requests may name while no replica serves it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    root: Annotated[str, Field(max_length=200)] = ""
+    is_adapter: bool = False
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> Self:
+        if self.is_adapter and not self.root:
+            raise ValueError("root: an adapter needs it: the base model, as the replicas' vLLM was given it")
+        return self
+
+
 class QueueSettings(Section):
     max_wait_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 10.0
     prefill_tokens_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 8000.0
@@ -31,6 +45,24 @@ class QueueSettings(Section):
         default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch", room_share=0.8)]
     )
     default_band: Slug = "normal"
+    engine_priority: bool = False
+    keep_alive_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0
+    hold_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 0
+    models: list[KnownModelSettings] = Field(default=[])
+
+    @field_validator("models")
+    @classmethod
+    def _models_are_distinct(cls, models: list[KnownModelSettings]) -> list[KnownModelSettings]:
+        names = [model.name for model in models]
+        if len(set(names)) < len(names):
+            raise ValueError("each name must be unique")
+        return models
+
+    @model_validator(mode="after")
+    def _models_are_for_holding(self) -> Self:
+        if self.models and not self.hold_s:
+            raise ValueError("models: are for requests that are held: set hold_s above 0, or leave them out")
+        return self
 
     @model_validator(mode="after")
     def _bands_are_distinct(self) -> Self:

@@ -102,6 +102,7 @@ async def test_explain_lists_every_candidates_cost_with_its_terms(pool: Pool, cl
         "load_tokens": 9 * (128 + 60),
         "cost": listed["r1"]["cost"],
         "guarded": True,
+        "has_room": True,
     }
     # r0 lacks 400 tokens that others share. They are charged at copy_weight times their share of its cache.
     assert listed["r0"]["charged_tokens"] == pytest.approx(600 + 400 * (16 * 400 / 10_000))

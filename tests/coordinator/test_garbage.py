@@ -42,7 +42,7 @@ DIGEST = Subset.of(["r0", "r1"]).digest
 QUEUE = (f"turns:0 {DIGEST}", f"line:0 {DIGEST} -", "grants:gw0", "heard:gw0")
 HASHES = {
     **dict.fromkeys(("replicas", "breakers", "active", "backlog_tokens", "owned_tokens", "agents", "engines"), "r0"),
-    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten"), "r0"),
+    **dict.fromkeys(("asks", "reports", "entries", "cursors", "tiers", "unreadable", "forgotten", "draining"), "r0"),
     "view": "?",
     "gateways": "gw0",
     "leases": "worker",
@@ -50,7 +50,8 @@ HASHES = {
     "bound:0": "@",
     "bound:1": PROMPT[-1],
     **dict.fromkeys(("rates",), "r0"),
-    "waiting": f"0 {DIGEST}",
+    **dict.fromkeys(("waiting", "waiting_tokens"), f"0 {DIGEST}"),
+    "holds": "gw0",
     "seats:gw0": "seat",
     "fair": "0 -",
     "charges:gw0": "a",

@@ -13,6 +13,8 @@ from coordinator.agent.agent_store import AgentStore
 from coordinator.errors import StoreRefused
 from coordinator.keys import WATCHER, PoolKeys
 from coordinator.known_pools import known_pools
+from coordinator.pool.demand import read_demand
+from coordinator.pool.draining import drain
 from coordinator.redis.wire import Operands, Wire
 from coordinator.scripts import NAMES, Script
 from coordinator.store import Store, StoreOptions
@@ -67,6 +69,8 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)
     pool.seats.leave(request("left", []))
+    assert (await drain(pool.run, "r1")).state == "draining"
+    assert (await read_demand(pool.run, 1.0)).draining_replicas == 1
     await drained(pool)
     await eventually(lambda: "recount" in ran)
     chunks = (f"kvchunk@m@01000100@0@{number:064x}" for number in range(1000))

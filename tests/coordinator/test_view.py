@@ -49,6 +49,7 @@ async def told(pool: Pool) -> tuple[int, dict[bytes, bytes]]:
         leaving=False,
         does_chores=True,
         version=pool._version,
+        held="",
         has_written=False,
     )
     return reply[7], dict(zip(reply[8][::2], reply[8][1::2], strict=True))

@@ -14,6 +14,8 @@ from coordinator.chores.reaper import Reaper
 from coordinator.chores.repair import Recount, Repair
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys
+from coordinator.pool.demand import Held, read_demand
+from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Operands, Wire
@@ -112,6 +114,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     placed = Placement("r0", "life1", "url", "cold", 0, 0, 2, False, 0, 11, "", "", 1, "session", False)
     pool.attach(wire, allow_oom=True)
     pool._version = "83-84"
+    pool.held = Held(85, 86)
     pool.adopt(Reservation("adopted", "r0", "life1", 31, "tip", "tenant 32 33"))
     pool.count_adopted()
     pool.reassert()
@@ -132,6 +135,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.seats.close()
     pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
+    await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
     await asyncio.sleep(0)
@@ -161,7 +165,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "leave": ["gw0", "res"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
-    "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", 1],
+    "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],
     "reap": ["gw1", 128],
     "register": ["r0", "life1", "dead", 51, "http://r0", 1],
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
@@ -179,6 +183,8 @@ ARGUMENTS: dict[str, list[Any]] = {
     "watch": ["gw0", 3000, 0],
     "forget": ["r0", "life1"],
     "mark": ["r0", "life1", "ready", "hung"],
+    "drain": ["r0", 1],
+    "demand": [87.5],
     "rewind": ["r0", 1000, 0, 128],
     "tend": [91_000, 92_500],
     "repair": [1, 0, 500, 0, 0],

@@ -36,7 +36,8 @@ local function learn(names, step)
   end
 end
 
--- Tells good, broken and dead replicas apart by their records and breakers.
+-- Tells good, broken and dead replicas apart by their records and breakers. One that is drained is none of these, except
+-- for requests that can go nowhere else.
 local function classify(names)
   local good, broken, dead = {}, {}, {}
   if #names == 0 then
@@ -54,8 +55,9 @@ local function classify(names)
       breaker_of[replica] = breakers[i]
       is_open = open_until > now and open_until <= now + longest_open_ms
     end
-    if life_of_name[replica] then
-      local tier = state_of[replica] ~= 'ready' and dead or (is_open and broken or good)
+    local is_drained = state_of[replica] == 'draining'
+    if life_of_name[replica] and (not is_drained or replica == pinned) then
+      local tier = state_of[replica] ~= 'ready' and not is_drained and dead or (is_open and broken or good)
       tier[#tier + 1] = replica
     end
   end

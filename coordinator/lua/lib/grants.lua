@@ -16,7 +16,7 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
   local epoch = gateway and string.match(field_of(base .. 'gateways', gateway) or '', '^%d+')
   local is_over = not epoch or epoch == '0' or field_of(base .. 'flight:' .. gateway, id)
   if is_over or not seat or seat.tenant ~= tenant or string.format('%d %s', seat.band, seat.queue) ~= name then
-    leave_line(base, name, tenant, member)
+    leave_line(base, name, tenant, member, seat)
     if gateway then
       redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
     end
@@ -37,7 +37,7 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
     will_starve(base, seat.band, now + (tonumber(seat.starve_ms) or 0))
   end
   redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
-  leave_line(base, name, tenant, member)
+  leave_line(base, name, tenant, member, seat)
   local waited_ms = math.max(0, now - (tonumber(seat.since_ms) or now))
   write('RPUSH', base .. 'grants:' .. gateway, cjson.encode({ id, waited_ms, reply }))
   return 'granted'
@@ -52,6 +52,7 @@ local function grant_line(base, name, now, most, heads, tries_parked, takes_all_
     local tenant, tag = next_turn(base, name)
     if not tenant then
       redis.pcall('HDEL', base .. 'waiting', name) -- somebody else wrote there
+      redis.pcall('HDEL', base .. 'waiting_tokens', name)
       break
     end
     if is_parked(tag) and (not tries_parked or tag >= PARKED + now) then

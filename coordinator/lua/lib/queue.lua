@@ -2,9 +2,10 @@
 -- "<digest>/<pinned>" or "<digest>/<pinned>/<tried>": pinned to a replica, without those that failed (with commas).
 -- Inside a queue, requests stand in lines, one for each band and tenant. Bands are numbers; 0 goes first.
 --   waiting                         "<band> <queue>" -> how many seats it has
+--   waiting_tokens                  the same -> prompt tokens that these have to compute, as estimated when they came
 --   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
---                                   "output_tokens", "since_ms", "queue", "starve_ms", "settings", "keys", "argv"}. A
---                                   seat has the name of the reservation that it will be.
+--                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "settings", "keys",
+--                                   "argv"}. A seat has the name of the reservation that it will be.
 --   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
 --                                   have as many requests in flight as they may have
 --   line:<band> <queue> <tenant>    "<gateway> <seat>", by since when it waits (ms)
@@ -113,9 +114,9 @@ local function seats_ahead(base, lines, band, queue, tenant)
   return ahead + own
 end
 
--- Why a request gets no seat (nil if it gets one), and how long it most likely waits, in ms (0 if nothing tells). It can
--- wait for `left_ms`. Seats of bands behind its own take no place away from it. If the tenant has too many requests in
--- flight (`is_blocked`), the pace of the queue tells nothing.
+-- Why a request gets no seat (nil if it gets one), how long it most likely waits, in ms (0 if nothing tells), and how
+-- many seats are ahead. It can wait for `left_ms`. Seats of bands behind its own take no place away from it. If the tenant
+-- has too many requests in flight (`is_blocked`), the pace of the queue tells nothing.
 local function refusal_of(base, band, queue, tenant, left_ms, is_blocked)
   local lines, all, own = waiting_lines(base), 0, 0
   for _, line in ipairs(lines) do
@@ -134,14 +135,20 @@ local function refusal_of(base, band, queue, tenant, left_ms, is_blocked)
   elseif ahead > 0 and expected_ms > left_ms then
     refusal = 'unreachable'
   end
-  return refusal, expected_ms
+  return refusal, expected_ms, ahead
 end
 
--- Counts seats of a line; returns how many it has.
-local function count_seats(base, name, by)
+-- Counts seats of a line, and their tokens; returns how many it has.
+local function count_seats(base, name, by, tokens)
   local seats = sum_of(field_of(base .. 'waiting', name)) + by
   write('HSET', base .. 'waiting', name, string.format('%d', seats))
+  local sum = math.max(0, sum_of(field_of(base .. 'waiting_tokens', name)) + by * tokens)
+  write('HSET', base .. 'waiting_tokens', name, string.format('%d', sum))
   return seats
+end
+
+local function tokens_of(seat)
+  return seat and sum_of(seat.tokens) or 0
 end
 
 -- Puts a seat at the end of its line, or where it stood before.
@@ -149,7 +156,7 @@ local function stand_in_line(base, gateway, id, seat, now)
   local name = string.format('%d %s', seat.band, seat.queue)
   local added = write('ZADD', line_key(base, name, seat.tenant), string.format('%d', seat.since_ms), gateway .. ' ' .. id)
   write('ZADD', base .. 'turns:' .. name, start_tag(base, seat.band, seat.tenant), seat.tenant)
-  if count_seats(base, name, added) ~= 1 then
+  if count_seats(base, name, added, tokens_of(seat)) ~= 1 then
     return
   end
   local is_first = true
@@ -170,14 +177,16 @@ local function take_seat(base, gateway, id, seat, now)
 end
 
 -- Takes the name of a seat off its line. The last one to leave ends the line, the queue, and the accounts of a busy time.
-local function leave_line(base, name, tenant, member)
+-- `seat` is nil if it cannot be read.
+local function leave_line(base, name, tenant, member, seat)
   local line, turns = line_key(base, name, tenant), base .. 'turns:' .. name
-  local left = redis.pcall('ZREM', line, member) == 1 and count_seats(base, name, -1) or 1
+  local left = redis.pcall('ZREM', line, member) == 1 and count_seats(base, name, -1, tokens_of(seat)) or 1
   if size_of(line) == 0 then
     redis.pcall('ZREM', turns, tenant)
   end
   if size_of(turns) == 0 then
     redis.pcall('HDEL', base .. 'waiting', name)
+    redis.pcall('HDEL', base .. 'waiting_tokens', name)
     redis.pcall('HDEL', base .. 'paces', string.match(name, ' (%S+)$') or '')
   elseif left <= 0 then -- somebody else wrote there
     write('HSET', base .. 'waiting', name, 1)
@@ -202,7 +211,7 @@ end
 local function remove_seat(base, gateway, id)
   local seat = seat_of(base, gateway, id)
   if seat then
-    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, gateway .. ' ' .. id)
+    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, gateway .. ' ' .. id, seat)
   end
   return redis.pcall('HDEL', base .. 'seats:' .. gateway, id) == 1
 end
@@ -230,7 +239,7 @@ local function tend_seats(base, gateway, now)
         type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
         stand_in_line(base, gateway, ids[i], seat, now)
         if sum_of(field_of(base .. 'waiting', name)) == 0 then
-          count_seats(base, name, 1)
+          count_seats(base, name, 1, tokens_of(seat))
         end
       end
     end

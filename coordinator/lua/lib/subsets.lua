@@ -90,7 +90,7 @@ local function stand(base, replica, now, longest_open_ms, digests)
       redis.pcall('ZREM', subset .. ':load', replica)
       redis.pcall('ZREM', subset .. ':free', replica)
     end
-    if state and not is_good then
+    if state and state ~= 'draining' and not is_good then
       write('ZADD', subset .. ':out', state == 'ready' and open_until or 'inf', replica)
     else
       redis.pcall('ZREM', subset .. ':out', replica)

@@ -55,6 +55,10 @@ Lmcache = Annotated[str, typer.Option("--lmcache", help="The HTTP address of the
 DpRank = Annotated[int | None, typer.Option(min=0, help="The replica's rank in a data-parallel server.")]
 LogFormat = Annotated[Literal["json", "console"], typer.Option(help="The format of log lines.")]
 ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk that LMCache wrote without a TTL.")]
+ControlPort = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="Port at which GET /drain drains the replica, for a preStop hook; 0: none."),
+]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
 
 
@@ -67,6 +71,7 @@ def agent(
     replay: Replay = "",
     lmcache: Lmcache = "",
     dp_rank: DpRank = None,
+    control_port: ControlPort = 0,
     log_format: LogFormat = "json",
 ) -> None:
     """Follow one replica's KV events and tell the map what it holds; run it beside the replica.
@@ -79,6 +84,10 @@ def agent(
     With --lmcache, a prompt that no GPU holds, but that LMCache has in the same
     Redis, counts with the cost of loading it. Any replica can load it, so the
     least loaded replica does.
+
+    With --control-port, a GET of /drain takes the replica out of service gently,
+    and is answered when its last request is over. Let only the host's own preStop
+    hooks reach this port.
 
     \b
     Examples:
@@ -93,6 +102,7 @@ def agent(
         from coordinator.agent.control_client import ControlClient
         from coordinator.agent.http_engine import HttpEngine
         from gateway.logs import configure
+        from gateway.ops.agent_control import control_port as listening
         from gateway.settings.base import short_id
 
     replica = short_id(replica)
@@ -107,11 +117,16 @@ def agent(
         client = ControlClient(times.connect_s, times.upstream_keep_alive_s, key.get_secret_value() if key else None)
         try:
             engine = HttpEngine(client, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
-            await Agent(redis_url, replica, engine, redis_namespace).run()
+            followed = Agent(redis_url, replica, engine, redis_namespace)
+            async with listening(followed, control_port):
+                await followed.run()
         finally:
             await client.close()
 
-    _until_stopped(run())
+    try:
+        _until_stopped(run())
+    except OSError as error:
+        raise CommandError(f"--control-port {control_port}: {error.strerror or error}") from None
 
 
 def coordinator(

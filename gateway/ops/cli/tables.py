@@ -1,4 +1,4 @@
-"""Prints the results of `kvgate status`, `kvgate owners` and `kvgate doctor`."""
+"""Prints the results of `kvgate status`, `kvgate owners`, `kvgate queue` and `kvgate doctor`."""
 
 from __future__ import annotations
 
@@ -72,8 +72,48 @@ def print_owners(explanation: dict[str, Any]) -> None:
         console.print(_LEGEND, markup=False)
     choice = explanation["choice"]
     where = choice.get("replica") or "the first usable of " + ", ".join(choice.get("order", ["none"]))
-    waits = "; it would wait, because none has room" if choice.get("must_wait") else ""
-    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}{waits}", markup=False)
+    console.print(f"→ {where}: {choice['why']}, policy {choice.get('policy', '-')}{_wait_of(choice)}", markup=False)
+
+
+_WAITS = {
+    "no_room": "no replica has room",
+    "others_wait": "others wait who go first",
+    "concurrency": "its tenant has as many requests in flight as it may have",
+}
+
+
+def _wait_of(choice: dict[str, Any]) -> str:
+    """What a request would wait for."""
+    if choice["why"] == "held":
+        return f"; it would be held for up to {choice['hold_s']:g} s, until a replica is ready"
+    waits = choice.get("waits")
+    if not waits:
+        return ""
+    for_s = f", about {waits['expected_ms'] / 1000:.1f} s" if waits["expected_ms"] else ""
+    return f"; it would wait{for_s}: {_WAITS[waits['why']]}, {waits['ahead']} before it"
+
+
+def print_queue(pool: dict[str, Any]) -> None:
+    """Print who waits in a pool, and the room of its replicas."""
+    console = Console(highlight=False, width=_WIDTH)
+    held = f", {counted(pool['held_requests'], 'of them')} until a replica is ready" if pool["held_requests"] else ""
+    console.print(f"pool {pool['pool']}: {counted(pool['waiting_requests'], 'request')} waiting{held}", markup=False)
+    if pool["waiting"]:
+        table = Table("band", "tenant", "waiting", "longest", "why", box=None, pad_edge=False)
+        for line in pool["waiting"]:
+            where = f" on {line['pinned']}" if line["pinned"] else ""
+            tried = f" besides {', '.join(line['tried'])}, which failed" if line["tried"] else ""
+            why = _WAITS[line["why"]] + where + tried
+            table.add_row(
+                line["band"], escape(line["tenant"]), str(line["requests"]), f"{line['oldest_s']:.1f} s", escape(why)
+            )
+        console.print(table)
+    rooms = Table("replica", "state", "requests", "prompts ahead", "room", box=None, pad_edge=False)
+    for room in pool["replicas"]:
+        requests = str(room["active_requests"]) + (f" of {room['slots']}" if room["slots"] else "")
+        ahead = f"{room['backlog_s']:.1f} s" + (f" of {room['max_wait_s']:g} s" if room["max_wait_s"] else "")
+        rooms.add_row(room["replica"], room["state"], requests, ahead, "yes" if room["has_room"] else "no")
+    console.print(rooms)
 
 
 def _cell(value: Any) -> str:

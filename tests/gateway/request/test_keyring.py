@@ -25,12 +25,12 @@ def keyring(**settings: object) -> Keyring:
 
 
 def test_without_keys_everybody_is_the_same_caller() -> None:
-    assert Keyring(SecuritySettings()).identify({}) == Caller(None, True)
+    assert Keyring(SecuritySettings()).identify({}) == Caller(None, True, is_admin=True)
 
 
 def test_a_key_names_its_tenant_by_either_header() -> None:
     assert keyring().identify({"authorization": "Bearer key-a"}) == Caller("a", False, "one")
-    assert keyring().identify({"x-api-key": "key-b"}) == Caller("b", True, "two")
+    assert keyring().identify({"x-api-key": "key-b"}) == Caller("b", True, "two", is_admin=True)
 
 
 @pytest.mark.parametrize(

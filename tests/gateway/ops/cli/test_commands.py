@@ -19,7 +19,7 @@ from tests.gateway.ops.cli.conftest import Kvgate
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = ["up", "down", "status", "owners", "gateway", "agent", "coordinator", "replica-sim", "check-config"]
-COMMANDS += ["hash-key", "version", "replica-command", "doctor"]
+COMMANDS += ["hash-key", "version", "replica-command", "doctor", "queue", "drain", "undrain"]
 
 
 def one_line_error(result: subprocess.CompletedProcess[str]) -> str:

@@ -1,0 +1,26 @@
+"""Drains replicas: a drained one gets no new requests, and its keys are forgotten when those that it has are over."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.registry import readable
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A replica after the call."""
+
+    state: str
+    """Its state from now on; empty if the pool does not know it."""
+    active: int
+    """Its requests in flight."""
+
+
+async def drain(run: Callable[..., Awaitable[Any]], replica: str, *, is_over: bool = False) -> Drained:
+    """Drain a replica in its present incarnation, or let it have requests again if the drain `is_over`. Harmless when
+    repeated. `run` runs a script. Raises StoreError."""
+    state, active = await run("drain", replica=replica, is_over=is_over)
+    return Drained(readable(state), int(active))

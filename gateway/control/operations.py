@@ -1,0 +1,141 @@
+"""What operators see and do by HTTP: the replicas and their drain, the demand, and who waits in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from coordinator.errors import StoreError
+from coordinator.pool.demand import Demand, read_demand
+from coordinator.pool.draining import drain
+from coordinator.pool.pool import Pool
+from coordinator.pool.queue_view import read_queue
+from coordinator.registry import ReplicaRecord, each, is_number, readable
+from coordinator.store import Store
+from gateway.errors import ApiError
+from gateway.replicas.fleet import Fleet
+from gateway.settings.gateway_settings import GatewaySettings
+
+
+class Operations:
+    """Answers the operators' paths."""
+
+    def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store) -> None:
+        self._slots = settings.policy.max_active_requests or 0
+        self._queue = settings.queue
+        self._fleet = fleet
+        self._store = store
+
+    # -- replicas ------------------------------------------------------------------------------------------------
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Every replica that gets requests from this gateway, by name. Raises ApiError."""
+        return list(await asyncio.gather(*(self.replica(name) for name in sorted(m.id for m in self._fleet.targets))))
+
+    async def replica(self, name: str) -> dict[str, Any]:
+        """One replica: its state and what it has. Raises ApiError."""
+        pool = self._pool_of(name)
+        try:
+            text, active, keys, drained = await asyncio.gather(
+                pool.read("HGET", pool.keys.replicas, name),
+                pool.read("HGET", pool.keys.active, name),
+                pool.read("ZCARD", pool.keys.held(name)),
+                pool.read("HGET", pool.keys.draining, name),
+            )
+        except StoreError as error:
+            raise _away(error) from None
+        record = each([name.encode(), text or b""], ReplicaRecord.parse).get(name)
+        incarnation, _, since_ms = readable(drained or b"").partition(" ")
+        is_drained = record is not None and record.incarnation == incarnation and is_number(since_ms)
+        return {
+            "id": name,
+            "pool": pool.name,
+            "state": record.state if record is not None else "unknown",
+            "active_requests": int(active) if active and is_number(active) else 0,
+            "keys": int(keys),
+            "drained_since_ms": int(since_ms) if is_drained else None,
+        }
+
+    async def drain(self, name: str, *, is_over: bool) -> dict[str, Any]:
+        """Drain a replica, or end that. Raises ApiError."""
+        pool = self._pool_of(name)
+        try:
+            drained = await drain(pool.run, name, is_over=is_over)
+        except StoreError as error:
+            raise _away(error) from None
+        if not drained.state:
+            raise _unknown(name)
+        return {"id": name, "pool": pool.name, "state": drained.state, "active_requests": drained.active}
+
+    def _pool_of(self, name: str) -> Pool:
+        member = self._fleet.members.get(name)
+        if member is None or not member.pool or member.identity.is_taken:
+            raise _unknown(name)
+        return self._store.pool(member.pool)
+
+    # -- demand --------------------------------------------------------------------------------------------------
+
+    async def demand(self, model: str | None) -> dict[str, Any]:
+        """The demand of the pool that serves a model, or of all pools by name. Raises ApiError."""
+        if model is None:
+            names = sorted(self._store.pool_names())
+            return {"pools": dict(zip(names, [await self._demand_of(name) for name in names], strict=True))}
+        served = self._fleet.resolve(model)
+        if served is None:
+            raise ApiError(404, "model_not_found", "model: no replica serves it, and none has.", "model")
+        return {"pool": served.pool, **await self._demand_of(served.pool)}
+
+    async def _demand_of(self, name: str) -> dict[str, Any]:
+        return self.shown(await self._read(self._store.pool(name)))
+
+    async def _read(self, pool: Pool) -> Demand:
+        try:
+            return await read_demand(pool.run, self._queue.prefill_tokens_per_s)
+        except StoreError as error:
+            raise _away(error) from None
+
+    def shown(self, demand: Demand) -> dict[str, Any]:
+        """A demand as JSON. `slots` are the requests that the ready replicas may serve at once, null if unlimited."""
+        return {
+            "requests": demand.waiting_requests + demand.running_requests,
+            "waiting_requests": demand.waiting_requests,
+            "waiting_tokens": demand.waiting_tokens,
+            "held_requests": demand.held_requests,
+            "oldest_wait_s": round(demand.oldest_wait_s, 3),
+            "running_requests": demand.running_requests,
+            "running_tokens": demand.running_tokens,
+            "slots": self._slots * demand.ready_replicas if self._slots else None,
+            "prefill_tokens_per_s": demand.prefill_tokens_per_s,
+            "work_s": None if demand.work_s is None else round(demand.work_s, 3),
+            "ready_replicas": demand.ready_replicas,
+            "draining_replicas": demand.draining_replicas,
+        }
+
+    # -- the queue -----------------------------------------------------------------------------------------------
+
+    async def queue(self) -> dict[str, Any]:
+        """Who waits in each pool, since when, and why. Raises ApiError."""
+        queue, pools = self._queue, []
+        bands = dict(enumerate(band.name for band in queue.bands))
+        for name in sorted(self._store.pool_names()):
+            pool = self._store.pool(name)
+            demand = await self._read(pool)
+            try:
+                waiting, rooms = await read_queue(pool, self._slots, queue.max_wait_s, queue.prefill_tokens_per_s)
+            except StoreError as error:
+                raise _away(error) from None
+            told = {"waiting_requests": demand.waiting_requests, "held_requests": demand.held_requests}
+            lines = [asdict(one) | {"band": bands.get(one.band, str(one.band))} for one in waiting]
+            pools.append({"pool": name, **told, "waiting": lines, "replicas": [asdict(room) for room in rooms]})
+        return {"pools": pools}
+
+
+def _unknown(name: str) -> ApiError:
+    message = f"replica: {name[:100]!r} is none of those that this gateway uses; GET /v1/replicas lists them."
+    return ApiError(404, "replica_not_found", message, "replica")
+
+
+def _away(error: StoreError) -> ApiError:
+    message = f"Redis did not answer ({error}), and this is known there only. Retry shortly."
+    return ApiError(503, "store_unreachable", message, headers={"retry-after": "1"})

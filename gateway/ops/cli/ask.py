@@ -1,0 +1,57 @@
+"""Requests of commands to a gateway's own paths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.ops.cli.errors import CommandError, base_url
+
+_TIMEOUT_S = 10.0
+
+Gateway = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="A gateway's own address.", show_default="the state directory's cluster"),
+]
+StateDir = Annotated[Path, typer.Option(metavar="DIR", help="The folder with the cluster's files and logs.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An admin key, where gateways ask for one.")]
+DEFAULT_STATE_DIR = Path(".kvgate")
+
+
+def gateway_url(gateway: str | None, state_dir: Path) -> str:
+    """The gateway to ask: the one that was named, else one of the cluster in the state directory."""
+    if gateway:
+        return base_url("--gateway", gateway)
+    from gateway.ops.local.state_dir import read_cluster
+
+    return read_cluster(state_dir).url
+
+
+def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -> dict[str, Any]:
+    """A gateway's JSON answer. Raises CommandError for any other."""
+    import httpx
+
+    headers = {"content-type": "application/json"} if body is not None else {}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    try:
+        response = httpx.request(method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        answer: dict[str, Any] = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
+    except ValueError:
+        raise CommandError(f"{url} answered {response.status_code}, but not like a gateway") from None
+    if response.status_code != 200:
+        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
+        raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(answer)}{fix}")
+    return answer
+
+
+def _message_in(error_body: Any) -> str:
+    try:
+        return str(error_body["error"]["message"])
+    except (LookupError, TypeError):
+        return json.dumps(error_body)[:200]

@@ -1,0 +1,115 @@
+"""Commands that operate a running cluster: drain, undrain, queue."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, ask, gateway_url
+from gateway.ops.cli.errors import CommandError
+
+_LOOK_S = 0.5
+
+Replica = Annotated[str, typer.Argument(metavar="REPLICA", help="The replica's id.")]
+
+
+def drain(
+    replica: Replica,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it has no request and its keys are forgotten.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option(min=0, help="With --wait: give up after so many seconds; 0: never.")] = 0,
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+) -> None:
+    """Take a replica out of service gently: no new requests, running ones finish.
+
+    Then its keys are forgotten. It stays drained until `kvgate undrain`, or until
+    its engine restarts. Requests that can go nowhere else (a stored response that
+    is continued) still reach it. With --wait, the exit code is 1 if the time is
+    over before its requests are.
+
+    \b
+    Examples:
+      kvgate drain r0
+      kvgate drain r0 --wait --timeout-s 600
+      kvgate drain r0 --gateway http://10.0.0.7:8080
+    """
+    url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}"
+    answer = ask("POST", f"{url}/drain", api_key)
+    if answer["state"] != "draining":
+        typer.echo(f"{replica} is {answer['state']}; if it comes back in this life, it gets no requests")
+    elif not wait:
+        typer.echo(f"{replica} gets no new requests; in flight: {answer['active_requests']}")
+    if wait:
+        _wait(replica, url, api_key, timeout_s)
+
+
+def _wait(replica: str, url: str, api_key: str | None, timeout_s: float) -> None:
+    """Waits until a replica has no request and no key. Says whenever the numbers have changed."""
+    until_s, told = time.monotonic() + timeout_s, ""
+    while True:
+        answer = ask("GET", url, api_key)
+        if answer["drained_since_ms"] is None:
+            raise CommandError(f"{replica} is not drained any more: it is {answer['state']}, or has restarted")
+        now = f"{replica}: {answer['active_requests']} requests in flight, {answer['keys']} keys"
+        if now != told:
+            typer.echo(now)
+            told = now
+        if not answer["active_requests"] and not answer["keys"]:
+            typer.echo(f"{replica} is drained")
+            return
+        if timeout_s and time.monotonic() >= until_s:
+            raise CommandError(f"{replica} still has work after {timeout_s:g} s; it stays drained")
+        threading.Event().wait(_LOOK_S)
+
+
+def undrain(
+    replica: Replica,
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+) -> None:
+    """Let a drained replica have requests again.
+
+    Its agent says again what it holds.
+
+    \b
+    Examples:
+      kvgate undrain r0
+    """
+    url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}/undrain"
+    answer = ask("POST", url, api_key)
+    typer.echo(f"{replica} is {answer['state']}")
+
+
+def queue(
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the gateway's answer as it is.")] = False,
+) -> None:
+    """Show who waits in the queue, since when, and why.
+
+    A line for each tenant that waits, then the room of each replica. Requests wait
+    if no replica that may serve them has room (docs/tenants.md).
+
+    \b
+    Examples:
+      kvgate queue
+      kvgate queue --gateway http://127.0.0.1:8080 --json
+    """
+    answer: dict[str, Any] = ask("GET", f"{gateway_url(gateway, state_dir)}/v1/queue", api_key)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    from gateway.ops.cli.tables import print_queue
+
+    for pool in answer["pools"]:
+        print_queue(pool)

@@ -1,0 +1,88 @@
+"""Holds requests for known models while no replica can serve them, so that a pool can be scaled to zero and back.
+
+What all gateways hold is the demand that an autoscaler sees (coordinator/pool/demand.py). When a replica is ready,
+the requests are placed: bands in their order, in a band those first that have waited longest. Then they wait for room
+as all others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from coordinator.store import Store
+from gateway.errors import ApiError
+from gateway.replicas.fleet import Fleet
+from gateway.request.reader import Job
+from gateway.routing.tenants import Tenants
+from gateway.settings.queue_settings import QueueSettings
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One request that is held."""
+
+    job: Job
+    band: int
+    since_s: float
+    ready: asyncio.Future[None]
+
+
+class Holds:
+    """The requests that this gateway holds. `wake` is to be called whenever replicas may have become ready."""
+
+    def __init__(self, queue: QueueSettings, fleet: Fleet, store: Store, tenants: Tenants) -> None:
+        self._queue = queue
+        self._fleet = fleet
+        self._store = store
+        self._tenants = tenants
+        self._held: list[_Held] = []
+        self._of_tenants: Counter[str | None] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Holds {len(self._held)} requests>"
+
+    async def until_ready(self, job: Job) -> None:
+        """Returns when a replica that may serve the request is ready; at once if requests are not held. Raises a 503
+        after `hold_s`, and a 429 if too many are held."""
+        if not self._queue.hold_s or job.pinned or self._is_servable(job):
+            return
+        tenant, pool = job.caller.tenant, self._store.pool(job.served.pool)
+        if len(self._held) >= self._queue.max_waiting or self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:
+            message = "No replica is ready, and too many requests wait for one already."
+            raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
+        job.held_since_s = time.monotonic()
+        held = _Held(job, self._tenants.band(tenant), job.held_since_s, asyncio.get_running_loop().create_future())
+        self._held.append(held)
+        self._of_tenants[tenant] += 1
+        pool.held.requests += 1
+        pool.held.tokens += job.prompt_tokens
+        try:
+            async with asyncio.timeout(self._queue.hold_s):
+                await held.ready
+        except TimeoutError:
+            message = f"No replica became ready for this model within {self._queue.hold_s:g} s."
+            raise ApiError(503, "no_replica", message, headers={"retry-after": "5"}) from None
+        finally:
+            self._held.remove(held)
+            self._of_tenants[tenant] -= 1
+            pool.held.requests -= 1
+            pool.held.tokens -= job.prompt_tokens
+
+    def wake(self) -> None:
+        """Let those go that can be served now."""
+        for held in sorted(self._held, key=lambda held: (held.band, held.since_s)):
+            if not held.ready.done() and self._is_servable(held.job):
+                held.ready.set_result(None)
+
+    def _is_servable(self, job: Job) -> bool:
+        """Whether a replica is ready for the request. Its model may have got replicas since it was read."""
+        if any(self._fleet.is_ready(replica) for replica in job.served.replicas):
+            return True
+        found = self._fleet.resolve(job.model) if job.model is not None else None
+        if found is None or (found.pool, found.adapter) != (job.served.pool, job.served.adapter):
+            return False  # its prompt was read for another model
+        job.served = found
+        return any(self._fleet.is_ready(replica) for replica in found.replicas)
