@@ -109,6 +109,10 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
 
 def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> None:
     def check(request: Request) -> None:
+        # A web page of another origin can send a POST without asking, but not with this content type.
+        if request.method == "POST" and request.headers.get("content-type") != "application/json":
+            message = "content-type: send application/json; the body may be empty."
+            raise ApiError(415, "unsupported_media_type", message, "content-type")
         if not keyring.identify(dict(request.headers)).is_admin:
             raise ApiError(403, "admin_key_required", f"{request.url.path}: it needs an admin key.")
 

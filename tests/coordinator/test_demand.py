@@ -11,6 +11,7 @@ from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, beaten, chain, drained, joined, register, replica
 from tests.coordinator.test_seats import asking, fill, queued, two_gateways
+from tests.polling import eventually
 from tests.redis_server import RedisServer
 
 
@@ -32,6 +33,10 @@ async def test_it_counts_what_runs_and_waits_on_all_gateways(redis_server: Redis
             (1, 1, 2 * SPAN_TOKENS),
         ]
         assert 0 <= demand.oldest_wait_s < 60
+        gone = await queued(client, other, asking("gone", keys=chain("gone"), band=0))
+        assert (await read_demand(one.run, 250.0)).waiting_tokens == 6 * SPAN_TOKENS
+        gone.cancel()
+        await eventually(lambda: waits_for(one, 5 * SPAN_TOKENS))
         tasks[0].cancel()
         one.first_token(full[0])
         one.done(full[0])
@@ -42,6 +47,10 @@ async def test_it_counts_what_runs_and_waits_on_all_gateways(redis_server: Redis
         assert (demand.waiting_requests, demand.waiting_tokens) == (0, 0)
         assert (demand.running_requests, demand.running_tokens) == (3, 5 * SPAN_TOKENS)
         assert await client.exists(KEYS.waiting_tokens) == 0
+
+
+async def waits_for(pool: Pool, tokens: int) -> bool:
+    return (await read_demand(pool.run, 250.0)).waiting_tokens == tokens
 
 
 async def test_drained_and_dead_replicas_are_no_capacity(pool: Pool) -> None:

@@ -43,6 +43,14 @@ async def test_if_all_are_drained_requests_are_refused_until_the_drain_is_over(p
     assert (await place(pool, "b", chain(1))).replica == "r0"
 
 
+async def test_drained_replicas_do_not_hide_a_dead_one_that_may_be_tried(pool: Pool) -> None:
+    for name in await register(pool, LARGE):
+        if name != "r23":
+            await drain(pool.run, name)
+    await pool.register(replica("r23", state="dead"))
+    assert (await place(pool, "a", chain(1))).why == "last_resort"
+
+
 async def test_a_drain_is_that_of_one_incarnation(pool: Pool, client: redis.Redis) -> None:
     await register(pool, 1)
     await drain(pool.run, "r0")

@@ -8,7 +8,7 @@
 --   subset:<digest>:in_flight  the good ones by requests in flight, then by backlog: 3.000000128 is 3 and 128 tokens
 --   subset:<digest>:load       the good ones by backlog + LOAD_PER_REQUEST for each request in flight
 --   subset:<digest>:free       the good ones by the tokens for which their cache has room
---   subset:<digest>:out        the others: open breakers by open_until_ms, then the dead and the hung ones (inf)
+--   subset:<digest>:out        the others: open breakers by open_until_ms, then the dead, hung and drained ones (inf)
 --   subset_active              digest -> requests in flight on its good replicas
 --   subsets_of                 replica -> the digests of its subsets that have orders
 -- The orders only nominate candidates. A placement then reads their records and exact load, so an order that is wrong
@@ -90,7 +90,7 @@ local function stand(base, replica, now, longest_open_ms, digests)
       redis.pcall('ZREM', subset .. ':load', replica)
       redis.pcall('ZREM', subset .. ':free', replica)
     end
-    if state and state ~= 'draining' and not is_good then
+    if state and not is_good then
       write('ZADD', subset .. ':out', state == 'ready' and open_until or 'inf', replica)
     else
       redis.pcall('ZREM', subset .. ':out', replica)

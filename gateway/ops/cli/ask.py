@@ -34,7 +34,7 @@ def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -
     """A gateway's JSON answer. Raises CommandError for any other."""
     import httpx
 
-    headers = {"content-type": "application/json"} if body is not None else {}
+    headers = {"content-type": "application/json"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     try:
