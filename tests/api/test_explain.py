@@ -19,6 +19,7 @@ COSTS = {"active", "backlog_tokens", "owned_tokens", "capacity_tokens", "matched
     "load_tokens",
     "cost",
     "guarded",
+    "has_room",
     "matched_keys",
     "cpu_credit",
     "store_credit",
