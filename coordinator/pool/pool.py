@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
@@ -25,7 +26,7 @@ from coordinator.pool.claims import Claims
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
-from coordinator.pool.seats import Seats
+from coordinator.pool.seats import RESTATED_S, Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
@@ -121,6 +122,7 @@ class Pool:
         self._wire: Wire | None = None
         self._allow_oom = True
         self._clock = RedisClock()
+        self._stated_s = -inf
         self._window = PlacingWindow(budget_s)
         self._placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
@@ -135,6 +137,15 @@ class Pool:
     def is_worker(self) -> bool:
         """Whether this gateway does the pool's chores, as of the last heartbeat."""
         return self.state is not None and self.state.worker == self.gateway
+
+    @property
+    def gateways(self) -> int:
+        """How many gateways share the replicas, as of the last heartbeat; 1 before the first."""
+        return self.state.gateways if self.state is not None else 1
+
+    def restated_in_s(self) -> float:
+        """How long it takes until all gateways have stated their load to a store that may have lost it."""
+        return max(0.0, self._stated_s + RESTATED_S - time.monotonic())
 
     # -- connection ------------------------------------------------------------------------------------------
 
@@ -165,6 +176,7 @@ class Pool:
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
+        self._stated_s = time.monotonic()
         live = [_stated(one) for one in self.live.values()]
         kept = [*self._placing, *self.seats.names()]
         self._restate("reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=kept, live=live)
@@ -499,6 +511,8 @@ class Pool:
         )
         state = parse_pool_state(reply, self.state)
         self._clock.heard(state.now_ms, sent_s, self._wire.write_lag_s if self._wire is not None else 0.0)
+        if self.state is not None and (not state.known or self.restated_in_s()):
+            state = replace(state, gateways=max(state.gateways, self.state.gateways))  # some have not come back yet
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

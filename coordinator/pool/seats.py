@@ -34,7 +34,7 @@ _AWAY_S = 1.0
 """When the store is away for longer, waiting requests are placed without it."""
 _HEARD_S = 10.0
 """A grant is heard within this time, or never: somebody else removed the seat."""
-_RESTATED_S = 1.0
+RESTATED_S = 1.0
 """Within this time, two heartbeats, all gateways have stated their requests again to a store that was emptied. Before,
 it would take replicas for idle that are not."""
 _LOST = "lost"
@@ -164,7 +164,7 @@ class Seats:
             known = {seat.decode(errors="replace") for seat in seats}
             known |= {name for name, _ in map(_read, [*heard, *granted])}
             lost = [name for name in before if name not in known]
-            asyncio.get_running_loop().call_later(_RESTATED_S, self._place_again, lost)
+            asyncio.get_running_loop().call_later(RESTATED_S, self._place_again, lost)
 
         replies.add_done_callback(find_lost)
 
