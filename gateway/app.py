@@ -74,7 +74,7 @@ class Gateway:
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
-        router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
+        self.router = router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
@@ -95,6 +95,7 @@ class Gateway:
     def _store_changed(self, is_up: bool, _reason: str) -> None:
         if is_up:
             self.metrics.store_reconnects.inc()
+            self.router.store_is_up()
 
     async def start(self) -> None:
         """Connect to the store, check every replica once, and start the background tasks."""

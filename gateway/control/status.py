@@ -103,7 +103,7 @@ class Status:
             metrics.unreadable.inc(key, by=sum(pool.unreadable.pop(key, 0) for pool in pools))
         metrics.chores_lag_s.clear()
         for name in self._store.pool_names():
-            metrics.queue_waiting.labels(name).set(len(self._store.pool(name).seats))
+            metrics.queue_waiting.labels(name).set(self._store.pool(name).waiting)
         for name in self._store.pool_names():
             metrics.misplaced_replicas.inc(name, by=self._store.pool(name).subsets.take_misplaced())
             if (lag_s := self._store.pool(name).chores_lag_s) is not None:
