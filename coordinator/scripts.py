@@ -270,6 +270,8 @@ class PlaceRequest:
     """Those of its tenant; None if it has none."""
     waited_s: float = 0.0
     """How long it has waited for room."""
+    affinity: bytes = b""
+    """The bytes that rendezvous hashing hashes while the store is away; the store does not get them."""
     answer: tuple[int, int] = (0, 0)
     """The last answer in the prompt: how many keys come before it, and how many up to its end; zeros if there is
     none."""

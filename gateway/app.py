@@ -78,7 +78,7 @@ class Gateway:
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
-        router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
+        self.router = router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants)
         self.fleet.on_change = self.store.on_news = self.holds.wake
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
@@ -102,6 +102,7 @@ class Gateway:
     def _store_changed(self, is_up: bool, _reason: str) -> None:
         if is_up:
             self.metrics.store_reconnects.inc()
+            self.router.store_is_up()
 
     async def start(self) -> None:
         """Connect to the store, check every replica once, and start the background tasks."""

@@ -169,7 +169,7 @@ class Load:
         asking.head_s = last_s = loop.time()
         asking.headers = {name.lower(): value for name, value in response.headers.items()}
         asking.replica = asking.headers.get("x-kvgate-replica", "")
-        asking.state = asking.headers.get("x-kvgate-decision", "").rpartition("state=")[2]
+        asking.state = asking.headers.get("x-kvgate-decision", "").rpartition("state=")[2].partition(";")[0]
         streams = response.status == 200 and asking.streams
         last_s = asking.sent_s if streams else last_s
         async for piece in response.content.iter_any():

@@ -22,8 +22,8 @@
 --   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
 -- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
 -- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
--- `view`; "" if it is gone)}. `status` is "ok", or "stale" if this gateway's lease or epoch is not known: then it must
--- reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
+-- `view`; "" if it is gone), number of gateways}. `status` is "ok", or "stale" if this gateway's lease or epoch is not
+-- known: then it must reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
 
 local HOUR_MS = 3600000
 
@@ -272,5 +272,5 @@ end
 local is_all, lines = told(id, view_version, version)
 return {
   status, expired, worker or '', now, jumped or '', reaped,
-  id .. '-' .. string.format('%d', view_version), is_all, lines,
+  id .. '-' .. string.format('%d', view_version), is_all, lines, redis.call('HLEN', gateways_key),
 }

@@ -17,16 +17,18 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from coordinator.errors import NoRoom, OverLimit, StoreDown, StoreError, StoreLate, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.claims import Claims
 from coordinator.pool.demand import Held
+from coordinator.pool.live_load import LiveLoad
 from coordinator.pool.placing_window import PlacingWindow
 from coordinator.pool.prefills import Prefills
 from coordinator.pool.redis_clock import RedisClock
-from coordinator.pool.seats import Seats
+from coordinator.pool.seats import RESTATED_S, Seats
 from coordinator.pool.settlements import COUNTED_AT_ONCE, Settlements
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Reply, Wire, fail, has_result
@@ -59,6 +61,8 @@ _QUEUE_SHARE = 0.25
 """If a placement waits in Redis for a longer part of its budget, this gateway sends fewer of them."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.005, 1.0
 """How long a request waits before it is placed again, if its seat was lost; each time twice as long."""
+_PATIENT_S = 1.0
+"""How long a request that has waited for room may wait to be sent. Many are placed again together."""
 
 
 def _not_connected() -> StoreDown:
@@ -104,13 +108,13 @@ class Pool:
         """Every replica known to this gateway: from the store, or discovered while the store was away."""
         self.live: dict[str, Reservation] = {}
         """This gateway's requests in flight, by reservation id."""
+        self.load, self.held = LiveLoad(), Held()
         self.prefills = Prefills(self.keys, self.live, self.read, self.first_token)
         self.subsets = Subsets(gateway, self.run, self._restate)
         self.settlements = Settlements(gateway, self.tell)
         self.claims = Claims(self.keys, self.tell, self.run, self.read)
         decided = self._accept, self._undo_placement, self._is_asked, self._forget_reservation
         self.seats = Seats(self.keys, gateway, connect, self.tell, *decided)
-        self.held = Held()
         self.is_paused = False
         """Whether placements fail at once, though there is a connection: see StoreConnection."""
         self.unreadable: Counter[str] = Counter()
@@ -125,7 +129,8 @@ class Pool:
         """Whether it changed replicas' records since the last heartbeat: the next one must not tell older ones."""
         self._wire: Wire | None = None
         self._allow_oom = True
-        self._clock = RedisClock()
+        self.clock = RedisClock()
+        self._stated_s = -inf
         self._window = PlacingWindow(budget_s)
         self._placing: set[str] = set()
         """Reservations of `place` calls whose caller still waits."""
@@ -136,14 +141,24 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.name}, epoch {self._epoch}, {len(self.live)} live, {len(self._placing)} placing>"
 
-    def redis_ms(self, at_s: float) -> int:
-        """Redis' time at a moment of this process' monotonic clock; 0 if it is not known."""
-        return self._clock.time_ms(at_s)
-
     @property
     def is_worker(self) -> bool:
         """Whether this gateway does the pool's chores, as of the last heartbeat."""
         return self.state is not None and self.state.worker == self.gateway
+
+    @property
+    def gateways(self) -> int:
+        """How many gateways share the replicas, as of the last heartbeat; 1 before the first."""
+        return self.state.gateways if self.state is not None else 1
+
+    @property
+    def waiting(self) -> int:
+        """The requests of this gateway that wait for room."""
+        return len(self.seats) + self.load.waiting
+
+    def restated_in_s(self) -> float:
+        """How long it takes until all gateways have stated their load to a store that may have lost it."""
+        return max(0.0, self._stated_s + RESTATED_S - time.monotonic())
 
     # -- connection ------------------------------------------------------------------------------------------
 
@@ -152,7 +167,7 @@ class Pool:
         self.keys = PoolKeys(self.name, self.keys.namespace, is_in_cluster)
         self._wire, self._allow_oom, self.is_paused = wire, allow_oom, False
         self._version = ""  # it may lead to another server, which lacks the last writes
-        self._clock.forget()
+        self.clock.forget()
         self.reassert()
         self.claims.repair()
 
@@ -174,6 +189,7 @@ class Pool:
         for record in self.records.values():
             self._restate("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
+        self._stated_s = time.monotonic()
         live = [_stated(one) for one in self.live.values()]
         kept = [*self._placing, *self.seats.names()]
         self._restate("reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=kept, live=live)
@@ -210,19 +226,19 @@ class Pool:
 
     # -- placing ---------------------------------------------------------------------------------------------
 
-    async def place(self, request: PlaceRequest) -> Placement | None:
+    async def place(self, request: PlaceRequest) -> Placement | Reservation | None:
         """Choose a replica and reserve; None if no replica is left. The one awaited call of a request.
 
         Raises StoreError (down, late, refused): then nothing is reserved in this gateway's name, or the reservation is
         undone as soon as the late reply says what it was. The call takes no longer than the budget, waiting in this
         process included; if its event loop was late, than two budgets. If no replica has room, the request waits for a
-        grant, and makes no second call. Raises NoRoom if it may not wait, or has waited too long, and OverLimit if its
-        tenant has used up a limit.
+        grant, and makes no second call; a Reservation says that this gateway has placed it without the store. Raises
+        NoRoom if it may not wait, or has waited too long, and OverLimit if its tenant has used up a limit.
         """
         if not self.seats.can_wait:
             request.room_share = 0.0
             request.limits = request.limits and replace(request.limits, concurrency=0)
-        began_s, again_s = time.monotonic(), _AGAIN_S
+        began_s, again_s = time.monotonic() - request.waited_s, _AGAIN_S
         while True:
             placement = await self._place(request)
             if isinstance(placement, Exhausted):
@@ -235,9 +251,11 @@ class Pool:
                 request.standing.wait_ms / 1000 - (time.monotonic() - began_s) if request.standing.wait_ms else None
             )
             request.standing = replace(request.standing, since_ms=placement.since_ms)
-            granted = await self.seats.wait(request, placement, limit_s)
-            request.waited_s = time.monotonic() - began_s
-            if isinstance(granted, Placement):
+            try:
+                granted = await self.seats.wait(request, placement, limit_s)
+            finally:
+                request.waited_s = time.monotonic() - began_s
+            if not isinstance(granted, str):
                 return granted
             again_s = min(2 * again_s, _LONGEST_AGAIN_S)
             await asyncio.sleep(again_s)
@@ -246,7 +264,9 @@ class Pool:
         """The answer of the store."""
         began_s = time.monotonic()
         for last_try in (False, True):
-            wire = await self._enter(began_s)
+            wire = await self._enter(began_s + (_PATIENT_S if request.waited_s else self._budget_s * _WAITING_SHARE))
+            if request.waited_s:
+                began_s = time.monotonic()
             if not self._declare(request):
                 self._window.give_back()
                 self.done(request.release)
@@ -276,11 +296,11 @@ class Pool:
                 self.reassert()
         raise StoreDown(f"the store does not take this placement: {placement}")
 
-    async def _enter(self, began_s: float) -> Wire:
+    async def _enter(self, until_s: float) -> Wire:
         """Take a place in the window. Returns the connection to send the placement on."""
         wire = self._placing_wire()
         if not self._window.take():
-            await self._window.wait(began_s + self._budget_s * _WAITING_SHARE)
+            await self._window.wait(until_s)
             try:
                 wire = self._placing_wire()  # it may have changed meanwhile
             except StoreDown:
@@ -306,7 +326,7 @@ class Pool:
         """The store has given back the attempt before. A charge for it ends: the next one is charged for itself. What
         it had reserved of its tenant's limits is the next one's; if the request `is_over`, that ends, too."""
         if request.release:
-            self.live.pop(request.release, None)
+            self._drop(request.release)
             self.settlements.soon("done", request.release, NOTHING)
             if is_over and request.limits is not None:
                 self.settlements.soon("done", request.reservation, NOTHING)
@@ -320,7 +340,7 @@ class Pool:
         script = load("place", self._allow_oom, request.knobs)
         # The budget limits Redis, not this process: the time that its event loop needs to write is added.
         begin_by_s = began_s + self._budget_s * _DEADLINE_SHARE + min(wire.write_lag_s, self._budget_s)
-        deadline_ms = self._clock.time_ms(begin_by_s)
+        deadline_ms = self.clock.time_ms(begin_by_s)
         sent_s = time.monotonic()
         self._unanswered[request.reservation] = request
         try:
@@ -348,10 +368,10 @@ class Pool:
         self._forget_call(request.reservation)
         placement = parse_placement(answer)
         if isinstance(placement, Placement):
-            queued_until_ms = self._clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
+            queued_until_ms = self.clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
             self._window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
         elif placement == "late":
-            self._clock.heard(answer[1], sent_s, wire.write_lag_s)
+            self.clock.heard(answer[1], sent_s, wire.write_lag_s)
             was_busy = wire.write_lag_s > self._budget_s * _WAITING_SHARE  # this process, and not Redis
             if time.monotonic() >= begin_by_s and not was_busy:
                 self._window.was_late()
@@ -367,9 +387,7 @@ class Pool:
         self._released(request)
         where = (placement.replica, placement.incarnation, placement.backlog_tokens)
         budget = request.budget(placement.backlog_tokens)
-        self.live[request.reservation] = Reservation(
-            request.reservation, *where, request.tip, budget, request.is_streamed
-        )
+        self._keep(Reservation(request.reservation, *where, request.tip, budget, request.is_streamed))
         if placement.touch or placement.claimed_from:
             first = 0 if placement.touch else placement.claimed_from - 1
             self.claims.hold(placement.replica, request.keys[first:])
@@ -392,13 +410,16 @@ class Pool:
         if reservation not in self.live:
             self.settlements.soon("done", reservation, NOTHING)
 
-    def _undo_placement(self, request: PlaceRequest, placement: Placement) -> None:
+    def _undo_placement(self, request: PlaceRequest, placement: Placement | Reservation) -> None:
         """Nobody wants this placement any more. If its request was adopted and counted since, that has replaced it."""
+        if isinstance(placement, Reservation):
+            self.done(placement.id, NOTHING)
+            return
         reservation = request.reservation
         if reservation in self.settlements.to_adopt:
             self.settlements.soon("done", reservation, NOTHING)
         elif not self.settlements.is_adopted(reservation):
-            self.live.pop(reservation, None)
+            self._drop(reservation)
             self.settlements.soon("done", reservation, NOTHING)
         self.claims.withdraw(request, placement)
 
@@ -420,7 +441,7 @@ class Pool:
     def adopt(self, reservation: Reservation) -> None:
         """Count a request that was placed without the store: with the next heartbeat or reassertion. If it is over
         before, the store never hears of it."""
-        self.live[reservation.id] = reservation
+        self._keep(reservation)
         self.settlements.to_adopt.add(reservation.id)
 
     def count_adopted(self) -> None:
@@ -439,17 +460,34 @@ class Pool:
 
     # -- the end of a reservation ----------------------------------------------------------------------------
 
+    def _keep(self, reservation: Reservation) -> None:
+        if (before := self.live.get(reservation.id)) is not None:
+            self.load.remove(before)
+        self.live[reservation.id] = reservation
+        self.load.add(reservation)
+
+    def _drop(self, reservation: str, used: Used | None = None) -> bool:
+        """Whether it was live."""
+        one = self.live.pop(reservation, None)
+        if one is None:
+            return False
+        self.load.remove(one)
+        self.load.on_freed(reservation, used)
+        return True
+
     def first_token(self, reservation: str) -> None:
         """The prefill is over: give its backlog back."""
         live = self.live.get(reservation)
         if live is not None and live.backlog_tokens:
+            self.load.end_backlog(live)
             live.backlog_tokens = 0
+            self.load.on_freed(reservation, None)
             self._settle("first_token", reservation)
 
     def done(self, reservation: str, used: Used | None = None) -> None:
         """The request is over, however it ended; its client may ask again at once. Harmless when repeated.
         `used` is what it took, if the answer has told."""
-        if self.live.pop(reservation, None) is not None:
+        if self._drop(reservation, used):
             self._settle("done", reservation, used)
             self.settlements.forget(reservation)
 
@@ -508,7 +546,9 @@ class Pool:
             has_written=has_written,
         )
         state = parse_pool_state(reply, self.state)
-        self._clock.heard(state.now_ms, sent_s, self._wire.write_lag_s if self._wire is not None else 0.0)
+        self.clock.heard(state.now_ms, sent_s, self._wire.write_lag_s if self._wire is not None else 0.0)
+        if self.state is not None and (not state.known or self.restated_in_s()):
+            state = replace(state, gateways=max(state.gateways, self.state.gateways))  # some have not come back yet
         if not state.known and epoch == self._epoch and not leaving:
             self.reassert()
         elif not leaving:

@@ -31,6 +31,10 @@ class RedisClock:
         # Near the lower end: a call may wait long in Redis, but its reply comes at once.
         self._ahead_ms = min(max(lows) + lag_s * 1000, *highs)
 
+    def moment_s(self, time_ms: int) -> float | None:
+        """The moment of the monotonic clock at a time of Redis; None as long as no reply has told it."""
+        return (time_ms - self._ahead_ms) / 1000 if self._ahead_ms is not None else None
+
     def forget(self) -> None:
         """The next reply may come from another server."""
         self._intervals_ms.clear()

@@ -7,6 +7,9 @@ is opened when the first request has to wait. Nothing is polled.
 An answer moves to `heard:<gateway>` when it is taken, and stays there until it was handed out. So a connection that
 breaks loses none: the next one begins with what is there. A seat that the store has lost is found when the gateway
 states what it has, and its request is placed again, with the time at which its wait began.
+
+While the store is away, requests go on waiting. When it is away for longer than a moment, the gateway may place them
+without it (`take`). Those that still wait when the store is back have their seats still, or get them again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Wire, has_result
-from coordinator.scripts import Placement, PlaceRequest, Seat, parse_placement
+from coordinator.scripts import Placement, PlaceRequest, Reservation, Seat, parse_placement
 
 _log = structlog.get_logger("kvgate.seats")
 
@@ -31,10 +34,10 @@ _WAIT_S = 2.0
 """How long Redis waits for a grant until it answers that there is none: so a dead connection is noticed."""
 _RETRY_S = 0.1
 _AWAY_S = 1.0
-"""When the store is away for longer, waiting requests are placed without it."""
+"""When the store is away for longer, waiting requests may be placed without it."""
 _HEARD_S = 10.0
 """A grant is heard within this time, or never: somebody else removed the seat."""
-_RESTATED_S = 1.0
+RESTATED_S = 1.0
 """Within this time, two heartbeats, all gateways have stated their requests again to a store that was emptied. Before,
 it would take replicas for idle that are not."""
 _LOST = "lost"
@@ -47,7 +50,7 @@ class _Waiting:
 
     def __init__(self, request: PlaceRequest) -> None:
         self.request = request
-        self.answer: asyncio.Future[Placement | str] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Placement | Reservation | str] = asyncio.get_running_loop().create_future()
 
 
 class Seats:
@@ -60,7 +63,7 @@ class Seats:
         connect: Callable[[Callable[[StoreError], None]], Awaitable[Wire]] | None,
         tell: Callable[..., None],
         accept: Callable[[PlaceRequest, Placement], None],
-        undo: Callable[[PlaceRequest, Placement], None],
+        undo: Callable[[PlaceRequest, Placement | Reservation], None],
         is_asked: Callable[[str], bool],
         forget: Callable[[str], None],
     ) -> None:
@@ -70,6 +73,10 @@ class Seats:
         self._keys, self._gateway, self._connect = keys, gateway, connect
         self._tell, self._accept, self._undo = tell, accept, undo
         self._is_asked, self._forget = is_asked, forget
+        self.on_away: Callable[[], None] = lambda: None
+        """Called when requests may be placed without the store."""
+        self.is_away = False
+        """Whether they may."""
         self._waiting: dict[str, _Waiting] = {}
         self._left: dict[str, PlaceRequest] = {}
         """Requests that gave up, until the store says whether they still had their seats."""
@@ -89,6 +96,10 @@ class Seats:
         """Whether this gateway can hear of grants."""
         return self._connect is not None
 
+    def requests(self) -> list[PlaceRequest]:
+        """Those that wait."""
+        return [one.request for one in self._waiting.values() if not one.answer.done()]
+
     def names(self) -> list[str]:
         """The seats that this gateway has."""
         return list(self._waiting)
@@ -99,10 +110,10 @@ class Seats:
             if one.request.serving is not None:
                 subsets.use(one.request.serving, one.request.knobs.probe_ms)
 
-    async def wait(self, request: PlaceRequest, seat: Seat, limit_s: float | None) -> Placement | str:
-        """Wait for the grant. Returns another status than a Placement if the request has to be placed again.
+    async def wait(self, request: PlaceRequest, seat: Seat, limit_s: float | None) -> Placement | Reservation | str:
+        """Wait for the grant, or for what `take` hands out. Returns a status if the request has to be placed again.
 
-        Raises NoRoom after `limit_s`, StoreDown if the store is away for long.
+        Raises NoRoom after `limit_s`, StoreDown if this gateway may not hear of grants.
         """
         one = _Waiting(request)
         self._waiting[request.reservation] = one
@@ -116,7 +127,7 @@ class Seats:
         except BaseException as error:
             if self._waiting.pop(request.reservation, None) is not None:
                 self.leave(request)
-            elif has_result(one.answer) and isinstance(granted := one.answer.result(), Placement):
+            elif has_result(one.answer) and not isinstance(granted := one.answer.result(), str):
                 self._undo(request, granted)  # granted in the turn of the loop in which its client left
             if isinstance(error, TimeoutError):
                 raise NoRoom("waited", seat.expected_ms / 1000) from None
@@ -134,10 +145,16 @@ class Seats:
             self._listener = asyncio.get_running_loop().create_task(self._listen())
 
         def check(reply: Any) -> None:
-            if not isinstance(reply, StoreError):
+            if isinstance(reply, StoreError):
+                self._left.pop(reservation, None)  # as in `detached`
+            else:
                 asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
 
         self._tell("leave", check, True, gateway=self._gateway, seats=[reservation])
+
+    def take(self, reservation: Reservation) -> None:
+        """The gateway has placed this request without the store. The next reassertion ends its seat."""
+        self._answer(reservation.id, reservation)
 
     # -- the store comes and goes ------------------------------------------------------------------------------
 
@@ -146,6 +163,7 @@ class Seats:
         if self._away is not None:
             self._away.cancel()
             self._away = None
+        self.is_away = False
         if not self._waiting:
             return
         before, keys = list(self._waiting), self._keys
@@ -164,7 +182,7 @@ class Seats:
             known = {seat.decode(errors="replace") for seat in seats}
             known |= {name for name, _ in map(_read, [*heard, *granted])}
             lost = [name for name in before if name not in known]
-            asyncio.get_running_loop().call_later(_RESTATED_S, self._place_again, lost)
+            asyncio.get_running_loop().call_later(RESTATED_S, self._place_again, lost)
 
         replies.add_done_callback(find_lost)
 
@@ -182,20 +200,21 @@ class Seats:
             )
 
     def detached(self) -> None:
-        """The pool's connection is gone. Requests wait for the next one, but not for long."""
+        """The pool's connection is gone. For a moment, requests only wait for the next one."""
         self._early.clear()
         self._left.clear()  # a reassertion drops what this gateway does not state
-        if self._waiting and self._away is None:
-            self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._give_up)
+        if self._away is None and not self.is_away:
+            self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._let_go)
 
-    def _give_up(self) -> None:
+    def _let_go(self) -> None:
         self._away = None
-        for one in list(self._waiting.values()):
-            if not one.answer.done():
-                one.answer.set_exception(StoreDown("the store went away while the request waited"))
+        self.is_away = True
+        self.on_away()
 
     def close(self) -> None:
         """Hear of no more grants."""
+        if self._away is not None:
+            self._away.cancel()
         if self._listener is not None:
             self._listener.cancel()
 
@@ -224,7 +243,9 @@ class Seats:
         self._connect = None
         if self._waiting:
             self._tell("leave", None, True, gateway=self._gateway, seats=list(self._waiting))
-        self._give_up()
+        for one in list(self._waiting.values()):
+            if not one.answer.done():
+                one.answer.set_exception(StoreDown("this gateway may not hear of grants"))
 
     async def _take(self, wire: Wire) -> None:
         """Each grant leaves `heard` as soon as it is handed out: an old one must not answer a request that was placed
@@ -260,7 +281,7 @@ class Seats:
             (self._undo if one.answer.done() else self._accept)(one.request, placement)
         self._answer(name, placement)
 
-    def _answer(self, name: str, placement: Placement | str) -> None:
+    def _answer(self, name: str, placement: Placement | Reservation | str) -> None:
         one = self._waiting.pop(name)
         if not one.answer.done():
             one.answer.set_result(placement)

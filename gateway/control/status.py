@@ -121,7 +121,7 @@ class Status:
         metrics.chores_lag_s.clear()
         for name in self._store.pool_names():
             waiting = self._store.pool(name)
-            metrics.queue_waiting.labels(name).set(len(waiting.seats) + waiting.held.requests)
+            metrics.queue_waiting.labels(name).set(waiting.waiting + waiting.held.requests)
         for name in self._store.pool_names():
             metrics.misplaced_replicas.inc(name, by=self._store.pool(name).subsets.take_misplaced())
             if (lag_s := self._store.pool(name).chores_lag_s) is not None:

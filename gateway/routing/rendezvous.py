@@ -11,12 +11,13 @@ replica leaves, another contender takes its place, and wins one in CONTENDERS of
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from heapq import nlargest
 
 from blake3 import blake3
 
+from coordinator.registry import ReplicaRecord
 from coordinator.subset import Subset
 
 CONTENDERS = 32
@@ -31,6 +32,15 @@ def rendezvous_order(replicas: Subset, affinity: bytes, is_usable: Callable[[str
     replicas if none is usable."""
     contenders = _contenders(replicas, affinity, is_usable) or _contenders(replicas, affinity, lambda _: True)
     return nlargest(CONTENDERS, contenders, key=lambda replica: blake3(affinity + replica.encode()).digest(8))
+
+
+def fallback_order(records: Mapping[str, ReplicaRecord], replicas: Subset, pinned: str, affinity: bytes) -> list[str]:
+    """The order in which all gateways try replicas without a store: the ready ones, or all that are not drained if none
+    is ready."""
+    if pinned:
+        return [pinned] if pinned in replicas and pinned in records else []
+    order = rendezvous_order(replicas, affinity, lambda name: name in records and records[name].state == "ready")
+    return [replica for replica in order if replica in records and records[replica].state != "draining"]
 
 
 def first_usable(order: Iterable[str], avoided: Iterable[str], tried: Iterable[str]) -> str | None:

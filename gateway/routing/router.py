@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -18,9 +19,10 @@ from coordinator.subset import Subset
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.request.reader import Job
+from gateway.routing.local_queue import LocalQueue
 from gateway.routing.outcomes import ReplicaOutcomes
 from gateway.routing.rate_limits import rate_limited
-from gateway.routing.rendezvous import first_usable, rendezvous_order
+from gateway.routing.rendezvous import fallback_order, first_usable, rendezvous_order
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings
@@ -49,6 +51,7 @@ class Router:
         self._ids = itertools.count(1)
         self._breaker = breaker_knobs(settings.health)
         self._outcomes: dict[str, ReplicaOutcomes] = {}
+        self._local = LocalQueue(store, self._is_suspect)
 
     async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
@@ -56,13 +59,15 @@ class Router:
         not wait, or has waited too long."""
         started = time.perf_counter()
         pool = self.pool(job)
-        release, since_ms = "", pool.redis_ms(job.held_since_s) if job.held_since_s else 0
+        release, since_ms = "", pool.clock.time_ms(job.held_since_s) if job.held_since_s else 0
         if last is not None:
             release, since_ms = last.request.reservation, last.request.standing.since_ms
         request = self.request(job, pool, tried, release, since_ms)
         ticket = await self._place_in_store(job, pool, request, last) if request.serving else None
         if ticket is None and job.served.unshared:
             ticket = self._place_unshared(job, pool, request)
+        if ticket is not None:
+            request = ticket.request
         self._metrics.placement_s.observe(time.perf_counter() - started - request.waited_s)
         if request.waited_s:
             self._metrics.queue_wait_s.observe(request.waited_s, self._tenants.bands()[request.standing.band])
@@ -72,28 +77,53 @@ class Router:
 
     async def _place_in_store(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
         try:
-            placement = await pool.place(request)
+            return await self._place_or_wait(job, pool, request, last)
         except NoRoom as refusal:
-            self._store.note(pool.name, None)
             self._metrics.queue_refusals.inc(refusal.reason)
             raise _no_room(refusal, self._settings.queue.wait_s) from None
         except OverLimit as refusal:
-            self._store.note(pool.name, None)
             self._metrics.queue_refusals.inc(refusal.limit)
             assert request.limits is not None
             raise rate_limited(refusal, request.limits) from None
-        except StoreError as error:
-            self._store.note(pool.name, error)
+
+    async def _place_or_wait(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
+        """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it; when
+        the store is back, it is asked again."""
+        while True:
+            if not self._local.would_overtake(pool, request):
+                try:
+                    placement = await pool.place(request)
+                except (NoRoom, OverLimit):
+                    self._store.note(pool.name, None)
+                    raise
+                except StoreError as error:
+                    self._store.note(pool.name, error)
+                else:
+                    return await self._ticket(job, pool, request, placement)
             if last is not None:
                 last.done()
-            return self._fall_back(job, pool, request)
+            placed = await self._local.place(pool, request, last is not None)
+            if placed == "none":
+                return None
+            if placed != "again":
+                return self._fallback_ticket(job, pool, request, placed)
+            request = replace(request, reservation=self._new_reservation(), release="")
+
+    async def _ticket(
+        self, job: Job, pool: Pool, request: PlaceRequest, placement: Placement | Reservation | None
+    ) -> Ticket | None:
+        """The ticket of a request that was placed."""
+        if isinstance(placement, Reservation):  # by this gateway, while the request waited
+            return self._fallback_ticket(job, pool, request, placement)
         self._store.note(pool.name, None)
         if placement is None:
             return None
         if placement.replica not in job.served.replicas:  # somebody wrote to the store's orders by hand
             pool.done(request.reservation)
             pool.claims.withdraw(request, placement)
-            return self._fall_back(job, pool, request)
+            request.room_share = 0.0  # it does not wait
+            placed = await self._local.place(pool, request, is_retry=True)
+            return self._fallback_ticket(job, pool, request, placed) if isinstance(placed, Reservation) else None
         if placement.passed_over_tokens:
             self._metrics.passed_over_tokens.inc(placement.replica, by=placement.passed_over_tokens)
         return Ticket(
@@ -121,7 +151,16 @@ class Router:
         return max(0, tokens - tokens % block_tokens)
 
     def pool(self, job: Job) -> Pool:
-        return self._store.pool(job.served.pool)
+        pool = self._store.pool(job.served.pool)
+        self._local.watch(pool)
+        return pool
+
+    def store_is_up(self) -> None:
+        """Placements go through the store again."""
+        self._local.store_is_up()
+
+    def _new_reservation(self) -> str:
+        return f"{self._store.gateway}-{next(self._ids):x}"
 
     def request(self, job: Job, pool: Pool, tried: Sequence[str], release: str, since_ms: int = 0) -> PlaceRequest:
         """The question to the store. `since_ms`: it has waited since then, and keeps its place."""
@@ -131,10 +170,11 @@ class Router:
         if job.method == "POST" and job.endpoint.computes_prompt:
             limits = self._tenants.limits_of(job.caller.tenant, job.max_output_tokens, can_wait)
         order: Sequence[str] = ()
+        affinity = _affinity(job)
         if job.policy == "consistent_hash":
-            order = self.fallback_order(job, pool)
+            order = fallback_order(pool.records, job.served.shared, job.pinned, affinity)
         return PlaceRequest(
-            reservation=f"{self._store.gateway}-{next(self._ids):x}",
+            reservation=self._new_reservation(),
             keys=job.prompt.keys if job.prompt else (),
             tokens=job.tokens,
             answer=job.prompt.answer if job.prompt else (0, 0),
@@ -152,6 +192,7 @@ class Router:
             room_share=room_share if can_wait else 0.0,
             standing=standing,
             limits=limits,
+            affinity=affinity,
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
@@ -159,30 +200,20 @@ class Router:
             self._knobs[policy] = knobs_of(self._settings, policy)
         return self._knobs[policy]
 
-    def _fall_back(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
-        """Places a request without the store: by rendezvous hashing over the last known replicas."""
-        replica = first_usable(self.fallback_order(job, pool), self._avoided(pool), request.tried)
-        if replica is None:
-            return None
-        incarnation = pool.records[replica].incarnation
-        where = (replica, incarnation, request.prompt_tokens)
-        budget = request.budget(request.prompt_tokens)
-        pool.adopt(Reservation(request.reservation, *where, request.tip, budget, request.is_streamed))
-        return Ticket(pool, request, replica, incarnation, job.served.replicas[replica], "fallback", 0, None)
+    def _fallback_ticket(self, job: Job, pool: Pool, request: PlaceRequest, placed: Reservation) -> Ticket:
+        """The ticket of a request that this gateway placed by itself."""
+        replica, url = placed.replica, job.served.replicas[placed.replica]
+        is_bounded = self._local.room(pool, request).is_bounded
+        return Ticket(pool, request, replica, placed.incarnation, url, "fallback", 0, None, is_bounded)
 
     def fallback_order(self, job: Job, pool: Pool) -> list[str]:
         """The order in which all gateways try replicas without a store: the ready ones, or all if none is ready."""
-        shared, records = job.served.shared, pool.records
-        if job.pinned:
-            return [job.pinned] if job.pinned in shared and job.pinned in records else []
-        order = rendezvous_order(
-            shared, _affinity(job), lambda name: name in records and records[name].state == "ready"
-        )
-        return [replica for replica in order if replica in records and records[replica].state != "draining"]
+        return fallback_order(pool.records, job.served.shared, job.pinned, _affinity(job))
 
     def _place_unshared(self, job: Job, pool: Pool, request: PlaceRequest) -> Ticket | None:
         """Places a request on a replica whose id means another engine in the store. The store is told nothing of it."""
-        replica = first_usable(self.unshared_order(job), self._avoided(pool), request.tried)
+        order = self.unshared_order(job)
+        replica = first_usable(order, [each for each in order if self._is_suspect(each)], request.tried)
         if replica is None:
             return None
         lives, urls = job.served.unshared, job.served.replicas
@@ -194,17 +225,10 @@ class Router:
             return [job.pinned] if job.pinned in job.served.unshared else []
         return rendezvous_order(Subset.of(job.served.unshared), _affinity(job), lambda _: True)
 
-    def _avoided(self, pool: Pool) -> list[str]:
-        """The replicas that failed recently for this gateway, or that have all the requests they may have."""
-        now = time.monotonic()
-        avoided = [replica for replica, outcomes in self._outcomes.items() if outcomes.is_suspect(now)]
-        cap = self._settings.policy.max_active_requests
-        if cap:
-            active: dict[str, int] = {}
-            for one in pool.live.values():
-                active[one.replica] = active.get(one.replica, 0) + 1
-            avoided += [replica for replica, count in active.items() if count >= cap]
-        return avoided
+    def _is_suspect(self, replica: str) -> bool:
+        """Whether it failed recently for this gateway."""
+        outcomes = self._outcomes.get(replica)
+        return outcomes is not None and outcomes.is_suspect(time.monotonic())
 
     def failed(self, ticket: Ticket) -> None:
         """The replica itself failed: reports that to its shared breaker."""

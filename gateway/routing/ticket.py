@@ -35,6 +35,8 @@ class Ticket:
     """Prompt tokens that the engine is predicted to serve from its cache, in whole blocks."""
     placement: Placement | None
     """None if the store did not decide."""
+    is_room_local: bool = False
+    """Whether it went by this gateway's own share of the room: see local_room.py."""
     used: Used | None = field(default=None, init=False)
     """What the request took; None until the answer has told."""
     is_computed: bool = field(default=False, init=False)
@@ -72,7 +74,8 @@ class Ticket:
         stored = self.placement.stored_tokens if self.placement is not None else 0
         beyond = f"; stored_tokens={stored}" if stored else ""
         waited = f"; waited_ms={self.request.waited_s * 1000:.0f}" if self.request.waited_s else ""
-        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{beyond}{waited}"
+        room = "; room=local" if self.is_room_local else ""
+        return f"{self.why}; policy={self.request.knobs.name}; state={self.state}{room}{beyond}{waited}"
 
     @property
     def limit_headers(self) -> dict[str, str]:

@@ -67,6 +67,42 @@ class QueueStage(Stage):
                 await streams.enter_async_context(held_stream(self.tenants["greedy"], url, self.new_prompt()))
             yield streams
 
+    async def waits_here(self, count: int) -> None:
+        """Waits until gateways have this many requests that wait; without the store it does not count them."""
+
+        async def are_waiting() -> bool:
+            return await self.metric_of_all("kvgate_queue_waiting_requests") == count
+
+        await eventually(are_waiting)
+
+    async def most_running(self) -> int:
+        """The most requests that a replica has now."""
+        engines = await asyncio.gather(*(self.replica_state(replica) for replica in self.cluster.replicas))
+        return max(one["running"] for one in engines)
+
+    @asynccontextmanager
+    async def without_store(self) -> AsyncIterator[None]:
+        """Redis is dead, and all gateways know it. At the end it starts again."""
+        self.redis.kill()
+        try:
+            await eventually(self.has_fallen_back)
+            yield
+        finally:
+            self.redis.start()
+
+    async def healed_through(self) -> bool:
+        """Whether all gateways place through the store, which knows all streams."""
+        is_up = all([(await self.ready(url))["store"] == "up" for url in self.urls])
+        return is_up and sum(map(int, (await self.client.hgetall(self.keys.active)).values())) == SLOTS
+
+    async def seat_names(self) -> list[str]:
+        """The seats of all gateways."""
+        gateways = await self.client.hkeys(self.keys.gateways)
+        return [name for gateway in gateways for name in await self.client.hkeys(self.keys.seats(gateway))]
+
+    async def has_fallen_back(self) -> bool:
+        return all([(await self.ready(url))["store"] == "fallback" for url in self.urls])
+
     def ask(self, tenant: str, gateway: int, **fields: Any) -> asyncio.Task[httpx.Response]:
         asking = ask(self.tenants[tenant], self.urls[gateway], self.new_prompt(), **fields)
         return asyncio.get_running_loop().create_task(asking)
@@ -238,3 +274,88 @@ async def test_no_waiting_request_is_lost_with_the_store(stage: QueueStage, faul
         await streams.pop_all().aclose()
         answers = await asyncio.gather(*waiting)
     assert [answer.status_code for answer in answers] == [200] * 6
+
+
+async def test_without_the_store_no_replica_has_more_than_its_slots_and_every_request_is_answered(
+    stage: QueueStage,
+) -> None:
+    async with stage.without_store():
+        tasks = [stage.ask("greedy", number % 2, max_tokens=10) for number in range(SLOTS + 14)]
+        most = 0
+        while not all(task.done() for task in tasks):
+            most = max(most, await stage.most_running())
+            assert most <= EACH
+        answers = [await task for task in tasks]
+    assert most == EACH
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    decisions = [answer.headers["x-kvgate-decision"] for answer in answers]
+    assert all("state=fallback; room=local" in decision for decision in decisions)
+    assert sum("waited_ms=" in decision for decision in decisions) >= 14
+
+
+async def test_without_the_store_bands_go_first_and_the_queue_is_bounded(stage: QueueStage) -> None:
+    order: list[str] = []
+    async with stage.without_store(), stage.full() as streams:
+        tasks = []
+        for count, tenant in enumerate(["greedy"] * 9 + ["urgent"], 1):
+            task = stage.ask(tenant, 0)
+            task.add_done_callback(lambda _, tenant=tenant: order.append(tenant))
+            tasks.append(task)
+            await stage.waits_here(count)
+        refused = await stage.ask("modest", 0)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        tasks.pop(0).cancel()
+        await stage.waits_here(9)
+        await streams.pop_all().aclose()
+        answers = await asyncio.gather(*tasks)
+    assert [answer.status_code for answer in answers] == [200] * 9
+    assert order.index("urgent") <= SLOTS // 2 + 1, "each gateway has half of the slots; one client has left"
+
+
+async def test_when_the_store_is_back_those_that_wait_get_seats_in_the_order_in_which_they_came(
+    stage: QueueStage,
+) -> None:
+    async with AsyncExitStack() as streams:
+        async with stage.without_store():
+            await streams.enter_async_context(stage.full())
+            tasks = []
+            for number in range(6):
+                tasks.append(stage.ask("modest", number % 2))
+                await stage.waits_here(number + 1)
+        await stage.waits(6)
+        [queue] = await stage.client.hkeys(stage.keys.waiting)
+        line = await stage.client.zrange(f"kvgate:{{{stage.cluster.pool}}}:line:{queue} modest", 0, -1)
+        came = [seat.split(" ")[0] for seat in line]
+        assert came == came[:2] * 3
+        assert len(set(came)) == 2, "the gateways in turn, as the requests came"
+        active = await stage.client.hgetall(stage.keys.active)
+        assert sorted(active.values()) == [str(EACH)] * 3, "nothing is granted before all load is stated"
+        assert not any(task.done() for task in tasks)
+        await streams.aclose()
+        answers = await asyncio.gather(*tasks)
+    assert [answer.status_code for answer in answers] == [200] * 6
+    decisions = [answer.headers["x-kvgate-decision"] for answer in answers]
+    assert all("waited_ms=" in decision and "state=fallback" not in decision for decision in decisions)
+
+
+async def test_seats_outlast_a_store_that_hangs_and_room_is_taken_meanwhile(stage: QueueStage) -> None:
+    async with AsyncExitStack() as streams:
+        async with stage.without_store():
+            await streams.enter_async_context(stage.full())
+        await eventually(stage.healed_through)
+        waiting = [stage.ask("modest", number % 2) for number in range(6)]
+        await stage.waits(6)
+        names = set(await stage.seat_names())
+        stage.redis.pause()
+        await eventually(stage.has_fallen_back)
+        newcomer = stage.ask("greedy", 0)
+        await stage.waits_here(7)
+        stage.redis.resume()
+        await stage.waits(7)
+        assert names < set(await stage.seat_names())
+        stage.redis.pause()
+        await streams.aclose()
+        answers = await asyncio.gather(*waiting, newcomer)
+        stage.redis.resume()
+    assert [answer.status_code for answer in answers] == [200] * 7
+    assert all("state=fallback; room=local; waited_ms=" in answer.headers["x-kvgate-decision"] for answer in answers)

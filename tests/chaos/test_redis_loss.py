@@ -138,7 +138,7 @@ async def test_while_redis_is_away_every_gateway_says_so_and_stays_ready(stage: 
         assert ready["store_problem"]
         assert await stage.metric(url, "kvgate_store_up") == 0
         answer = await ask(stage.http, url, stage.new_prompt())
-        assert answer.headers["x-kvgate-decision"] == "fallback; policy=prefix_kv_aware; state=fallback"
+        assert answer.headers["x-kvgate-decision"] == "fallback; policy=prefix_kv_aware; state=fallback; room=local"
         assert await stage.metric(url, "kvgate_decisions_total", state="fallback") > 0
     stage.redis.start()
     await eventually(lambda: is_everywhere(stage, "up"))
@@ -165,7 +165,7 @@ async def test_a_hung_redis_delays_a_placement_by_no_more_than_its_budget(stage:
     stage.redis.pause()
     for _ in range(3 * BREAKER_MISSES):
         answer = await ask(stage.http, url, stage.new_prompt())
-        assert answer.headers["x-kvgate-decision"].endswith("state=fallback")
+        assert answer.headers["x-kvgate-decision"].endswith("state=fallback; room=local")
     spent_s = await stage.metric(url, "kvgate_placement_seconds_sum") - spent_s
     assert spent_s < 2 * BREAKER_MISSES * BUDGET_S, "the first few wait for their budget, later ones not at all"
     assert (await stage.ready(url))["store"] == "fallback"
@@ -177,7 +177,7 @@ async def test_one_late_placement_falls_back_alone_and_is_counted_once(stage: St
     stage.redis.pause()
     async with held_stream(stage.http, url, stage.new_prompt()) as stream:
         stage.redis.resume()
-        assert stream.decision.endswith("state=fallback")
+        assert stream.decision.endswith("state=fallback; room=local")
         answer = await ask(stage.http, url, stage.new_prompt())
         assert answer.headers["x-kvgate-decision"].endswith("state=degraded")
         assert await stage.metric(url, "kvgate_store_connections_total") == connections
@@ -208,7 +208,7 @@ async def test_a_gateway_started_without_redis_serves_and_joins_when_it_comes(st
         assert (ready["store"], sorted(ready["replicas"])) == ("fallback", ["r0", "r1", "r2"])
         answer = await ask(stage.http, early.url, stage.new_prompt())
         assert is_complete(answer)
-        assert answer.headers["x-kvgate-decision"].endswith("state=fallback")
+        assert answer.headers["x-kvgate-decision"].endswith("state=fallback; room=local")
         async with held_stream(stage.http, early.url, stage.new_prompt()):
             stage.redis.start()
             await eventually(lambda: has_joined(stage, early))

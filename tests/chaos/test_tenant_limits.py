@@ -27,6 +27,7 @@ MOST = 3
 LIMITS = {
     "capped": {"concurrency": MOST},
     "counted": {"requests_per_min": 6},
+    "shared": {"requests_per_min": 6},
     "metered": {"tokens_per_min": 3000},
     "free": {},
 }
@@ -206,6 +207,30 @@ async def test_limits_count_again_after_the_store_was_away(stage: LimitStage) ->
         await streams.pop_all().aclose()
         assert (await waiting).status_code == 200
     await eventually(lambda: is_active(stage, "capped", 0))
+
+
+async def test_without_the_store_each_gateway_keeps_its_share_of_the_limits(stage: LimitStage) -> None:
+    stage.redis.kill()
+    await eventually(lambda: has_fallen_back(stage))
+    tasks = [stage.ask("capped", number % 2, max_tokens=20) for number in range(12)]
+    most = 0
+    while not all(task.done() for task in tasks):
+        running = await stage.running()
+        assert running <= 2 * (MOST // 2)
+        most = max(most, running)
+    assert {(await task).status_code for task in tasks} == {200}
+    assert most == 2 * (MOST // 2)
+    for gateway in (0, 1):
+        answers = [await stage.ask("shared", gateway) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200] * 3 + [429]
+        assert answers[-1].json()["error"]["code"] == "rate_limited"
+        assert 10 <= int(answers[-1].headers["retry-after"]) <= 20
+        assert (await stage.ask("free", gateway)).status_code == 200
+    stage.redis.start()
+
+
+async def has_fallen_back(stage: LimitStage) -> bool:
+    return all([(await stage.ready(url))["store"] == "fallback" for url in stage.urls])
 
 
 async def is_active(stage: LimitStage, tenant: str, count: int) -> bool:

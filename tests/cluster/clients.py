@@ -134,7 +134,7 @@ class Load:
     def _note(self, url: str, response: httpx.Response) -> None:
         if is_complete(response):
             self.answered += 1
-            self.states[response.headers["x-kvgate-decision"].rsplit("state=", 1)[1]] += 1
+            self.states[response.headers["x-kvgate-decision"].rsplit("state=", 1)[1].partition(";")[0]] += 1
         elif response.status_code == 200 and last_event(response.text).get("error", {}).get("code") == "stream_broken":
             self.broken += 1
         else:

@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.chores.reaper import Reaper
+from coordinator.pool import pool as pool_module
 from coordinator.pool.pool import LEASE_MS, MAX_GAP_MS, Pool
 from tests.coordinator.stage import (
     KEYS,
@@ -238,3 +239,26 @@ async def test_a_gateway_that_leaves_gives_everything_back_at_once(
     assert await numbers(client, KEYS.active) == {}
     assert (await other.beat()).worker == "gw1"
     assert list(await owners(client, chain(1)[0])) == ["r0"]
+
+
+async def test_gateways_know_how_many_they_are_and_wait_for_others_to_come_back(
+    pool: Pool, other: Pool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "RESTATED_S", 60.0)
+    assert pool.gateways == 1
+    await beaten(other)
+    await drained(other)
+    await beaten(pool)
+    assert pool.gateways == 2
+    await client.flushall()
+    await beaten(pool)  # it finds that the store has forgotten it, and states everything
+    await beaten(pool)
+    assert pool.gateways == 2, "the other one has not come back yet"
+    assert 0 < pool.restated_in_s() <= 60
+    monkeypatch.setattr(pool, "restated_in_s", lambda: 0.0)
+    await beaten(pool)
+    assert pool.gateways == 1
+    await beaten(other)
+    await drained(other)
+    await beaten(pool)
+    assert pool.gateways == 2

@@ -65,7 +65,7 @@ async def connect(pool: Pool, server: RedisServer) -> None:
 async def fall_back(pool: Pool, server: RedisServer, reservation: str) -> None:
     """A late placement on r0 without a deadline, whose request then goes to r1. Afterwards Redis runs again, and
     nobody has read its reply."""
-    pool._clock.forget()
+    pool.clock.forget()
     with standing_still(server):
         with pytest.raises(StoreLate):
             await pool.place(request(reservation, chain(1, 2), pinned="r0"))

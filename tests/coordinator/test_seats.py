@@ -13,7 +13,8 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
-from coordinator.pool.pool import PlaceRequest, Pool
+from coordinator.pool import seats
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Wire
 from coordinator.scripts import Placement, PolicyKnobs, Standing
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register, request
@@ -342,6 +343,37 @@ async def test_an_emptied_store_gets_its_queue_back_in_order(redis_server: Redis
             assert sum(each.done() for each in tasks) == tasks.index(task)
             one.done(name)
             assert await task is not None
+
+
+async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_when_that_is_back(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "_AWAY_S", 0.0)
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        tasks = {name: await queued(client, other, asking(name)) for name in ("taken", "left", "kept")}
+        wire, away = other._wire, asyncio.Event()
+        other.seats.on_away = away.set
+        other.detach()
+        await away.wait()
+        assert other.seats.is_away
+        assert [each.reservation for each in other.seats.requests()] == [*tasks]
+        for name in ("taken", "left"):
+            reservation = Reservation(name, "r0", "life1", 100, "-")
+            other.adopt(reservation)
+            other.seats.take(reservation)
+        tasks["left"].cancel()  # in the turn in which it was placed
+        assert await tasks["taken"] is other.live["taken"]
+        await asyncio.wait([tasks["left"]])
+        assert other.load.requests == {"r0": 1}
+        assert wire is not None
+        other.attach(wire, True)
+        await drained(other)
+        assert set(await client.hgetall(KEYS.seats("gw1"))) == {"kept"}
+        assert set(await client.hgetall(KEYS.flight("gw1"))) == {"taken"}
+        assert not other.seats.is_away
+        one.done(full)
+        assert isinstance(await tasks["kept"], Placement | None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from coordinator.registry import ReplicaRecord
 from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
@@ -86,8 +88,22 @@ async def test_an_answer_that_breaks_off_is_not_one_that_ended_well() -> None:
     assert (await place(router, b"a" * 16)).replica != first.replica
 
 
-async def test_no_replica_is_given_more_than_it_may_have_while_another_has_room() -> None:
+async def test_no_replica_is_given_more_than_it_may_have() -> None:
     router = lonely_router(max_active_requests=2)
-    placed = [(await place(router, b"a" * 16)).replica for _ in range(7)]
-    assert sorted(placed[:6]) == ["r0", "r0", "r1", "r1", "r2", "r2"]
-    assert placed[6] == placed[0]  # no replica has room, so the prompt goes to its own replica
+    tickets = [await place(router, b"a" * 16) for _ in range(6)]
+    assert sorted(ticket.replica for ticket in tickets) == ["r0", "r0", "r1", "r1", "r2", "r2"]
+    assert tickets[0].decision == "fallback; policy=prefix_kv_aware; state=fallback; room=local"
+    waiting = asyncio.get_running_loop().create_task(place(router, b"a" * 16))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    tickets[3].done()
+    assert (await waiting).replica == tickets[3].replica
+
+
+async def test_where_no_replica_is_well_requests_do_not_wait() -> None:
+    router = lonely_router(max_active_requests=1)
+    tickets = [await place(router, b"a" * 16) for _ in REPLICAS]
+    for ticket in tickets:
+        for _ in range(FAILURES):
+            router.failed(ticket)
+    assert (await place(router, b"a" * 16)).replica == tickets[0].replica

@@ -1,0 +1,307 @@
+"""Places requests while the store is away, and lets those wait that find no room in this gateway's share.
+
+    place        a request that the store did not place: it takes room, or waits here
+    on_away      seats of a store that is away for longer than a moment: their requests may take room here, too
+    on_freed     a reservation or a prefill of this gateway has ended: whoever goes first takes the room
+    store_is_up  the store is back: once all gateways have stated their load, those that wait here get seats
+
+Requests go by bands, and in a band the one that waits longest goes first. Nobody overtakes: for a request that goes
+before and cannot take room here yet (its seat may still be granted), room is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Literal
+
+import structlog
+
+from coordinator.errors import NoRoom
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.prefills import predicted_s
+from coordinator.pool.seats import RESTATED_S
+from coordinator.redis.wire import has_result
+from coordinator.scripts import NOTHING, Used
+from coordinator.store import Store
+from gateway.routing.local_limits import LocalBuckets, local_concurrency
+from gateway.routing.local_room import Loads, LocalRoom, choose
+from gateway.routing.rendezvous import CONTENDERS, fallback_order
+
+_log = structlog.get_logger("kvgate.local")
+
+_MOST_HEADS = 64
+"""How many requests are tried for nothing until the others have to wait for the next try: each costs some time."""
+
+
+class _Waiter:
+    """A request that waits, here or on a seat."""
+
+    def __init__(self, pool: Pool, request: PlaceRequest) -> None:
+        assert request.serving is not None
+        now_s, since_ms = time.monotonic(), request.standing.since_ms
+        since_s = pool.clock.moment_s(since_ms) if since_ms else None
+        self.pool, self.request = pool, request
+        self.since_s = now_s - request.waited_s if since_s is None else since_s
+        self.answer: asyncio.Future[Reservation | Literal["again"]] = asyncio.get_running_loop().create_future()
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The replicas that may serve it, as they were when it was first tried."""
+        request = self.request
+        assert request.serving is not None
+        order = fallback_order(self.pool.records, request.serving, request.pinned, request.affinity)
+        return [replica for replica in order if replica not in request.tried]
+
+    @property
+    def turn(self) -> tuple[int, float]:
+        """The lowest one goes first."""
+        return self.request.standing.band, self.since_s
+
+    @property
+    def line(self) -> tuple[object, ...]:
+        """If one request of a line finds no room, none does."""
+        request = self.request
+        assert request.serving is not None
+        if len(request.serving.replicas) > CONTENDERS:  # each has replicas of its own
+            return (request.reservation,)
+        return request.serving.digest, request.pinned, tuple(request.tried), request.room_share
+
+
+class LocalQueue:
+    """One gateway's rule for all its pools while the store does not place."""
+
+    def __init__(self, store: Store, is_suspect: Callable[[str], bool]) -> None:
+        """`is_suspect` says whether a replica failed recently for this gateway."""
+        self._store, self._is_suspect = store, is_suspect
+        self._pools: dict[str, Pool] = {}
+        self._waiting: dict[str, _Waiter] = {}
+        self._seats: dict[str, dict[str, _Waiter]] = {}
+        """By pool: the seats of this gateway, as they were seen last."""
+        self._buckets = LocalBuckets()
+        self._local: set[str] = set()
+        """The pools of which this gateway has said that it admits by its own share."""
+        self._will_grant = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<LocalQueue {len(self._waiting)} waiting, by own shares: {sorted(self._local)}>"
+
+    def watch(self, pool: Pool) -> None:
+        """From now on, hear of what happens in this pool."""
+        if pool.name not in self._pools:
+            self._pools[pool.name] = pool
+            pool.load.on_freed = partial(self._freed, pool)
+            pool.seats.on_away = self._grant_all
+
+    def room(self, pool: Pool, request: PlaceRequest) -> LocalRoom:
+        """The room of a replica that a request may use while the store is away."""
+        if not request.room_share or not pool.seats.can_wait:
+            return LocalRoom(0, 0)
+        return LocalRoom.of(request.knobs, pool.gateways, request.room_share)
+
+    def would_overtake(self, pool: Pool, request: PlaceRequest) -> bool:
+        """Whether it would overtake those that wait here if the store placed it: the store is back, and does not know
+        of them and of all load yet."""
+        return bool(request.room_share and pool.seats.can_wait and pool.load.waiting and pool.restated_in_s())
+
+    async def place(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> Reservation | Literal["again", "none"]:
+        """Reserve room for a request that the store did not place, or wait for it. `again`: the store is back, and is
+        to place it, with the standing that the request has now. `none`: no replica is left. Raises NoRoom and
+        OverLimit."""
+        waiter = _Waiter(pool, request)
+        if not waiter.order:
+            return "none"
+        self._charge(pool, request, is_retry)
+        began_s = time.monotonic()
+        self._waiting[request.reservation] = waiter
+        pool.load.waiting += 1
+        try:
+            self._grant(pool)
+            if has_result(waiter.answer):
+                return waiter.answer.result()
+            self._refuse_if_full(waiter)
+            self._arm()
+            try:
+                return await self._wait(waiter)
+            finally:
+                request.waited_s += time.monotonic() - began_s
+                since_ms = pool.clock.time_ms(waiter.since_s) or request.standing.since_ms
+                request.standing = replace(request.standing, since_ms=since_ms)
+        finally:
+            pool.load.waiting -= 1
+            del self._waiting[request.reservation]
+            if not has_result(waiter.answer) or waiter.answer.result() == "again":
+                self._buckets.finish(request.reservation, NOTHING, time.monotonic() * 1000)
+
+    async def _wait(self, waiter: _Waiter) -> Reservation | Literal["again"]:
+        request = waiter.request
+        limit_ms = request.standing.wait_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000 - request.waited_s if limit_ms else None):
+                return await waiter.answer
+        except BaseException as error:
+            if has_result(waiter.answer) and waiter.answer.result() != "again":
+                waiter.pool.done(request.reservation, NOTHING)  # granted in the turn in which its client left
+            if isinstance(error, TimeoutError):
+                raise NoRoom("waited", 0) from None
+            raise
+
+    def _refuse_if_full(self, waiter: _Waiter) -> None:
+        """Raises NoRoom if too many wait: each gateway has its share of the queue, too, so that all of them have seats
+        when the store is back. A request that has waited keeps its place."""
+        request, knobs, gateways = waiter.request, waiter.request.knobs, waiter.pool.gateways
+        if request.waited_s:
+            return
+        band, tenant = request.standing.band, request.standing.tenant
+        others = [one.standing for one in self._requests(waiter.pool) if one is not request]
+        if sum(one.band <= band for one in others) >= max(1, knobs.max_waiting // gateways):
+            raise NoRoom("full", 0)
+        if sum(one.tenant == tenant for one in others) >= max(1, knobs.max_waiting_per_tenant // gateways):
+            raise NoRoom("full_tenant", 0)
+
+    def _requests(self, pool: Pool) -> Iterable[PlaceRequest]:
+        yield from (one.request for one in self._waiting.values() if one.pool is pool)
+        yield from pool.seats.requests()
+
+    # -- limits of tenants -------------------------------------------------------------------------------------
+
+    def _charge(self, pool: Pool, request: PlaceRequest, is_retry: bool) -> None:
+        """Count what a request takes of its tenant's minute. Raises OverLimit. A request counts once: a retry takes
+        only the tokens that the attempt before gave back, and the store has counted one that had a seat."""
+        limits = request.limits
+        if limits is None or request.waited_s:
+            return
+        tenant, now_ms = request.standing.tenant, time.monotonic() * 1000
+        if not is_retry:
+            self._buckets.let_in(tenant, limits, pool.gateways, now_ms)
+        tokens = request.prompt_tokens + limits.output_tokens
+        self._buckets.reserve(request.reservation, tenant, tokens, limits, pool.gateways, now_ms)
+
+    def _is_at_limit(self, pool: Pool, request: PlaceRequest) -> bool:
+        """Whether its tenant has all the requests in flight that it may have at this gateway."""
+        if request.limits is None or not request.limits.concurrency or not pool.seats.can_wait:
+            return False
+        tenant = request.standing.tenant_text
+        active = sum(each.load.of_tenant.get(tenant, 0) for each in self._pools.values())
+        return active >= local_concurrency(request.limits.concurrency, pool.gateways)
+
+    # -- grants ------------------------------------------------------------------------------------------------
+
+    def _freed(self, pool: Pool, reservation: str, used: Used | None) -> None:
+        if reservation not in pool.live:
+            self._buckets.finish(reservation, used, time.monotonic() * 1000)
+        if not self._will_grant and any(each.load.waiting or each.seats.is_away for each in self._pools.values()):
+            self._will_grant = True
+            asyncio.get_running_loop().call_soon(self._grant_all)
+
+    def _grant_all(self) -> None:
+        self._will_grant = False
+        for pool in self._pools.values():
+            self._grant(pool)
+
+    def _grant(self, pool: Pool) -> None:
+        """Let those go that find room, in their order."""
+        loads, full = Loads(pool.load), set[tuple[object, ...]]()
+        for waiter in self._in_turn(pool):
+            request = waiter.request
+            if len(full) >= _MOST_HEADS:
+                break
+            if waiter.line in full or self._is_at_limit(pool, request):
+                continue
+            room = self.room(pool, request)
+            order = [replica for replica in waiter.order if replica in pool.records]
+            replica = (
+                choose(order, partial(self._is_usable, pool), partial(loads.have_room, room=room)) if order else ""
+            )
+            if replica is None:
+                full.add(waiter.line)
+            elif request.reservation not in self._waiting and not pool.seats.is_away:
+                loads.keep(replica, request.prompt_tokens)
+            else:
+                self._hand_out(waiter, replica, room)
+
+    def _in_turn(self, pool: Pool) -> list[_Waiter]:
+        before, here = self._seats.get(pool.name, {}), [one for one in self._waiting.values() if one.pool is pool]
+        if not here and not pool.seats.is_away:
+            self._seats.pop(pool.name, None)
+            return []
+        seats = {one.reservation: before.get(one.reservation) or _Waiter(pool, one) for one in pool.seats.requests()}
+        self._seats[pool.name] = seats
+        return sorted((*seats.values(), *(one for one in here if not one.answer.done())), key=lambda one: one.turn)
+
+    def _is_usable(self, pool: Pool, replica: str) -> bool:
+        return pool.records[replica].state == "ready" and not self._is_suspect(replica)
+
+    def _hand_out(self, waiter: _Waiter, replica: str, room: LocalRoom) -> None:
+        """Reserve for a request that waits. Without a replica, it is placed again."""
+        pool, request = waiter.pool, waiter.request
+        reservation: Reservation | Literal["again"] = self._reserve(pool, request, replica) if replica else "again"
+        if room.is_bounded and pool.name not in self._local and not self._store.is_up(pool.name):
+            self._say_begin(pool, room)
+        if request.reservation in self._waiting:
+            waiter.answer.set_result(reservation)
+        elif isinstance(reservation, Reservation):
+            pool.seats.take(reservation)
+
+    def _reserve(self, pool: Pool, request: PlaceRequest, replica: str) -> Reservation:
+        tokens = request.prompt_tokens
+        others = pool.load.backlog_tokens.get(replica, 0)
+        budget, incarnation = request.budget(tokens), pool.records[replica].incarnation
+        reservation = Reservation(
+            request.reservation, replica, incarnation, tokens, request.tip, budget, request.is_streamed
+        )
+        pool.adopt(reservation)
+        if not request.is_streamed:  # nobody sees its first token, and there are no heartbeats to end its backlog
+            prefill_s = predicted_s(tokens, others, request.knobs.prefill_tokens_per_s)
+            asyncio.get_running_loop().call_later(prefill_s, pool.first_token, reservation.id)
+        return reservation
+
+    # -- the store comes back ----------------------------------------------------------------------------------
+
+    def store_is_up(self) -> None:
+        """Placements go through the store again."""
+        self._arm()
+
+    def _arm(self, in_s: float = RESTATED_S) -> None:
+        if self._timer is None and (self._waiting or self._local):
+            self._timer = asyncio.get_running_loop().call_later(in_s, self._return)
+
+    def _return(self) -> None:
+        """Send those that wait here to a store that is up and knows the load, in their order."""
+        self._timer = None
+        later_s = 0.0
+        for name, pool in self._pools.items():
+            if not self._store.is_up(name):
+                continue  # it says when it is
+            if (in_s := pool.restated_in_s()) > 0:
+                later_s = max(later_s, in_s)
+                continue
+            self._say_end(pool)
+            here = [one for one in self._waiting.values() if one.pool is pool and not one.answer.done()]
+            for waiter in sorted(here, key=lambda one: one.turn):
+                waiter.answer.set_result("again")
+        if later_s:
+            self._arm(later_s)
+
+    def _say_begin(self, pool: Pool, room: LocalRoom) -> None:
+        self._local.add(pool.name)
+        _log.warning(
+            "this gateway admits requests by its own share of the room",
+            pool=pool.name,
+            gateways=pool.gateways,
+            share_requests=room.requests or None,
+            share_backlog_tokens=round(room.backlog_tokens) or None,
+            reason=self._store.reason,
+        )
+
+    def _say_end(self, pool: Pool) -> None:
+        if pool.name in self._local:
+            self._local.discard(pool.name)
+            waiting = sum(one.pool is pool for one in self._waiting.values())
+            _log.info("the store admits requests again", pool=pool.name, gateways=pool.gateways, waiting_here=waiting)
+        if not self._local:
+            self._buckets.forget()

@@ -1,0 +1,49 @@
+"""A tenant's limits of a minute, as one gateway keeps its share of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.errors import OverLimit
+from coordinator.scripts import TenantLimits, Used
+from gateway.routing.local_limits import LocalBuckets, local_concurrency
+
+NOW_MS = 1_000_000.0
+
+
+def test_each_gateway_gives_its_share_of_requests_and_gets_it_back_evenly() -> None:
+    buckets, limits = LocalBuckets(), TenantLimits(requests_per_min=6)
+    for _ in range(3):
+        buckets.let_in("team", limits, 2, NOW_MS)
+    with pytest.raises(OverLimit) as refused:
+        buckets.let_in("team", limits, 2, NOW_MS)
+    assert (refused.value.limit, refused.value.wait_s, refused.value.left) == ("requests", 20.0, (0, 60_000, -1, 0))
+    buckets.let_in("other", limits, 2, NOW_MS)
+    buckets.let_in("team", limits, 2, NOW_MS + 20_000)
+    buckets.forget()
+    buckets.let_in("team", limits, 2, NOW_MS)
+
+
+def test_a_share_is_at_least_one_request() -> None:
+    assert [local_concurrency(limit, 4) for limit in (0, 1, 4, 9)] == [0, 1, 1, 2]
+    buckets, limits = LocalBuckets(), TenantLimits(requests_per_min=1)
+    buckets.let_in("team", limits, 50, NOW_MS)
+    with pytest.raises(OverLimit):
+        buckets.let_in("team", limits, 50, NOW_MS)
+
+
+def test_the_last_request_may_overdraw_and_tokens_are_corrected_at_the_end() -> None:
+    buckets, limits = LocalBuckets(), TenantLimits(tokens_per_min=2000)
+    for reservation in ("one", "two"):
+        buckets.let_in("team", limits, 2, NOW_MS)
+        buckets.reserve(reservation, "team", 700, limits, 2, NOW_MS)
+    with pytest.raises(OverLimit) as refused:
+        buckets.let_in("team", limits, 2, NOW_MS)
+    assert (refused.value.limit, refused.value.wait_s) == ("tokens", 24.001)
+    buckets.finish("one", Used(0, 100), NOW_MS)
+    buckets.finish("one", Used(0, 100), NOW_MS)
+    buckets.let_in("team", limits, 2, NOW_MS)
+    buckets.finish("two", None, NOW_MS)
+    buckets.reserve("three", "team", 200, limits, 2, NOW_MS)
+    with pytest.raises(OverLimit):
+        buckets.let_in("team", limits, 2, NOW_MS)

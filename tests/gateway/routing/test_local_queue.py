@@ -1,0 +1,239 @@
+"""Requests that find no room in their gateway's share wait there, and go in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.errors import NoRoom, OverLimit
+from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.registry import ReplicaRecord, surveyed_state
+from coordinator.scripts import NOTHING, PolicyKnobs, Seat, Standing, TenantLimits
+from coordinator.store import Store, StoreOptions
+from coordinator.subset import Subset
+from gateway.routing.local_queue import LocalQueue
+from tests.coordinator.stage import request
+
+REPLICAS = ("r0", "r1", "r2")
+ONE_EACH = PolicyKnobs(max_active_requests=2)
+"""For two gateways, that is one each."""
+
+
+class Alone:
+    """One of two gateways whose store is away."""
+
+    def __init__(self) -> None:
+        self.store = Store(StoreOptions("redis://127.0.0.1:1"), "g0")
+        self.pool: Pool = self.store.pool("m")
+        for name in REPLICAS:
+            self.pool.records[name] = ReplicaRecord(name, "1", "ready", 0, 0, f"http://{name}")
+        self.pool.state = replace(surveyed_state(0, [], [], [], []), gateways=2)
+        self.suspects: set[str] = set()
+        self.queue = LocalQueue(self.store, self.suspects.__contains__)
+        self.queue.watch(self.pool)
+
+    def asked(self, name: str, share: float = 1.0, limits: TenantLimits | None = None, **changes: Any) -> PlaceRequest:
+        """A request. `changes` may be those of its standing."""
+        standing = {each: changes.pop(each) for each in list(changes) if each in Standing.__dataclass_fields__}
+        changes = {"knobs": ONE_EACH, "serving": Subset.of(REPLICAS), **changes}
+        asked = request(name, (), **changes)
+        asked.room_share, asked.standing, asked.limits = share, Standing(**standing), limits
+        return asked
+
+    async def place(self, asked: PlaceRequest, is_retry: bool = False) -> str:
+        placed = await self.queue.place(self.pool, asked, is_retry)
+        return placed.replica if isinstance(placed, Reservation) else placed
+
+    async def waits(self, asked: PlaceRequest) -> asyncio.Task[str]:
+        task = asyncio.get_running_loop().create_task(self.place(asked))
+        await asyncio.sleep(0)
+        assert not task.done()
+        return task
+
+    async def fill(self) -> None:
+        assert {await self.place(self.asked(f"full{number}")) for number in range(3)} == set(REPLICAS)
+
+    def free(self, replica: str = "r0") -> None:
+        self.pool.done(next(one.id for one in self.pool.live.values() if one.replica == replica))
+
+
+@pytest.fixture
+async def alone() -> Alone:
+    return Alone()
+
+
+async def soon(task: Awaitable[str]) -> str:
+    return await asyncio.wait_for(task, 1)
+
+
+async def test_bands_go_in_their_order_and_in_a_band_the_one_that_waits_longest(alone: Alone) -> None:
+    await alone.fill()
+    order: list[str] = []
+    tasks = []
+    for name, band in (("batch", 2), ("first", 1), ("second", 1), ("urgent", 0)):
+        tasks.append(await alone.waits(alone.asked(name, band=band)))
+        tasks[-1].add_done_callback(lambda _, name=name: order.append(name))
+    assert alone.pool.waiting == 4
+    for count in range(1, 5):
+        alone.free()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)
+        assert len(order) == count
+        tasks = [task for task in tasks if not task.done()]
+    assert order == ["urgent", "first", "second", "batch"]
+    assert alone.pool.waiting == 0
+
+
+async def test_a_request_that_waits_for_one_replica_holds_up_nobody_else(alone: Alone) -> None:
+    await alone.fill()
+    pinned = await alone.waits(alone.asked("pinned", pinned="r1"))
+    retry = await alone.waits(alone.asked("retry", tried=("r0",)))
+    other = await alone.waits(alone.asked("other"))
+    alone.free("r0")
+    assert await soon(other) == "r0"
+    alone.free("r1")
+    assert await soon(pinned) == "r1"
+    alone.free("r2")
+    assert await soon(retry) == "r2"
+
+
+async def test_the_end_of_a_prefill_makes_room(alone: Alone) -> None:
+    knobs = PolicyKnobs(max_wait_s=0.1, prefill_tokens_per_s=100)
+    for number in range(3):
+        await alone.place(alone.asked(f"long{number}", knobs=knobs, prompt_tokens=1000))
+    task = await alone.waits(alone.asked("short", knobs=knobs))
+    alone.pool.first_token("long1")
+    assert await soon(task) == alone.pool.live["long1"].replica
+
+
+async def test_a_prefill_that_nobody_sees_ends_after_its_time(alone: Alone) -> None:
+    knobs = PolicyKnobs(max_wait_s=0.1, prefill_tokens_per_s=1000)
+    for number in range(3):
+        asked = alone.asked(f"long{number}", knobs=knobs, prompt_tokens=100)
+        asked.is_streamed = False
+        await alone.place(asked)
+    assert await soon(await alone.waits(alone.asked("short", knobs=knobs))) in REPLICAS
+
+
+async def test_room_is_kept_for_a_seat_that_goes_first_and_given_to_it_when_the_store_stays_away(alone: Alone) -> None:
+    seat = Seat(0, 0)
+    early, later = alone.asked("early", band=1), alone.asked("later", band=2)
+    seated = [
+        asyncio.get_running_loop().create_task(alone.pool.seats.wait(each, seat, None)) for each in (early, later)
+    ]
+    await asyncio.sleep(0)
+    assert {await alone.place(alone.asked(name, band=band)) for name, band in (("a", 0), ("b", 1))} < set(REPLICAS)
+    newcomer = await alone.waits(alone.asked("newcomer", band=1))
+    alone.pool.seats.is_away = True
+    alone.pool.seats.on_away()
+    assert isinstance(await asyncio.wait_for(seated[0], 1), Reservation)
+    alone.free(alone.pool.live["a"].replica)
+    assert await soon(newcomer) in REPLICAS
+    assert not seated[1].done()
+    seated[1].cancel()
+    await asyncio.wait(seated)
+    alone.pool.seats.close()
+
+
+async def test_a_client_that_leaves_takes_nothing_whenever_it_leaves(alone: Alone) -> None:
+    await alone.fill()
+    gone, granted = [await alone.waits(alone.asked(name)) for name in ("gone", "granted")]
+    gone.cancel()
+    alone.free()
+    await asyncio.sleep(0)  # the room is handed out in this turn
+    assert "granted" in alone.pool.live
+    granted.cancel()
+    await asyncio.wait([gone, granted])
+    assert alone.pool.load.requests == {"r1": 1, "r2": 1}
+    assert alone.pool.waiting == 0
+    assert await alone.place(alone.asked("next")) == "r0"
+
+
+async def test_a_request_waits_for_its_time_at_most_which_began_on_its_seat(alone: Alone) -> None:
+    await alone.fill()
+    asked = alone.asked("late", wait_ms=30_000)
+    asked.waited_s = 29.95
+    with pytest.raises(NoRoom) as refused:
+        await asyncio.wait_for(alone.place(asked), 1)
+    assert refused.value.reason == "waited"
+    assert asked.waited_s > 30
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [(replace(ONE_EACH, max_waiting=4), "full"), (replace(ONE_EACH, max_waiting_per_tenant=4), "full_tenant")],
+)
+async def test_only_this_gateways_share_of_the_queue_may_wait(alone: Alone, knobs: PolicyKnobs, reason: str) -> None:
+    await alone.fill()
+    tasks = [await alone.waits(alone.asked(f"waits{number}", knobs=knobs)) for number in range(2)]
+    with pytest.raises(NoRoom) as refused:
+        await alone.place(alone.asked("more", knobs=knobs))
+    assert refused.value.reason == reason
+    seated = alone.asked("seated", knobs=knobs)
+    seated.waited_s = 1.0
+    tasks.append(await alone.waits(seated))
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_requests_that_never_wait_and_those_without_a_well_replica_go_at_once(alone: Alone) -> None:
+    await alone.fill()
+    assert await alone.place(alone.asked("tokenize", share=0.0)) in REPLICAS
+    assert await alone.place(alone.asked("none", tried=REPLICAS)) == "none"
+    alone.suspects.update(REPLICAS)
+    assert await alone.place(alone.asked("anyway")) in REPLICAS
+
+
+async def test_a_tenant_waits_for_its_own_requests_and_nobody_waits_for_it(alone: Alone) -> None:
+    limits = TenantLimits(concurrency=2)
+    assert await alone.place(alone.asked("one", limits=limits, tenant="team")) in REPLICAS
+    parked = await alone.waits(alone.asked("two", limits=limits, tenant="team"))
+    assert await alone.place(alone.asked("other")) in REPLICAS
+    alone.pool.done("one")
+    assert await soon(parked) in REPLICAS
+
+
+async def test_a_request_counts_once_for_the_limits_of_a_minute(alone: Alone) -> None:
+    limits, knobs = TenantLimits(requests_per_min=4, tokens_per_min=1000, output_tokens=100), PolicyKnobs()
+
+    async def place(name: str, is_retry: bool = False) -> None:
+        asked = alone.asked(name, knobs=knobs, limits=limits, tenant="team", prompt_tokens=600)
+        assert await alone.place(asked, is_retry) in REPLICAS
+        alone.pool.done(name, NOTHING)
+
+    await place("first")
+    await place("first again", is_retry=True)
+    await place("second")
+    with pytest.raises(OverLimit) as refused:
+        await place("third")
+    assert refused.value.limit == "requests"
+
+
+async def test_those_that_wait_go_back_to_the_store_in_their_order_once_it_knows_all_load(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await alone.fill()
+    order: list[str] = []
+    tasks = []
+    for name, band in (("batch", 2), ("first", 1), ("second", 1)):
+        tasks.append(await alone.waits(alone.asked(name, band=band)))
+        tasks[-1].add_done_callback(lambda _, name=name: order.append(name))
+    await asyncio.sleep(0.4)
+    monkeypatch.setattr(alone.store, "is_up", lambda _pool: True)
+    alone.pool.reassert()
+    alone.queue.store_is_up()
+    late = alone.asked("late")
+    assert alone.queue.would_overtake(alone.pool, late)
+    await asyncio.sleep(0.8)
+    assert order == []
+    alone.free("r1")
+    await asyncio.wait_for(tasks[1], 0.1)
+    assert order == ["first"], "it takes room that appears meanwhile"
+    assert {await soon(task) for task in (tasks[0], tasks[2])} == {"again"}
+    assert order == ["first", "second", "batch"]
+    assert not alone.queue.would_overtake(alone.pool, late)
