@@ -84,7 +84,7 @@ class SpreadRow(Row):
 
     part: ClassVar[str] = "shares"
     factor: float
-    jain: dict[int, float]
+    jain: dict[str, float]
     """By the number of gateways."""
 
 
@@ -177,7 +177,7 @@ def spread(factor: float, by_gateways: Mapping[int, float]) -> SpreadRow:
     """Compares Jain's index with different numbers of gateways."""
     differs = max(by_gateways.values()) - min(by_gateways.values())
     goals = {f"with any number of gateways the same, within {MOST_SPREAD}": differs <= MOST_SPREAD}
-    return SpreadRow(factor=factor, jain=dict(by_gateways), goals=goals)
+    return SpreadRow(factor=factor, jain={str(count): index for count, index in by_gateways.items()}, goals=goals)
 
 
 def _on_kvgate(run: Run, gateways: int, *, has_queue: bool = True) -> SharesRow:

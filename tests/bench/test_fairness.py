@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from bench.fairness import cost, priorities
@@ -89,7 +90,7 @@ def test_verdicts(goals: dict[str, bool], met: list[bool]) -> None:
 def test_a_row_tells_its_part_and_its_missed_goals() -> None:
     row = spread(2, {1: 0.999, 8: 0.9})
     assert row.missed == list(row.goals)
-    assert row.as_dict()["part"] == "shares"
+    assert orjson.loads(orjson.dumps(row.as_dict()))["part"] == "shares"
     assert (row.verdict, SpreadRow(factor=2, jain={}).verdict) == ("MISSED", "-")
 
 
