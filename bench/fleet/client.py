@@ -133,8 +133,9 @@ class _Connection(asyncio.Protocol):
 class Client:
     """Pooled connections to any number of servers."""
 
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, api_key: str = "") -> None:
         self._answer_s = answer_s
+        self._authorization = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._free: dict[str, deque[_Connection]] = {}
 
     async def post(self, url: str, document: Any) -> Answer:
@@ -142,7 +143,7 @@ class Client:
         where = urlsplit(url)
         body = orjson.dumps(document)
         head = f"POST {PATH} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
-        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        request = f"{head}{self._authorization}content-length: {len(body)}\r\n\r\n".encode() + body
         try:
             async with asyncio.timeout(self._answer_s):
                 return await self._send(url, where.hostname or "", where.port or 80, request)

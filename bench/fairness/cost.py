@@ -1,0 +1,137 @@
+"""What the queue takes of throughput and of the cache.
+
+Questions about documents that many requests share (the mix `rag` of `bench.routing`, twice as long) go to three
+replicas through four gateways. Clients send one request after the other: three for four slots of the replicas, and
+three for two. Without the queue, requests wait in the replicas. With the queue, each replica gets as many as it runs at
+once, and the others wait in Redis. Both get the same requests in the same order, seed by seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any, ClassVar
+
+from rich.table import Table
+
+from bench import tables
+from bench.cluster import running_gateways
+from bench.fairness.row import Row
+from bench.fairness.tenants import config
+from bench.load import Spread, random_spread
+from bench.routing import measure as routing
+from bench.routing.fleets import Fleet, simulated
+from bench.routing.mixes import MIXES, Mix, Size
+from bench.routing.systems import System
+from bench.workloads import Session
+
+MOST_LOST = 0.02
+CLIENTS_PER_SLOT = (0.75, 1.5)
+SEEDS = (11, 12, 13)
+_GATEWAYS, _SLOTS, _SPEED = 4, 8, 2.0
+_RAG = MIXES["rag"]
+
+
+@dataclass(frozen=True)
+class CostRow(Row):
+    """The same requests with the queue and without it. Medians over seeds; each pair has the queue first."""
+
+    part: ClassVar[str] = "cost"
+    gateways: int
+    clients: int
+    slots: int
+    """Of all replicas."""
+    seeds: list[int]
+    requests_per_s: tuple[float, float]
+    cache_share: tuple[float, float]
+    ttft_p50_ms: tuple[float, float]
+    ttft_p99_ms: tuple[float, float]
+    by_seed_per_s: list[tuple[float, float]]
+    by_seed_cache_share: list[tuple[float, float]]
+    failed: int
+    idle: float
+
+
+def goals(per_s: tuple[float, float], cache_share: tuple[float, float]) -> dict[str, bool]:
+    """Each pair has the queue first."""
+    least = 1 - MOST_LOST
+    return {
+        f"at least {least:g} of the throughput without queue": per_s[0] >= least * per_s[1],
+        f"at least {least:g} of the cache share without queue": cache_share[0] >= least * cache_share[1],
+    }
+
+
+def measure(seeds: Sequence[int]) -> Iterator[CostRow]:
+    """The rows, one after the other."""
+    for clients_per_slot in CLIENTS_PER_SLOT:
+        clients = round(clients_per_slot * _SLOTS * _RAG.replicas)
+        mix = replace(_RAG, make=partial(_RAG.make, size=Size(requests=2)), concurrency=clients)
+        yield _row(mix, seeds, [(_one(mix, seed, True), _one(mix, seed, False)) for seed in seeds])
+
+
+def _one(mix: Mix, seed: int, has_queue: bool) -> routing.Row:
+    settings = config([], {}, _SLOTS) if has_queue else config([], {"max_wait_s": 0}, None)
+    system = System("with queue" if has_queue else "without queue", _GATEWAYS, partial(_start, settings))
+    with simulated(mix, _SPEED, _SLOTS) as fresh, fresh() as fleet:
+        return asyncio.run(routing.measure(fleet, mix, mix.make(seed), system, seed))
+
+
+@asynccontextmanager
+async def _start(
+    settings: dict[str, Any], fleet: Fleet, _sessions: Sequence[Session], seed: int
+) -> AsyncIterator[Spread]:
+    with running_gateways(fleet.urls, gateways=_GATEWAYS, config=settings) as cluster:
+        yield random_spread(cluster.gateway_urls, seed)
+
+
+def _row(mix: Mix, seeds: Sequence[int], pairs: Sequence[tuple[routing.Row, routing.Row]]) -> CostRow:
+    def medians(of: Any, digits: int) -> tuple[float, float]:
+        with_queue, without = ([of(pair[at]) for pair in pairs] for at in (0, 1))
+        return round(median(with_queue), digits), round(median(without), digits)
+
+    per_s, cache_share = medians(lambda row: row.per_s, 3), medians(lambda row: row.cache_share, 4)
+    return CostRow(
+        gateways=_GATEWAYS,
+        clients=mix.concurrency,
+        slots=_SLOTS * mix.replicas,
+        seeds=list(seeds),
+        requests_per_s=per_s,
+        cache_share=cache_share,
+        ttft_p50_ms=medians(lambda row: row.percentile_ms(0.5), 1),
+        ttft_p99_ms=medians(lambda row: row.percentile_ms(0.99), 1),
+        by_seed_per_s=[(one.per_s, other.per_s) for one, other in pairs],
+        by_seed_cache_share=[(one.cache_share, other.cache_share) for one, other in pairs],
+        failed=sum(row.failed for pair in pairs for row in pair),
+        idle=min(row.idle for pair in pairs for row in pair),
+        goals=goals(per_s, cache_share),
+    )
+
+
+def table(rows: Sequence[Row]) -> Table:
+    figures = "requests/s", "of it", "cached", "of it", "TTFT p50 ms", "TTFT p99 ms"
+    drawn = tables.table(
+        "Cost: clients ask about shared documents; with the queue, without it",
+        (),
+        ("clients", "slots", *figures, "failed", "idle", "goal"),
+        caption=f"goal: with the queue at least {1 - MOST_LOST:g} of what there is without it",
+    )
+    for row in rows:
+        if isinstance(row, CostRow):
+            drawn.add_row(
+                str(row.clients),
+                str(row.slots),
+                "{:.2f}, {:.2f}".format(*row.requests_per_s),
+                f"{row.requests_per_s[0] / row.requests_per_s[1]:.1%}",
+                "{:.1%}, {:.1%}".format(*row.cache_share),
+                f"{row.cache_share[0] / row.cache_share[1]:.1%}",
+                "{:.0f}, {:.0f}".format(*row.ttft_p50_ms),
+                "{:.0f}, {:.0f}".format(*row.ttft_p99_ms),
+                str(row.failed),
+                f"{row.idle:.0%}",
+                row.verdict,
+            )
+    return drawn
