@@ -115,8 +115,8 @@ def over_cap(looks: Iterable[Look], seen: Iterable[Seen], cap: int = CAP) -> lis
 
 
 def waited(seen: Iterable[Seen]) -> tuple[int, int]:
-    """How many requests waited, and how many the store has placed."""
-    counts = Counter(one.waited_s > 0 for one in seen if one.state == "exact" or one.waited_s > 0)
+    """How many requests waited, and how many the store has placed or let wait."""
+    counts = Counter(one.waited_s > 0 for one in seen if one.state not in ("", "fallback") or one.waited_s > 0)
     return counts[True], counts.total()
 
 
@@ -125,7 +125,7 @@ async def requests_waiting(stage: Stage) -> int:
     return sum(counts_of(await stage.line.ask("HGETALL", stage.keys.waiting)).values())
 
 
-async def keys_left(line: Line, keys: PoolKeys) -> list[str]:
+async def queue_keys(line: Line, keys: PoolKeys) -> list[str]:
     """The keys of the queue that are still there, without the pool's prefix. Raises StoreError."""
     base = keys.waiting.removesuffix("waiting")
     left = await line.ask("EVAL", _LEFT, 0, *(f"{base}{name}" for name in _OF_THE_QUEUE))

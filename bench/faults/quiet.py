@@ -9,7 +9,7 @@ import aiohttp
 
 from bench.faults.load import BadEnd, Load, Prediction
 from bench.faults.problems import look_at_sums
-from bench.faults.queue import keys_left
+from bench.faults.queue import queue_keys
 from bench.faults.stage import Stage
 from coordinator.errors import StoreError
 
@@ -39,7 +39,7 @@ async def _left(stage: Stage, look: Callable[[Stage], Awaitable[str]]) -> str:
 
 async def _queue(stage: Stage) -> str:
     try:
-        left = await keys_left(stage.line, stage.keys)
+        left = await queue_keys(stage.line, stage.keys)
     except StoreError as error:
         return f"queue cannot be read: {error}"
     return f"left of the queue: {', '.join(left)}" if left else ""

@@ -61,7 +61,7 @@ class Row:
     waiting: int = 0
     """Seats when the fault struck."""
     waited: int = 0
-    """Requests that waited, of those that the store placed: `placed`."""
+    """Requests that waited, of those that the store placed or let wait (`placed`)."""
     placed: int = 0
     longest_wait_s: float = 0.0
     cap: int = 0

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bench.faults.queue import Look, counts_of, keys_left, over_cap, waited
+from bench.faults.queue import Look, counts_of, over_cap, queue_keys, waited
 from bench.faults.redis import Line
 from bench.faults.verdicts import End, Seen
 from coordinator.keys import PoolKeys
@@ -57,13 +57,13 @@ def test_what_is_no_count_is_left_out() -> None:
 async def test_every_key_of_the_queue_of_this_pool_that_is_left_is_named(line: Line) -> None:
     for keys in (KEYS, OTHER):
         await line.ask("HSET", keys.active, "r0", 1)
-    assert await keys_left(line, KEYS) == []
+    assert await queue_keys(line, KEYS) == []
     of_gateways = (KEYS.seats, KEYS.charges, KEYS.grants, KEYS.heard)
     for key in (KEYS.waiting, KEYS.fair, KEYS.paces, *(of("g.1") for of in of_gateways), OTHER.waiting):
         await line.ask("SET", key, "")
     await line.ask("SET", KEYS.waiting.replace("waiting", "turns:1 digest"), "")
     await line.ask("SET", KEYS.waiting.replace("waiting", "line:1 digest tenant"), "")
-    assert await keys_left(line, KEYS) == [
+    assert await queue_keys(line, KEYS) == [
         "charges:g.1",
         "fair",
         "grants:g.1",
