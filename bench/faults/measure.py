@@ -98,6 +98,7 @@ def _judged_requests(seen: Sequence[Seen], strikes: Sequence[Strike], late_after
     counts = Counter(said for _, said in verdicts)
     kinds = Counter(f"{said.value}: {one.detail or one.end.value}" for one, said in verdicts if said.is_failure)
     late = [one.late_s for one, said in verdicts if said is Verdict.LATE]
+    waits = [one.waited_s for one, said in verdicts if said is not Verdict.LATE_EXCUSED]
     return {
         "requests": len(seen),
         "failed": counts[Verdict.LOST] + counts[Verdict.SAVABLE],
@@ -105,6 +106,7 @@ def _judged_requests(seen: Sequence[Seen], strikes: Sequence[Strike], late_after
         "late": len(late),
         "late_excused": counts[Verdict.LATE_EXCUSED],
         "latest_s": max(late, default=0.0),
+        "longest_wait_s": max(waits, default=0.0),
         "kinds": dict(kinds),
         "states": dict(Counter(one.state for one in seen if one.state)),
     }
@@ -130,7 +132,6 @@ def _judged_queue(fault: Fault, times: Times, sampler: QueueSampler, seen: Seque
         "waiting": sampler.waiting_at(times.struck_s),
         "waited": waited,
         "placed": placed,
-        "longest_wait_s": max((one.waited_s for one in seen), default=0.0),
         "cap": queue.CAP,
         "most_active": max((count for look in sampler.looks for count in look.active.values()), default=0),
         "most_running": sampler.most_running,

@@ -94,8 +94,9 @@ keys of the queue itself. The following is counted in another way, or in additio
 is late after {LATE_AFTER_S + QUEUE_S:g} s instead of {LATE_AFTER_S:g} s, and in the row of the replica that hangs after
 {HANG_LATE_AFTER_S + QUEUE_S:g} s. This is the time that the client sees, so a request that loses its turn is late.
 
-**waited**: requests that had to wait, and the longest wait before the last attempt, as the answers say. Of those that
-were placed in Redis, at least half must have waited, and at least {LEAST_WAITING} must wait when the fault strikes.
+**waited**: requests that had to wait, and the longest wait before the last attempt, as the answers say (without those
+in brackets under late). Of those that were placed in Redis, at least half must have waited, and at least
+{LEAST_WAITING} must wait when the fault strikes.
 
 **most at a replica**: requests in flight as Redis counts them, looked at 20 times a second; in brackets, requests that
 an engine had, if that was more. The goal is {CAP}. Requests above it do not count while as many run that gateways had

@@ -64,6 +64,7 @@ class Row:
     """Requests that waited, of those that the store placed or let wait (`placed`)."""
     placed: int = 0
     longest_wait_s: float = 0.0
+    """Of answers that the fault does not excuse."""
     cap: int = 0
     most_active: int = 0
     """The most requests at a replica, as the store counted them."""
