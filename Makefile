@@ -8,7 +8,7 @@
 # make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
 # make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
 # make bench  all of these benchmarks and more, in hours, also on real vLLM; makes the page
-# make bench-faults  measures the effect of each fault on clients, in an hour and a half; continues an interrupted run
+# make bench-faults  measures the effect of each fault on clients, in two hours; continues an interrupted run
 # make check  lint, format, types, length of functions, compose files: they must be clean before a commit
 
 PYTHON ?= python3
@@ -133,8 +133,9 @@ bench-offload-real:
 
 # Runs all faults, even if a goal is missed.
 bench-faults: install
-	$(BIN)/python -m bench.faults; missed=$$?; $(BIN)/python -m bench.faults --gateways 8 && \
-		$(BIN)/python -m bench.faults --replicas 64 && exit $$missed
+	missed=0; for options in '' '--gateways 8' '--replicas 64' '--waiting'; do \
+		$(BIN)/python -m bench.faults $$options || missed=1; \
+	done; exit $$missed
 
 check: install
 	$(BIN)/ruff check .

@@ -8,5 +8,6 @@ redis       one Redis, or three with sentinels            proxy       a link to 
 load        clients, and the balancer before the gateways verdicts    the verdict on each request
 problems    samples problems; when is all right again     quiet       checks after the load has ended
 measure     one fault, from an empty cluster to its row   row         the result and the goals that it missed
-results     results of earlier runs                       page        docs/faults.md
+queue       requests that wait: load, cap, checks         results     results of earlier runs
+page        docs/faults.md
 """

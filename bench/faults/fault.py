@@ -52,6 +52,10 @@ class Fault:
     right_within_s: float | None = None
     """The goal, if it differs from the component's."""
     late_after_s: float = LATE_AFTER_S
+    is_of_the_queue: bool = False
+    """Whether it strikes waiting requests and nothing else."""
+    loses_load: bool = False
+    """Whether Redis forgets requests that still run. Then replicas may have more than their cap for a while."""
 
     @property
     def goal_s(self) -> float | None:

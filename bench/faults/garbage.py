@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from bench.faults.fault import Component, Fault
+from bench.faults.queue import queue_keys
 from bench.faults.stage import Stage
 
 Command = tuple[str | int, ...]
@@ -86,21 +87,50 @@ async def _types(stage: Stage) -> list[Command]:
     return [command for key in wrong for command in (("DEL", key), ("SET", key, "garbage"))]
 
 
-def _of(what: str, write: Write) -> Fault:
+async def _queue(stage: Stage) -> list[Command]:
+    """The first gateway that has seats loses one, the last one all of them."""
+    keys, line = stage.keys, stage.line
+    base = keys.waiting.removesuffix("waiting")
+    there = [(name.partition(":")[0], base + name) for name in await queue_keys(line, keys)]
+    seats = [key for kind, key in there if kind == "seats"]
+    names = [name.decode() for name in await line.ask("HKEYS", keys.waiting)]
+    some_seats = await line.ask("HKEYS", seats[0])
+    charged = {key: (await line.ask("HRANDFIELD", key)) for kind, key in there if kind == "charges"}
+    wrong_types = [seats[-1], *(key for kind, key in there if kind == "turns")]
+    return [
+        *(("HSET", keys.waiting, name, "many") for name in (*names, "ghost")),
+        *(("HSET", keys.paces, name.partition(" ")[2], "fast") for name in names),
+        *(("HSET", keys.fair, name.partition(" ")[0], "late") for name in names),
+        *(("HSET", seats[0], seat, "{") for seat in ("ghost", *some_seats[:1])),
+        *(("ZADD", key, 0, "nobody") for kind, key in there if kind == "line"),
+        *(("RPUSH", keys.grants(key.rpartition(":")[2]), "no JSON") for key in seats),
+        *(("HSET", key, charged[key], "garbage") for key in charged),
+        *(command for key in wrong_types for command in (("DEL", key), ("SET", key, "garbage"))),
+    ]
+
+
+def _of(what: str, write: Write, loses_load: bool = False, is_of_the_queue: bool = False) -> Fault:
     async def inflict(stage: Stage) -> None:
         for command in await write(stage):
             await stage.line.ask(*command)
 
-    return Fault(Component.REDIS, f"garbage is written into {what}", inflict)
+    sentence = f"garbage is written into {what}"
+    return Fault(Component.REDIS, sentence, inflict, loses_load=loses_load, is_of_the_queue=is_of_the_queue)
 
 
 FAULTS = {
-    "garbage-load": _of("`active`, `owned_tokens`, `backlog_tokens`, `turn`", _load),
+    "garbage-load": _of("`active`, `owned_tokens`, `backlog_tokens`, `turn`", _load, loses_load=True),
     "garbage-agents": _of(
         "`agents`, `entries`, `cursors`, `asks`, `engines`, `tiers`, `reports`, `measured`, `events`", _agents
     ),
     "garbage-replicas": _of("`replicas` and `breakers`", _replicas),
-    "garbage-gateways": _of("`gateways`, `flight` and `leases`", _gateways),
+    "garbage-gateways": _of("`gateways`, `flight` and `leases`", _gateways, loses_load=True),
     "garbage-map": _of("records of `own`, `held` and `bound`", _map),
-    "garbage-types": _of("seven keys, as a string where a hash or a sorted set was", _types),
+    "garbage-types": _of("seven keys, as a string where a hash or a sorted set was", _types, loses_load=True),
+    "garbage-queue": _of(
+        "`waiting`, `paces`, `fair`, `seats`, `line`, `grants` and `charges`, and as a string into `turns` and a "
+        "gateway's `seats`",
+        _queue,
+        is_of_the_queue=True,
+    ),
 }

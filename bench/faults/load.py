@@ -1,4 +1,5 @@
 """Clients that send requests at a steady rate, whatever happened to earlier requests. Half of them are streamed.
+So that requests wait, a fixed number of clients send their next request when the last one has ended.
 
 Prompts share long beginnings, so that the choice of the replica matters. Each request has its own connection.
 """
@@ -28,9 +29,15 @@ ANSWER_TOKENS = (8, 16)
 DECODE_S = 0.1
 """The time of each answer token."""
 RATE_PER_S = 24.0
+LONGEST_PAUSE_S = 0.5
+"""A client of a fixed number sends its next request within this time after the last one's end."""
+IMPATIENT_AFTER_S = 4.0
+"""After this time, such a client sends its next request although the last one has not ended. So a gateway that is
+frozen does not stop the load."""
 _CONNECT_S = 1.0
 _PATH = "/v1/chat/completions"
 _CODE = re.compile(rb'"code": ?"(\w+)"')
+_STATE, _WAITED_MS = re.compile(r"state=(\w+)"), re.compile(r"waited_ms=(\d+)")
 
 
 class BadEnd(Exception):
@@ -53,11 +60,23 @@ class _Asking:
     state: str = ""
     head_s: float | None = None
     late_s: float = 0.0
+    waited_s: float = 0.0
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
     def seen(self, end: End, ended_s: float, detail: str = "") -> Seen:
-        return Seen(self.sent_s, end, ended_s, self.gateway, self.replica, self.state, self.head_s, self.late_s, detail)
+        return Seen(
+            self.sent_s,
+            end,
+            ended_s,
+            self.gateway,
+            self.replica,
+            self.state,
+            self.head_s,
+            self.late_s,
+            self.waited_s,
+            detail,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,8 @@ class Prediction:
 class Load:
     """Sends requests from `start` until `stop`. Then `finish` waits for the running ones."""
 
-    def __init__(self, http: aiohttp.ClientSession, balancer: Balancer, seed: int = 1) -> None:
+    def __init__(self, http: aiohttp.ClientSession, balancer: Balancer, clients: int = 0, seed: int = 1) -> None:
+        """Without a number of clients, requests come at a steady rate."""
         self._http = http
         self.balancer = balancer
         self._rng = random.Random(seed)
@@ -88,8 +108,14 @@ class Load:
         self._numbers = itertools.count()
         self._tasks = Tasks()
         self._asking: set[asyncio.Task[Any]] = set()
-        self._pace: asyncio.Task[None] | None = None
+        self._clients = clients
+        self._senders: list[asyncio.Task[None]] = []
         self.seen: list[Seen] = []
+
+    @property
+    def answered_within_s(self) -> float:
+        """A request takes less, unless a fault holds it."""
+        return 6.5 if self._clients else 2.5
 
     @property
     def in_flight(self) -> int:
@@ -101,11 +127,14 @@ class Load:
             await asyncio.gather(*(self.predict(context) for context in some))
 
     def start(self) -> None:
-        self._pace = self._tasks.spawn(self._keep_pace(), "pace")
+        if self._clients:
+            self._senders = [self._tasks.spawn(self._keep_asking(), "client") for _ in range(self._clients)]
+        else:
+            self._senders = [self._tasks.spawn(self._keep_pace(), "pace")]
 
     def stop(self) -> None:
-        if self._pace is not None:
-            self._pace.cancel()
+        for sender in self._senders:
+            sender.cancel()
 
     async def finish(self, within_s: float) -> None:
         """Waits this long. Requests that are still running then count as unanswered."""
@@ -117,11 +146,21 @@ class Load:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
-            task = self._tasks.spawn(self._ask(), "request")
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._send_next()
             due_s += self._rng.expovariate(RATE_PER_S)
             await asyncio.sleep(max(0.0, due_s - loop.time()))
+
+    async def _keep_asking(self) -> None:
+        """One of a fixed number of clients."""
+        while True:
+            await asyncio.sleep(self._rng.uniform(0, LONGEST_PAUSE_S))
+            await asyncio.wait([self._send_next()], timeout=IMPATIENT_AFTER_S)
+
+    def _send_next(self) -> asyncio.Task[None]:
+        task = self._tasks.spawn(self._ask(), "request")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+        return task
 
     def _body(self, context: str, max_tokens: int, streams: bool) -> dict[str, Any]:
         question = f"{context} Question {next(self._numbers)}?"
@@ -169,7 +208,11 @@ class Load:
         asking.head_s = last_s = loop.time()
         asking.headers = {name.lower(): value for name, value in response.headers.items()}
         asking.replica = asking.headers.get("x-kvgate-replica", "")
-        asking.state = asking.headers.get("x-kvgate-decision", "").rpartition("state=")[2].partition(";")[0]
+        decision = asking.headers.get("x-kvgate-decision", "")
+        if state := _STATE.search(decision):
+            asking.state = state[1]
+        if waited_ms := _WAITED_MS.search(decision):
+            asking.waited_s = int(waited_ms[1]) / 1000
         streams = response.status == 200 and asking.streams
         last_s = asking.sent_s if streams else last_s
         async for piece in response.content.iter_any():

@@ -15,10 +15,11 @@ import orjson
 
 from bench.faults import results
 from bench.faults.fault import LATE_AFTER_S
-from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, RATE_PER_S
+from bench.faults.load import ANSWER_TOKENS, CONTEXTS, DECODE_S, IMPATIENT_AFTER_S, LONGEST_PAUSE_S, RATE_PER_S
 from bench.faults.problems import STEADY_S
 from bench.faults.processes import HANG_LATE_AFTER_S
-from bench.faults.row import Row
+from bench.faults.queue import CAP, CAP_AGAIN_WITHIN_S, CLIENTS, QUEUE_S
+from bench.faults.row import LEAST_WAITING, Row, Section
 from bench.faults.table import FAULTS, measured_with
 from bench.faults.verdicts import PREFILL_S
 
@@ -80,17 +81,45 @@ start.
 
 Links lead through a proxy while they are struck. Where bytes go one way only, TCP's own probes find the proxy alive:
 connections stay open and silent. Redis' clock is stepped for KVGate's scripts alone: nothing else reads it.
+
+## Sections with waiting requests
+
+With `--waiting`, each replica takes {CAP} requests at once (`policy.max_active_requests`), and {CLIENTS} clients send
+more. A client sends its next request within {LONGEST_PAUSE_S:g} s after the end of its last one, and
+{IMPATIENT_AFTER_S:g} s after its start if it has not ended. So requests wait in KVGate's queue all the time
+(`queue.wait_s` is 60 s), about 11 of them, and 16 when a replica is away. One fault more, garbage-queue, strikes the
+keys of the queue itself. The following is counted in another way, or in addition.
+
+**late**: what the queue explains is no lateness. Two replicas serve 16 waiting requests in {QUEUE_S:g} s. So an answer
+is late after {LATE_AFTER_S + QUEUE_S:g} s instead of {LATE_AFTER_S:g} s, and in the row of the replica that hangs after
+{HANG_LATE_AFTER_S + QUEUE_S:g} s. This is the time that the client sees, so a request that loses its turn is late.
+
+**waited**: requests that had to wait, and the longest wait before the last attempt, as the answers say (without those
+in brackets under late). Of those that were placed in Redis, at least half must have waited, and at least
+{LEAST_WAITING} must wait when the fault strikes.
+
+**most at a replica**: requests in flight as Redis counts them, looked at 20 times a second; in brackets, requests that
+an engine had, if that was more. The goal is {CAP}. Requests above it do not count while as many run that gateways had
+placed without Redis. A fault after which Redis does not know all running requests excuses more, until
+{CAP_AGAIN_WITHIN_S:g} s after its end. The number behind the slash is the last moment of more, in seconds from the
+fault's end.
+
+**load and queue**: the load as above. Besides, no key of the queue is left in Redis: no seat, turn, line, charge or
+grant, whether its gateway lives or has died.
 """
 PAGE = Path("docs/faults.md")
 _COLUMNS = "| name | fault | requests | failed | could have been saved | late | exact again | load | predictions | |"
-_LINE = "|---|---|---|---|---|---|---|---|---|---|"
+_WAITING_COLUMNS = (
+    "| name | fault | requests | waited | failed | could have been saved | late | most at a replica | exact again "
+    "| load and queue | predictions | |"
+)
 
 
 def page(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
     """The page in Markdown."""
     parts = [_HEAD]
-    for size, some in groupby(rows, key=lambda row: row.size):
-        parts.append(_section(size, list(some)))
+    for section, some in groupby(rows, key=lambda row: row.section):
+        parts.append(_section(section, list(some)))
     parts.append(_machine(rows, machine))
     return "\n".join(parts)
 
@@ -100,13 +129,17 @@ def write(file: Path, to: Path) -> None:
     to.write_text(page(results.read(file), orjson.loads(file.read_bytes())["machine"]))
 
 
-def _section(size: tuple[int, int], rows: Sequence[Row]) -> str:
-    gateways, replicas = size
-    lines = [f"## {gateways} gateways, {replicas} replicas", "", _COLUMNS, _LINE, *map(line, rows), ""]
+def _section(section: Section, rows: Sequence[Row]) -> str:
+    columns = _WAITING_COLUMNS if section.waits else _COLUMNS
+    waiting = ", with waiting requests" if section.waits else ""
+    lines = [f"## {section.gateways} gateways, {section.replicas} replicas{waiting}", "", columns]
+    lines += ["|---" * (columns.count("|") - 1) + "|", *map(line, rows), ""]
     missed = [row for row in rows if row.missed]
     measured = [row for row in rows if not row.skipped]
     lines += [f"{len(measured) - len(missed)} of {len(measured)} faults met all goals.", ""]
-    unmeasured = [name for name in measured_with(gateways) if name not in {row.fault for row in measured}]
+    unmeasured = [
+        name for name in measured_with(section.gateways, section.waits) if name not in {row.fault for row in measured}
+    ]
     if unmeasured:
         lines += [f"Not measured on this version yet: {', '.join(unmeasured)}.", ""]
     if missed:
@@ -120,20 +153,30 @@ def line(row: Row) -> str:
     """A fault's row in the table."""
     names = f"| {row.fault} | {_cell(FAULTS[row.fault].sentence)} |"
     if row.skipped:
-        return f"{names} | | | | | | | not measured: {_cell(row.skipped)} |"
+        empty = " |" * (9 if row.waits else 7)
+        return f"{names}{empty} not measured: {_cell(row.skipped)} |"
     late = f"{row.late} ({row.late_excused})" if row.late_excused else str(row.late)
     right = "not" if row.right_after_s is None else f"{row.right_after_s:.1f} s"
     cells = [
         f"{row.requests:,}",
+        *([f"{row.waited}, {row.longest_wait_s:.1f} s"] if row.waits else []),
         str(row.failed),
         str(row.savable),
         late,
+        *([_most(row)] if row.waits else []),
         right,
-        "left" if row.load_left else "none left",
+        "left" if row.load_left or row.seats_left else "none left",
         f"{row.predicted - len(row.wrong)} of {row.predicted}",
         "missed" if row.missed else "met",
     ]
     return f"{names} {' | '.join(cells)} |"
+
+
+def _most(row: Row) -> str:
+    """The most requests at a replica; if they were more than it takes, until when."""
+    running = f" ({row.most_running})" if row.most_running > row.most_active else ""
+    until = "" if row.over_cap_until_s is None else f" / {row.over_cap_until_s:.1f} s"
+    return f"{row.most_active}{running}{until}"
 
 
 def _machine(rows: Sequence[Row], machine: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from bench import ledger
 from bench.faults.load import Load
+from bench.faults.queue import requests_waiting
 from bench.faults.stage import Stage
 from bench.faults.stepped_clock import OFFSET_KEY
 from bench.faults.verdicts import Seen
@@ -25,11 +26,9 @@ LONGEST_LIFE_MS = 10_000
 """No lease lasts this long, and no breaker stays open this long."""
 STEADY_S = 5.0
 """After this long without a problem, all is right."""
-_ANSWERED_S = 2.5
-"""A request takes less."""
 _TOLERATED_SHARE = 0.1
 """A share of the requests of a second. On a busy machine, a request sometimes waits for Redis beyond its limit."""
-_TOLERATED = 1
+_TOLERATED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +102,21 @@ class ProblemSampler:
         counts only if two samples in a row have it."""
         try:
             sums, written_ahead = await look_at_sums(self.stage), await _written_ahead(self.stage)
+            waiting = await requests_waiting(self.stage)
         except (StoreError, ValueError) as error:
             return f"load cannot be read: {error}"
         in_flight, was_off, self._is_off = self.load.in_flight, self._is_off, False
-        if abs(sums.total - in_flight) > max(_OFF, _OFF_SHARE * in_flight):
+        known = sums.total + waiting
+        if abs(known - in_flight) > max(_OFF, _OFF_SHARE * in_flight):
             self._is_off = True
-        off = [f"load of {sums.total} requests, of {in_flight}"] if self._is_off and was_off else []
+        off = [f"load of {known} requests, of {in_flight}"] if self._is_off and was_off else []
         return "; ".join([*sums.problems(), *off, *written_ahead])
 
     async def until_right(self, within_s: float) -> bool:
         """Whether all was right for STEADY_S within this time. The answer says how its request was placed, so running
         requests are waited for as well."""
         began_s = last_s = self.stage.now_s()
-        while self.stage.now_s() - last_s < STEADY_S + _ANSWERED_S:
+        while self.stage.now_s() - last_s < STEADY_S + self.load.answered_within_s:
             if self.stage.now_s() - began_s > within_s:
                 return False
             await asyncio.sleep(0.25)

@@ -60,7 +60,13 @@ def of(component: Component, pick: Pick, layout: Layout = PLAIN) -> dict[str, Fa
             component, f"{one} is killed, and {after}", kill, layout, counts_from_strike=not is_replica
         ),
         f"{name}-stopped": Fault(component, f"{one} is told to stop (SIGTERM), and {after}", stop, layout),
-        f"{name}-frozen": Fault(component, f"{one} is frozen (SIGSTOP) for {LASTS_S:g} s", freeze, layout),
+        f"{name}-frozen": Fault(
+            component,
+            f"{one} is frozen (SIGSTOP) for {LASTS_S:g} s",
+            freeze,
+            layout,
+            loses_load=component is Component.GATEWAY,  # it counts as dead meanwhile
+        ),
         f"{name}-slow": Fault(component, f"{one} {_SLOW}", slow, layout),
     }
 

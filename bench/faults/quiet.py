@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 
 from bench.faults.load import BadEnd, Load, Prediction
 from bench.faults.problems import look_at_sums
+from bench.faults.queue import queue_keys
 from bench.faults.stage import Stage
 from coordinator.errors import StoreError
 
@@ -19,15 +20,32 @@ _ASKED_AGAIN = 2
 
 async def left_in_sums(stage: Stage) -> str:
     """The load that is left, in words. Empty if none is left."""
+    return await _left(stage, _load)
+
+
+async def left_in_queue(stage: Stage) -> str:
+    """The keys of the queue that are left, in words. Empty if none are left."""
+    return await _left(stage, _queue)
+
+
+async def _left(stage: Stage, look: Callable[[Stage], Awaitable[str]]) -> str:
     deadline_s = stage.now_s() + _ZERO_WITHIN_S
     while True:
-        problem = await _problem(stage)
+        problem = await look(stage)
         if not problem or stage.now_s() > deadline_s:
             return problem
         await asyncio.sleep(_POLL_S)
 
 
-async def _problem(stage: Stage) -> str:
+async def _queue(stage: Stage) -> str:
+    try:
+        left = await queue_keys(stage.line, stage.keys)
+    except StoreError as error:
+        return f"queue cannot be read: {error}"
+    return f"left of the queue: {', '.join(left)}" if left else ""
+
+
+async def _load(stage: Stage) -> str:
     try:
         sums = await look_at_sums(stage)
     except (StoreError, ValueError) as error:

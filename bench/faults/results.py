@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from bench.faults.row import Row, row_of
+from bench.faults.row import Row, Section, row_of
 
 FILE = Path("bench/results/faults.json")
 _ROOT = Path(__file__).parents[2]
@@ -36,15 +36,15 @@ def read(file: Path) -> list[Row]:
         raise ValueError(f"{file} has other columns: {error}; move it away, and measure again") from error
 
 
-def to_measure(wanted: Iterable[str], size: tuple[int, int], code: str, rows: Iterable[Row], again: bool) -> list[str]:
-    """The wanted faults that these rows do not have yet for a cluster of this size (gateways, replicas)."""
-    known = {(row.fault, row.size, row.code) for row in rows if not row.skipped}
-    return [name for name in wanted if again or (name, size, code) not in known]
+def to_measure(wanted: Iterable[str], section: Section, code: str, rows: Iterable[Row], again: bool) -> list[str]:
+    """The wanted faults that these rows do not have yet in this section."""
+    known = {(row.fault, row.section, row.code) for row in rows if not row.skipped}
+    return [name for name in wanted if again or (name, section, code) not in known]
 
 
 def put(rows: list[Row], row: Row, order: list[str]) -> None:
-    """Puts the row in the place of an older one, sorted by size and this order of faults."""
-    rows[:] = [other for other in rows if (other.fault, other.size) != (row.fault, row.size)]
+    """Puts the row in the place of an older one, sorted by section and this order of faults."""
+    rows[:] = [other for other in rows if (other.fault, other.section) != (row.fault, row.section)]
     rows.append(row)
     places = {name: place for place, name in enumerate(order)}
-    rows.sort(key=lambda one: (one.replicas, one.gateways, places.get(one.fault, len(order))))
+    rows.sort(key=lambda one: (one.waits, one.replicas, one.gateways, places.get(one.fault, len(order))))

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+LEAST_WAITING = 5
+"""Requests that have to wait when the fault strikes."""
+
+
+class Section(NamedTuple):
+    """Rows that were measured on clusters of the same size and under the same load."""
+
+    gateways: int
+    replicas: int = 3
+    waits: bool = False
+    """Whether replicas have a cap, and requests wait."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +56,31 @@ class Row:
     """The idle share of the machine's processors."""
     wall_s: float = 0.0
     missed: tuple[str, ...] = ()
+    waits: bool = False
+    """Whether replicas had a cap. The fields below mean nothing without it."""
+    waiting: int = 0
+    """Seats when the fault struck."""
+    waited: int = 0
+    """Requests that waited, of those that the store placed or let wait (`placed`)."""
+    placed: int = 0
+    longest_wait_s: float = 0.0
+    """Of answers that the fault does not excuse."""
+    cap: int = 0
+    most_active: int = 0
+    """The most requests at a replica, as the store counted them."""
+    most_running: int = 0
+    """The same as an engine counted them."""
+    over_cap_until_s: float | None = None
+    """Seconds from the fault's end to the last moment at which a replica had more than its cap, and more than gateways
+    had placed without the store. None if there was no such moment."""
+    over_cap_goal_s: float | None = None
+    """The most that this may be. None if there may be no such moment."""
+    seats_left: str = ""
+    """Keys of the queue that were left in Redis at the end, in words."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Gateways and replicas."""
-        return self.gateways, self.replicas
+    def section(self) -> Section:
+        return Section(self.gateways, self.replicas, self.waits)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +103,20 @@ class Row:
             missed.append(f"load: {self.load_left}")
         if self.wrong:
             missed.append(f"{len(self.wrong)} of {self.predicted} predictions wrong: {self.wrong[0]}")
-        return replace(self, missed=tuple(missed))
+        return replace(self, missed=(*missed, *self._missed_by_the_queue()))
+
+    def _missed_by_the_queue(self) -> list[str]:
+        if not self.waits:
+            return []
+        missed = []
+        if self.waiting < LEAST_WAITING or 2 * self.waited < self.placed:
+            missed.append(f"too few waited: {self.waiting} at the strike, {self.waited} of {self.placed} in all")
+        if self.over_cap_until_s is not None and self.over_cap_until_s > (self.over_cap_goal_s or float("-inf")):
+            last = f"the last {self.over_cap_until_s:.1f} s after the fault's end"
+            missed.append(f"{self.most_active} requests at a replica that takes {self.cap}, {last}")
+        if self.seats_left:
+            missed.append(self.seats_left)
+        return missed
 
 
 def row_of(told: dict[str, Any]) -> Row:

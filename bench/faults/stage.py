@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -34,7 +35,8 @@ REPLICAS = ("r0", "r1", "r2")
 POOL = "kvgate-sim-vlm-63845a77"
 """The pool of the simulator's default model."""
 SETTINGS: dict[str, Any] = {"log": {"level": "warning"}}
-"""The gateways' settings that differ from the defaults."""
+"""The gateways' settings that differ from the defaults in every run."""
+NO_MORE: Mapping[str, Any] = MappingProxyType({})
 _READY_WITHIN_S = 60.0
 _STEPPED = (sys.executable, "-m", "bench.faults.stepped_clock")
 
@@ -55,8 +57,12 @@ class Layout:
 class Stage:
     """Gateways by number, replicas and agents by the replica's id. `strikes` says what was held, and until when."""
 
-    def __init__(self, folder: Path, gateways: int, layout: Layout, replicas: int) -> None:
+    def __init__(
+        self, folder: Path, gateways: int, layout: Layout, replicas: int, settings: Mapping[str, Any] = NO_MORE
+    ) -> None:
+        """`settings`: of the gateways, beside those of every run."""
         self.layout = layout
+        self._settings = {**SETTINGS, **settings}
         self.keys = PoolKeys(POOL)
         self.redis = Redis(folder)
         self.sentinels = Sentinels(folder) if layout.sentinels else None
@@ -212,7 +218,7 @@ class Stage:
         replicas = [{"id": name, "url": url} for name, url in urls.items()]
         replicas[0]["url"] = f"http://127.0.0.1:{r0_port}"
         for number, port in enumerate(self._gateway_ports):
-            settings = SETTINGS | {
+            settings = self._settings | {
                 "id": f"gw{number}",
                 "host": "127.0.0.1",
                 "port": port,
@@ -237,9 +243,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def running_stage(folder: Path, gateways: int, layout: Layout, replicas: int) -> AsyncIterator[Stage]:
+async def running_stage(
+    folder: Path, gateways: int, layout: Layout, replicas: int, settings: Mapping[str, Any] = NO_MORE
+) -> AsyncIterator[Stage]:
     """Yields when every gateway is ready and exact on every replica. Ends every process."""
-    stage = Stage(folder, gateways, layout, replicas)
+    stage = Stage(folder, gateways, layout, replicas, settings)
     async with AsyncExitStack() as stack:
         stage.http = await stack.enter_async_context(client())
         stack.push_async_callback(stage.close)

@@ -106,21 +106,28 @@ async def _fail_over(stage: Stage) -> None:
     master.start()
 
 
-def _of(sentence: str, inflict: Inflict, layout: Layout = PLAIN) -> Fault:
-    return Fault(Component.REDIS, sentence, inflict, layout)
+def _of(sentence: str, inflict: Inflict, layout: Layout = PLAIN, loses_load: bool = False) -> Fault:
+    return Fault(Component.REDIS, sentence, inflict, layout, loses_load=loses_load)
 
 
 FAULTS = {
-    "redis-stopped": _of(f"Redis is told to stop (SIGTERM), and started again {_AWAY_S:g} s later, empty", _stop),
-    "redis-killed": _of(f"Redis is killed, and started again {RESTARTS_AFTER_S:g} s later, empty", _kill),
+    "redis-stopped": _of(
+        f"Redis is told to stop (SIGTERM), and started again {_AWAY_S:g} s later, empty", _stop, loses_load=True
+    ),
+    "redis-killed": _of(
+        f"Redis is killed, and started again {RESTARTS_AFTER_S:g} s later, empty", _kill, loses_load=True
+    ),
     "redis-frozen": _of(f"Redis is frozen (SIGSTOP) for {LASTS_S:g} s", _freeze),
-    "redis-emptied": _of("Redis is emptied (FLUSHALL)", _empty),
+    "redis-emptied": _of("Redis is emptied (FLUSHALL)", _empty, loses_load=True),
     "redis-full": _of(f"Redis is full of chunks and evicts nothing (maxmemory, noeviction) for {LASTS_S:g} s", _fill),
     "redis-slow": _of(
         f"Redis answers {_SLOW_S * 1000:g} ms late, to all, for {LASTS_S:g} s", _slow, Layout(proxied=("store",))
     ),
     "redis-failed-over": _of(
-        "the master is killed, and sentinels make one of two replicas the master", _fail_over, Layout(sentinels=True)
+        "the master is killed, and sentinels make one of two replicas the master",
+        _fail_over,
+        Layout(sentinels=True),
+        loses_load=True,
     ),
     "redis-clock": Fault(
         Component.REDIS,

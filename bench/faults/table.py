@@ -20,6 +20,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def measured_with(gateways: int) -> list[str]:
-    """The faults that are worth measuring with this number of gateways."""
-    return [name for name, fault in FAULTS.items() if gateways == 2 or fault.component.is_of_many_gateways]
+def measured_with(gateways: int, waits: bool = False) -> list[str]:
+    """The faults that are worth measuring with this number of gateways, and with waiting requests or without them."""
+    return [
+        name
+        for name, fault in FAULTS.items()
+        if (gateways == 2 or fault.component.is_of_many_gateways) and (waits or not fault.is_of_the_queue)
+    ]

@@ -60,6 +60,8 @@ class Seen:
     """When the first byte of the answer came."""
     late_s: float = 0.0
     """The delay of a stream's latest token, the first or a later one, or of a whole answer."""
+    waited_s: float = 0.0
+    """How long it waited in KVGate's queue before its last attempt, as the answer's head says."""
     detail: str = ""
     """Status and code, or how the connection broke."""
 

@@ -151,10 +151,19 @@ local function tokens_of(seat)
   return seat and sum_of(seat.tokens) or 0
 end
 
+-- The score with which a seat stands in its line: since when it waits. If the clock went back, a new one stands behind
+-- those that came before, which have later times.
+local function place_in_line(line, since_ms, now)
+  local last = since_ms == now and redis.pcall('ZRANGE', line, -1, -1, 'WITHSCORES') or {}
+  local last_ms = tonumber(last[2]) or 0
+  return string.format('%.0f', last_ms > now and last_ms + 1 or since_ms)
+end
+
 -- Puts a seat at the end of its line, or where it stood before.
 local function stand_in_line(base, gateway, id, seat, now)
   local name = string.format('%d %s', seat.band, seat.queue)
-  local added = write('ZADD', line_key(base, name, seat.tenant), string.format('%d', seat.since_ms), gateway .. ' ' .. id)
+  local line = line_key(base, name, seat.tenant)
+  local added = write('ZADD', line, place_in_line(line, seat.since_ms, now), gateway .. ' ' .. id)
   write('ZADD', base .. 'turns:' .. name, start_tag(base, seat.band, seat.tenant), seat.tenant)
   if count_seats(base, name, added, tokens_of(seat)) ~= 1 then
     return

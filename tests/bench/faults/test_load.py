@@ -88,6 +88,38 @@ async def test_whole_answers_are_complete_and_tell_who_answered_and_how_it_was_d
         assert seen.late_s < 1
 
 
+async def test_an_answer_that_waited_tells_for_how_long_and_how_it_was_decided(
+    http: aiohttp.ClientSession, serve: Serve
+) -> None:
+    async def waited(writer: asyncio.StreamWriter, streams: bool) -> None:
+        head = HEAD.replace(b"state=exact", b"state=exact; stored_tokens=16; waited_ms=1250")
+        events = b"content-type: text/event-stream\r\n\r\ndata: [DONE]\n\n"
+        writer.write(head + (events if streams else b"content-length: 2\r\n\r\n{}"))
+
+    seen = await asked(http, await serve(waited))
+    assert {(one.end, one.state, one.waited_s) for one in seen} == {(End.COMPLETE, "exact", 1.25)}
+    assert {one.waited_s for one in await asked(http, await serve(_whole))} == {0.0}
+
+
+async def test_of_a_fixed_number_of_clients_each_waits_for_the_end_of_its_request(
+    http: aiohttp.ClientSession, serve: Serve
+) -> None:
+    gate = asyncio.Event()
+
+    async def held(writer: asyncio.StreamWriter, streams: bool) -> None:
+        await gate.wait()
+        await _whole(writer, streams)
+
+    load = Load(http, Balancer([await serve(held)]), clients=3)
+    load.start()
+    await eventually(lambda: load.in_flight == 3)
+    gate.set()
+    await eventually(lambda: len(load.seen) >= 6)
+    load.stop()
+    await load.finish(5)
+    assert {one.end for one in load.seen} == {End.COMPLETE}
+
+
 async def test_a_refusal_is_told_by_status_and_code(http: aiohttp.ClientSession, serve: Serve) -> None:
     seen = await asked(http, await serve(_busy))
     assert {(one.end, one.detail) for one in seen} == {(End.STATUS, "429 gateway_overloaded")}

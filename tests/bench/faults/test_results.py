@@ -15,11 +15,14 @@ from bench import record
 from bench.faults import __main__ as command
 from bench.faults import results
 from bench.faults.page import PAGE, line, write
-from bench.faults.row import Row
+from bench.faults.row import Row, Section
 from bench.faults.table import FAULTS, measured_with
 
 ROOT = Path(__file__).parents[3]
 GOOD = Row("redis-scripts", 2, "c0de", "abc", requests=100, right_after_s=1.9, goal_s=2.0)
+GOOD_WAITING = replace(
+    GOOD, waits=True, waiting=12, waited=90, placed=100, longest_wait_s=2.34, cap=4, most_active=4, most_running=4
+)
 SCRIPTS = "| redis-scripts | Redis forgets all scripts (SCRIPT FLUSH) |"
 Run = Callable[..., int]
 
@@ -29,11 +32,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the faults that were measured. Each fault except `agent-killed` meets its goals."""
     names: list[str] = []
 
-    def measure(name: str, size: tuple[int, int], code: str) -> Row:
+    def measure(name: str, section: Section, code: str) -> Row:
         names.append(name)
         savable = 1 if name == "agent-killed" else 0
-        of_size = replace(GOOD, gateways=size[0], replicas=size[1])
-        return replace(of_size, fault=name, code=code, failed=savable, savable=savable).judged()
+        good = GOOD_WAITING if section.waits else GOOD
+        of_section = replace(good, gateways=section.gateways, replicas=section.replicas)
+        return replace(of_section, fault=name, code=code, failed=savable, savable=savable).judged()
 
     monkeypatch.setattr(command, "measured", measure)
     monkeypatch.setattr(record, "begin", lambda: None)
@@ -74,6 +78,8 @@ def test_a_run_goes_on_where_the_last_one_ended_unless_told_otherwise_or_the_cod
     assert measured == ["redis-scripts"], "with as many gateways it was not measured"
     run("--replicas", "64", "--only", "redis-scripts")
     assert measured == ["redis-scripts"], "with as many replicas it was not measured"
+    run("--waiting", "--only", "redis-scripts")
+    assert measured == ["redis-scripts"], "it was not measured with waiting requests"
     run("--only", "redis-scripts,redis-killed")
     assert measured == ["redis-killed"]
     run("--only", "redis-scripts,redis-killed", "--again")
@@ -111,8 +117,26 @@ def test_each_goal_is_missed_by_what_exceeds_it_and_by_nothing_else() -> None:
         assert harmed.judged().missed == (named,)
 
 
+def test_goals_of_the_queue_are_judged_where_requests_wait() -> None:
+    assert GOOD_WAITING.judged().missed == ()
+    assert replace(GOOD, seats_left="left of the queue: fair", over_cap_until_s=1.0).judged().missed == ()
+    over = replace(GOOD_WAITING, most_active=6, over_cap_until_s=1.0)
+    assert replace(over, over_cap_goal_s=5.0).judged().missed == (), "the fault explains it"
+    told = "6 requests at a replica that takes 4, the last {} s after the fault's end"
+    for harmed, named in (
+        (replace(GOOD_WAITING, waiting=4), "too few waited: 4 at the strike, 90 of 100 in all"),
+        (replace(GOOD_WAITING, waited=49), "too few waited: 12 at the strike, 49 of 100 in all"),
+        (over, told.format("1.0")),
+        (replace(over, over_cap_until_s=-3.0), told.format("-3.0")),
+        (replace(over, over_cap_until_s=5.1, over_cap_goal_s=5.0), told.format("5.1")),
+        (replace(GOOD_WAITING, seats_left="left of the queue: fair"), "left of the queue: fair"),
+    ):
+        assert harmed.judged().missed == (named,)
+
+
 def test_with_many_gateways_those_faults_are_measured_for_which_that_makes_a_difference() -> None:
-    assert measured_with(2) == list(FAULTS)
+    assert measured_with(2, waits=True) == list(FAULTS)
+    assert [name for name in FAULTS if name not in measured_with(2)] == ["garbage-queue"], "it needs waiting requests"
     many = measured_with(8)
     assert {"gateway-killed", "redis-failed-over", "garbage-load", "rolling-restart"} < set(many)
     assert not [name for name in many if name.startswith(("replica-", "agent-", "link-"))]
@@ -122,6 +146,20 @@ def test_a_line_of_the_page_tells_excused_answers_apart_and_why_a_fault_was_not_
     told = replace(GOOD, failed=4, late=1, latest_s=6.0, late_excused=7, predicted=24).judged()
     assert line(told) == f"{SCRIPTS} 100 | 4 | 0 | 1 (7) | 1.9 s | none left | 24 of 24 | missed |"
     assert line(replace(GOOD, skipped="a|b")) == f"{SCRIPTS} | | | | | | | not measured: a\\|b |"
+
+
+def test_a_line_tells_how_requests_waited_and_has_the_cells_of_its_section(run: Run, tmp_path: Path) -> None:
+    told = replace(GOOD_WAITING, predicted=24, most_active=6, most_running=7, over_cap_until_s=0.5).judged()
+    cells = "100 | 90, 2.3 s | 0 | 0 | 0 | 6 (7) / 0.5 s | 1.9 s | none left | 24 of 24 | missed |"
+    assert line(told) == f"{SCRIPTS} {cells}"
+    assert line(replace(told, seats_left="left")).endswith("| left | 24 of 24 | missed |")
+    assert line(replace(told, skipped="why")).count("|") == line(told).count("|")
+    run("--only", "redis-scripts")
+    run("--waiting", "--only", "redis-scripts")
+    lines = (tmp_path / "faults.md").read_text().splitlines()
+    first, second = (lines.index(f"## 2 gateways, 3 replicas{kind}") for kind in ("", ", with waiting requests"))
+    for title, row in ((first, GOOD), (second, GOOD_WAITING)):
+        assert {each.count("|") for each in lines[title + 2 : title + 5]} == {line(row).count("|")}
 
 
 def test_the_published_page_is_made_of_the_published_results(tmp_path: Path) -> None:
