@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from coordinator.pool.pool import Pool
 from coordinator.registry import is_number, pairs, readable
 
-_MOST_LINES, _MOST_TENANTS = 64, 64
+_MOST_LINES, _MOST_TENANTS = 32, 32
 _PARKED = 1e15
 """See lua/lib/queue.lua."""
 

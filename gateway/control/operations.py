@@ -31,31 +31,28 @@ class Operations:
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every replica that gets requests from this gateway, by name. Raises ApiError."""
-        return list(await asyncio.gather(*(self.replica(name) for name in sorted(m.id for m in self._fleet.targets))))
+        names: dict[str, list[str]] = {}
+        for member in self._fleet.targets:
+            if member.pool and not member.identity.is_taken:
+                names.setdefault(member.pool, []).append(member.id)
+        found = [await self._look(self._store.pool(pool), members) for pool, members in names.items()]
+        return sorted((each for pool in found for each in pool), key=lambda each: str(each["id"]))
 
     async def replica(self, name: str) -> dict[str, Any]:
         """One replica: its state and what it has. Raises ApiError."""
-        pool = self._pool_of(name)
+        [found] = await self._look(self._pool_of(name), [name])
+        return found
+
+    async def _look(self, pool: Pool, names: list[str]) -> list[dict[str, Any]]:
+        """Replicas of one pool, as Redis knows them now."""
+        hashes = pool.keys.replicas, pool.keys.active, pool.keys.draining
         try:
-            text, active, keys, drained = await asyncio.gather(
-                pool.read("HGET", pool.keys.replicas, name),
-                pool.read("HGET", pool.keys.active, name),
-                pool.read("ZCARD", pool.keys.held(name)),
-                pool.read("HGET", pool.keys.draining, name),
-            )
+            records, active, drained = await asyncio.gather(*(pool.read("HMGET", key, *names) for key in hashes))
+            keys = await asyncio.gather(*(pool.read("ZCARD", pool.keys.held(name)) for name in names))
         except StoreError as error:
             raise _away(error) from None
-        record = each([name.encode(), text or b""], ReplicaRecord.parse).get(name)
-        incarnation, _, since_ms = readable(drained or b"").partition(" ")
-        is_drained = record is not None and record.incarnation == incarnation and is_number(since_ms)
-        return {
-            "id": name,
-            "pool": pool.name,
-            "state": record.state if record is not None else "unknown",
-            "active_requests": int(active) if active and is_number(active) else 0,
-            "keys": int(keys),
-            "drained_since_ms": int(since_ms) if is_drained else None,
-        }
+        texts = ([readable(text or b"") for text in part] for part in (records, active, drained))
+        return [_shown_replica(pool.name, *row) for row in zip(names, *texts, keys, strict=True)]
 
     async def drain(self, name: str, *, is_over: bool) -> dict[str, Any]:
         """Drain a replica, or end that. Raises ApiError."""
@@ -129,6 +126,21 @@ class Operations:
             lines = [asdict(one) | {"band": bands.get(one.band, str(one.band))} for one in waiting]
             pools.append({"pool": name, **told, "waiting": lines, "replicas": [asdict(room) for room in rooms]})
         return {"pools": pools}
+
+
+def _shown_replica(pool: str, name: str, text: str, active: str, drained: str, keys: int) -> dict[str, Any]:
+    """One replica, from its records; what cannot be read in them counts as not there."""
+    record = each([name.encode(), text.encode()], ReplicaRecord.parse).get(name)
+    incarnation, _, since_ms = drained.partition(" ")
+    is_drained = record is not None and record.incarnation == incarnation and is_number(since_ms)
+    return {
+        "id": name,
+        "pool": pool,
+        "state": record.state if record is not None else "unknown",
+        "active_requests": int(active) if is_number(active) else 0,
+        "keys": keys,
+        "drained_since_ms": int(since_ms) if is_drained else None,
+    }
 
 
 def _unknown(name: str) -> ApiError:

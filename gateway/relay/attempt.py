@@ -109,9 +109,14 @@ class Attempts:
         """The next attempt's place. It may have to wait for it."""
         keep_alive_s = self._keep_alive_s if job.stream else 0
         with reply.kept_alive(keep_alive_s) if keep_alive_s else nullcontext():
-            if not tickets:
-                await self._holds.until_ready(job)
-            return await self._router.place(job, self._tried(job, tickets), tickets[-1] if tickets else None)
+            if tickets:
+                return await self._router.place(job, self._tried(job, tickets), tickets[-1])
+            await self._holds.until_ready(job)
+            ticket = await self._router.place(job, self._tried(job, ()), None)
+            if ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
+                await self._holds.until_ready(job, was_refused=True)
+                ticket = await self._router.place(job, self._tried(job, ()), None)
+            return ticket
 
     def _tries_elsewhere(self, job: Job, tickets: list[Ticket], failures: list[Failure]) -> bool:
         """Whether to ask another replica."""
@@ -125,7 +130,7 @@ class Attempts:
         self._metrics.retries_withheld.inc()
         return False
 
-    def _tried(self, job: Job, tickets: list[Ticket]) -> list[str]:
+    def _tried(self, job: Job, tickets: Sequence[Ticket]) -> list[str]:
         """The replicas not to ask: those that were asked, and those that this gateway cannot reach."""
         lost = () if job.pinned else self._moves.unreachable(job.served.replicas, job.served.pool)
         return [*(each.replica for each in tickets), *lost]

@@ -44,10 +44,16 @@ class Holds:
     def __repr__(self) -> str:
         return f"<Holds {len(self._held)} requests>"
 
-    async def until_ready(self, job: Job) -> None:
-        """Returns when a replica that may serve the request is ready; at once if requests are not held. Raises a 503
-        after `hold_s`, and a 429 if too many are held."""
-        if not self._queue.hold_s or job.pinned or self._is_servable(job):
+    def may_hold(self, job: Job) -> bool:
+        """Whether the request waits while no replica is ready. One that computes nothing, or that only one replica can
+        serve, does not."""
+        return bool(self._queue.hold_s) and job.endpoint.computes_prompt and not job.pinned
+
+    async def until_ready(self, job: Job, *, was_refused: bool = False) -> None:
+        """Returns when a replica that may serve the request is ready; at once if it may not be held. If it
+        `was_refused`, because the store knows of no ready replica, it waits for news of the replicas in any case.
+        Raises a 503 after `hold_s`, and a 429 if too many are held."""
+        if not self.may_hold(job) or (not was_refused and self._is_servable(job)):
             return
         tenant, pool = job.caller.tenant, self._store.pool(job.served.pool)
         if len(self._held) >= self._queue.max_waiting or self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:

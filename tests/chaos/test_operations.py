@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -11,16 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-import redis.asyncio as redis
 from openai import AsyncOpenAI
 
 from bench.cluster import running_cluster
 from coordinator.keys import models_key
 from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
-from tests.chaos.test_queue import EACH, SLOTS, QueueStage
+from tests.chaos.tenant_stage import EACH, SLOTS, TenantStage, api_keys
 from tests.cluster.clients import ask, chat, held_stream
 from tests.cluster.gateways import another_gateway
-from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
@@ -32,20 +29,12 @@ OPERATIONS_CONFIG: dict[str, Any] = CONFIG | {
     "security": {
         "share_cache": True,
         "expose_decisions": True,
-        "api_keys": [
-            {
-                "name": name,
-                "tenant": name,
-                "admin": name == "greedy",
-                "sha256": hashlib.sha256(name.encode()).hexdigest(),
-            }
-            for name in TENANTS
-        ],
+        "api_keys": api_keys(TENANTS, admins=["greedy"]),
     },
 }
 
 
-class OperationsStage(QueueStage):
+class OperationsStage(TenantStage):
     """A cluster with agents, whose replicas take two requests each, and whose gateways hold requests."""
 
     async def get(self, path: str, gateway: int = 0) -> dict[str, Any]:
@@ -88,26 +77,9 @@ def operations_cluster(operations_redis: RedisServer) -> Iterator[OperationsStag
 
 @pytest.fixture
 async def stage(operations_cluster: OperationsStage) -> AsyncIterator[OperationsStage]:
-    stage = operations_cluster
-    async with AsyncExitStack() as stack:
-        limits = httpx.Limits(max_keepalive_connections=None)
-        stage.tenants = {
-            name: await stack.enter_async_context(
-                httpx.AsyncClient(timeout=60, limits=limits, headers={"authorization": f"Bearer {name}"})
-            )
-            for name in TENANTS
-        }
-        stage.http = stage.tenants["greedy"]
-        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
-        stage.client = await stack.enter_async_context(client)
-        stage.ledger = Ledger(client, stage.cluster.pool)
-        stage.heal_processes()
-        await stage.healed()
-        await eventually(stage.are_exact)
-        yield stage
-        stage.heal_processes()
-        await eventually(stage.all_load_is_given_back)
-        await stage.waits(0)
+    async with operations_cluster.opened(TENANTS):
+        await eventually(operations_cluster.are_exact)
+        yield operations_cluster
 
 
 # -- drain -----------------------------------------------------------------------------------------------------------
@@ -247,6 +219,21 @@ async def none_is_ready(stage: OperationsStage) -> bool:
 
 async def demand_is(stage: OperationsStage, waiting: int) -> bool:
     return bool((await stage.demand())["waiting_requests"] == waiting)
+
+
+async def test_requests_wait_while_all_replicas_are_drained_except_those_that_compute_nothing(
+    stage: OperationsStage,
+) -> None:
+    for replica in stage.cluster.replicas:
+        assert (await stage.command("drain", replica.id))[0] == 0
+    held = [stage.ask("greedy", number % 2) for number in range(4)]  # gateways may not know of the last drain yet
+    await eventually(lambda: demand_is(stage, 4))
+    tokenize = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+    refused = await stage.http.post(stage.urls[0] + "/tokenize", json=tokenize)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_replica")
+    for replica in stage.cluster.replicas:
+        assert (await stage.command("undrain", replica.id))[0] == 0
+    assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * 4
 
 
 async def test_a_request_is_not_held_longer_than_it_may_be_and_unknown_models_are_not_held(

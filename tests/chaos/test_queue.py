@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,58 +13,25 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import running_cluster
-from coordinator.keys import PoolKeys
-from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
-from tests.cluster.clients import ask, held_stream
+from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
+from tests.chaos.tenant_stage import EACH, SLOTS, TenantStage, api_keys
+from tests.cluster.clients import ask
 from tests.cluster.gateways import another_gateway
-from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
-EACH, WAITING = 2, 20
-SLOTS = 3 * EACH
+WAITING = 20
 TENANTS = ("greedy", "modest", "urgent")
 QUEUE_CONFIG: dict[str, Any] = CONFIG | {
     "policy": {"max_active_requests": EACH},
     "queue": {"wait_s": 30, "max_waiting": WAITING},
     "tenants": [{"name": "urgent", "priority": "realtime"}],
-    "security": {
-        "share_cache": True,
-        "api_keys": [
-            {"name": name, "tenant": name, "admin": True, "sha256": hashlib.sha256(name.encode()).hexdigest()}
-            for name in TENANTS
-        ],
-    },
+    "security": {"share_cache": True, "api_keys": api_keys(TENANTS, admins=TENANTS)},
 }
 
 
-class QueueStage(Stage):
+class QueueStage(TenantStage):
     """A cluster whose replicas take two requests each."""
-
-    client: redis.Redis
-    tenants: dict[str, httpx.AsyncClient]
-
-    @property
-    def keys(self) -> PoolKeys:
-        return PoolKeys(self.cluster.pool)
-
-    async def waiting(self) -> int:
-        return sum(int(count) for count in (await self.client.hgetall(self.keys.waiting)).values())
-
-    async def waits(self, count: int) -> None:
-        async def are_waiting() -> bool:
-            return await self.waiting() == count
-
-        await eventually(are_waiting)
-
-    @asynccontextmanager
-    async def full(self) -> AsyncIterator[AsyncExitStack]:
-        """Streams that last longer than the test take every slot. Closing what is yielded ends them."""
-        async with AsyncExitStack() as streams:
-            for number in range(SLOTS):
-                url = self.urls[number % 2]
-                await streams.enter_async_context(held_stream(self.tenants["greedy"], url, self.new_prompt()))
-            yield streams
 
     async def waits_here(self, count: int) -> None:
         """Waits until gateways have this many requests that wait; without the store it does not count them."""
@@ -103,10 +69,6 @@ class QueueStage(Stage):
     async def has_fallen_back(self) -> bool:
         return all([(await self.ready(url))["store"] == "fallback" for url in self.urls])
 
-    def ask(self, tenant: str, gateway: int, **fields: Any) -> asyncio.Task[httpx.Response]:
-        asking = ask(self.tenants[tenant], self.urls[gateway], self.new_prompt(), **fields)
-        return asyncio.get_running_loop().create_task(asking)
-
 
 @pytest.fixture(scope="module")
 def queue_redis() -> Iterator[RedisServer]:
@@ -124,25 +86,8 @@ def queue_cluster(queue_redis: RedisServer) -> Iterator[QueueStage]:
 
 @pytest.fixture
 async def stage(queue_cluster: QueueStage) -> AsyncIterator[QueueStage]:
-    stage = queue_cluster
-    async with AsyncExitStack() as stack:
-        limits = httpx.Limits(max_keepalive_connections=None)
-        stage.tenants = {
-            name: await stack.enter_async_context(
-                httpx.AsyncClient(timeout=60, limits=limits, headers={"authorization": f"Bearer {name}"})
-            )
-            for name in TENANTS
-        }
-        stage.http = stage.tenants["greedy"]
-        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
-        stage.client = await stack.enter_async_context(client)
-        stage.ledger = Ledger(client, stage.cluster.pool)
-        stage.heal_processes()
-        await stage.healed()
-        yield stage
-        stage.heal_processes()
-        await eventually(stage.all_load_is_given_back)
-        await stage.waits(0)
+    async with queue_cluster.opened(TENANTS):
+        yield queue_cluster
 
 
 async def test_no_replica_ever_has_more_than_its_slots_and_every_request_is_answered(stage: QueueStage) -> None:

@@ -3,74 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import httpx
 import pytest
-import redis.asyncio as redis
 from openai import AsyncOpenAI, RateLimitError
 
 from bench.cluster import running_cluster
-from coordinator.keys import PoolKeys
-from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS, Stage
+from tests.chaos.stage import CONFIG, REPLICA_ARGUMENTS
+from tests.chaos.tenant_stage import TenantStage, api_keys
 from tests.cluster.clients import ask, held_stream
 from tests.cluster.gateways import another_gateway
-from tests.cluster.ledger import Ledger
 from tests.polling import eventually
 from tests.redis_server import RedisServer, running_redis
 
 MOST = 3
 LIMITS = {
+    "free": {},
     "capped": {"concurrency": MOST},
     "counted": {"requests_per_min": 6},
     "shared": {"requests_per_min": 6},
     "metered": {"tokens_per_min": 3000},
-    "free": {},
 }
 LIMITS_CONFIG: dict[str, Any] = CONFIG | {
     "queue": {"wait_s": 30},
     "tenants": [{"name": name, "limits": limits} for name, limits in LIMITS.items()],
-    "security": {
-        "share_cache": True,
-        "api_keys": [
-            {"name": name, "tenant": name, "admin": True, "sha256": hashlib.sha256(name.encode()).hexdigest()}
-            for name in LIMITS
-        ],
-    },
+    "security": {"share_cache": True, "api_keys": api_keys(LIMITS, admins=LIMITS)},
 }
 
 
-class LimitStage(Stage):
+class LimitStage(TenantStage):
     """A cluster whose replicas have room, and whose tenants have limits."""
-
-    client: redis.Redis
-    tenants: dict[str, httpx.AsyncClient]
-
-    @property
-    def keys(self) -> PoolKeys:
-        return PoolKeys(self.cluster.pool)
-
-    async def running(self) -> int:
-        """The requests that the engines run."""
-        engines = await asyncio.gather(*(self.replica_state(replica) for replica in self.cluster.replicas))
-        return sum(one["running"] for one in engines)
 
     async def active(self, tenant: str) -> int:
         return int(await self.client.hget(self.keys.tenants, f"active {tenant}") or 0)
-
-    async def waits(self, count: int) -> None:
-        async def are_waiting() -> bool:
-            return sum(map(int, await self.client.hvals(self.keys.waiting))) == count
-
-        await eventually(are_waiting)
-
-    def ask(self, tenant: str, gateway: int, **fields: Any) -> asyncio.Task[httpx.Response]:
-        asking = ask(self.tenants[tenant], self.urls[gateway], self.new_prompt(), **fields)
-        return asyncio.get_running_loop().create_task(asking)
 
 
 @pytest.fixture(scope="module")
@@ -89,24 +57,9 @@ def limit_cluster(limit_redis: RedisServer) -> Iterator[LimitStage]:
 
 @pytest.fixture
 async def stage(limit_cluster: LimitStage) -> AsyncIterator[LimitStage]:
-    stage = limit_cluster
-    async with AsyncExitStack() as stack:
-        stage.tenants = {
-            name: await stack.enter_async_context(
-                httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {name}"})
-            )
-            for name in LIMITS
-        }
-        stage.http = stage.tenants["free"]
-        client = redis.Redis.from_url(stage.redis.url, decode_responses=True, protocol=2)
-        stage.client = await stack.enter_async_context(client)
-        stage.ledger = Ledger(client, stage.cluster.pool)
-        stage.heal_processes()
-        await stage.healed()
-        await client.delete(stage.keys.tenants)
-        yield stage
-        stage.heal_processes()
-        await eventually(stage.all_load_is_given_back)
+    async with limit_cluster.opened(LIMITS):
+        await limit_cluster.client.delete(limit_cluster.keys.tenants)
+        yield limit_cluster
 
 
 async def test_a_tenants_requests_in_flight_are_limited_over_all_gateways(stage: LimitStage) -> None:
