@@ -58,7 +58,8 @@
 --         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait
 --         too long;
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left}: of its tenant's limits
--- A kept call returns {"wait"} if there is still no room, {"blocked"} if its tenant has too many requests in flight.
+-- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
+-- its prompt, {"blocked"} if its tenant has too many requests in flight.
 
 local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
 
@@ -214,7 +215,7 @@ if not chosen then
 end
 
 -- If the chosen replica has no room, the best of those that have. If none has, the request waits.
-local must_wait = false
+local best_held, must_wait = best_depth, false
 if is_kept and SETTINGS.takes_all_room then
   room_share = 1
 end
@@ -240,6 +241,9 @@ if room_share > 0 and not desperate then
 end
 if must_wait and is_kept then
   return { 'wait' }
+end
+if is_kept and now < SETTINGS.prefers_until_ms and (depth[names[chosen]] or 0) < best_held then
+  return { 'prefers' }
 end
 must_wait = must_wait or is_blocked
 
@@ -298,9 +302,22 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     if refusal then
       return { refusal, now, expected_ms }
     end
+    -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times
+    -- the requests that this would hold up there. Then any replica will do.
+    local MOST_PATIENCE_MS, others_tokens = 5000, stored_tokens
+    for i = 1, #names do
+      local deep = depth[names[i]] or 0
+      others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens
+    end
+    local more_tokens = WEIGHS_CACHES and tokens_at(best_held) - others_tokens or 0
+    local rate = sum_of(field_of(rates_key, replica))
+    local held_up = math.max(CHARGED_WEIGHT, fleet.active[chosen])
+    local patience_ms = held_up * 1000 * more_tokens / (rate > 0 and rate or prefill_tokens_per_s)
     take_seat(base, gateway, reservation, {
       band = band, tenant = tenant, weight = weight, tokens = uncached, output_tokens = output_tokens, queue = queue,
       since_ms = since_ms, starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
+      key = more_tokens > 0 and string.sub(KEYS[OWN_OFFSET + best_held], -32) or '-',
+      until_ms = more_tokens > 0 and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0,
     }, now)
     if asked then
       budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, false)
@@ -308,7 +325,7 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     if is_blocked then
       park(base, band .. ' ' .. queue, tenant, now)
     elseif not must_wait then
-      grant_turns(base, now)
+      grant_turns(base, now, { replica }, 1)
     end
     return { 'wait', since_ms, expected_ms }
   end
@@ -400,17 +417,19 @@ end
 -- it relearns, requests whose prefix it may not know ask the engine to report it: not too many, and not while the
 -- engine has requests waiting.
 local mode, report = '', 0
-local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
-  field_of(agents_key, replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
-local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
-local applied_until = is_followed and string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
-if is_followed and tonumber(applied_until or 0) >= now then
-  mode = agent_mode
-  if may_report and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
-    local asked_ms = tonumber(field_of(reports_key, replica) or 0) or 0
-    if asked_ms > now or now - asked_ms >= REPORT_MS then
-      report = 1
-      write('HSET', reports_key, replica, string.format('%d', now))
+do
+  local agent_of, until_ms, agent_mode, relearning, waiting = string.match(
+    field_of(agents_key, replica) or '', '^%S+ (%S+) (%d+) (%S+) (%d) (%d+)')
+  local is_followed = agent_of == incarnation and agent_mode ~= 'none' and tonumber(until_ms) >= now
+  local applied_until = is_followed and string.match(field_of(leases_key, 'events:' .. replica) or '', '^%S+ (%d+)$')
+  if is_followed and tonumber(applied_until or 0) >= now then
+    mode = agent_mode
+    if may_report and relearning == '1' and waiting == '0' and (claimed_from > 0 or kind == 'claim') then
+      local asked_ms = tonumber(field_of(reports_key, replica) or 0) or 0
+      if asked_ms > now or now - asked_ms >= REPORT_MS then
+        report = 1
+        write('HSET', reports_key, replica, string.format('%d', now))
+      end
     end
   end
 end

@@ -473,3 +473,49 @@ async def test_a_request_that_computes_nothing_never_waits(redis_server: RedisSe
         await fill(one)
         assert await other.place(asking("tokenize", share=0.0)) is not None
         assert await waiting(client) == 0
+
+
+PATIENT = replace(ONE_EACH, prefill_tokens_per_s=1.0, max_wait_s=0.0)
+"""To compute a token anew takes so long that a request waits for those who hold its prompt."""
+
+
+@pytest.mark.parametrize("tenant", ["-", "other"])
+async def test_a_request_waits_a_while_for_the_replica_that_holds_its_prompt_and_holds_up_nobody(
+    redis_server: RedisServer, client: redis.Redis, tenant: str
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        full = await fill(one)
+        holder, elsewhere = one.live[full[0]].replica, one.live[full[1]].replica
+        held = chain("full0")
+        waits = await queued(client, other, asking("continues", PATIENT, keys=[*held, *chain("more")]))
+        behind = await queued(client, other, asking("new", PATIENT, tenant=tenant))
+        one.done(full[1])
+        async with asyncio.timeout(5):
+            placement = await behind
+        assert placement is not None
+        assert placement.replica == elsewhere
+        other.done("new")
+        await drained(one, other)
+        await other.beat()
+        assert not waits.done(), "there is room elsewhere"
+        one.done(full[0])
+        async with asyncio.timeout(5):
+            placement = await waits
+        assert placement is not None
+        assert (placement.replica, placement.matched_keys) == (holder, 1)
+
+
+@pytest.mark.parametrize("why", ["it has waited long enough", "nobody holds it any more"])
+async def test_then_it_goes_where_there_is_room(redis_server: RedisServer, client: redis.Redis, why: str) -> None:
+    knobs = replace(PATIENT, prefill_tokens_per_s=1e9) if why == "it has waited long enough" else PATIENT
+    async with two_gateways(redis_server) as (one, other):
+        full = await fill(one)
+        elsewhere = one.live[full[1]].replica
+        waits = await queued(client, other, asking("continues", knobs, keys=[*chain("full0"), *chain("more")]))
+        if why == "nobody holds it any more":
+            await client.delete(KEYS.own(chain("full0")[0]))
+        one.done(full[1])
+        async with asyncio.timeout(5):
+            placement = await waits
+        assert placement is not None
+        assert placement.replica == elsewhere

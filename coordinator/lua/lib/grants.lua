@@ -6,12 +6,13 @@
 -- include queue
 -- include place(SETTINGS, KEYS, ARGV)
 
-local MOST_HEADS, MOST_LINES = 16, 64
+local MOST_HEADS, MOST_LINES, LOOKED_AT = 16, 64, 16
 
--- Tries to place the first one of a line. Returns "granted", "gone" (it is not there any more), "waits" or "blocked" (its
--- tenant has too many requests in flight). With `takes_all_room`, its band's part of the room does not count.
+-- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
+-- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). With
+-- `takes_all_room`, its band's part of the room does not count, and it prefers none.
 local function try_seat(base, name, tenant, member, now, takes_all_room)
-  local gateway, id = string.match(member, '^(%S+) (%S+)$')
+  local gateway, id = string.match(member, '^(%S+) (%S+) %S+ %d+$')
   local seat = gateway and seat_of(base, gateway, id)
   local epoch = gateway and string.match(field_of(base .. 'gateways', gateway) or '', '^%d+')
   local is_over = not epoch or epoch == '0' or field_of(base .. 'flight:' .. gateway, id)
@@ -23,12 +24,13 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
     return 'gone'
   end
   seat.settings.takes_all_room = takes_all_room
+  seat.settings.prefers_until_ms = takes_all_room and 0 or seat.until_ms
   local is_run, reply = pcall(place, seat.settings, seat.keys, seat.argv)
   if not is_run then
     reply = { 'lost' } -- its gateway places it again
   end
-  if reply[1] == 'wait' or reply[1] == 'blocked' then
-    return reply[1] == 'wait' and 'waits' or 'blocked'
+  if reply[1] == 'wait' or reply[1] == 'blocked' or reply[1] == 'prefers' then
+    return reply[1] == 'wait' and 'waits' or reply[1]
   end
   if reply[1] == 'ok' then
     local tokens = reply[11] + (tonumber(seat.output_tokens) or 0)
@@ -43,32 +45,54 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
   return 'granted'
 end
 
+-- The first request of a tenant that one of the replicas in `freed` fits: the replica holds the key that the request waits
+-- for, nobody holds it any more, or the request has waited long enough for those that do. nil if none of the first
+-- LOOKED_AT does. If it is not known where room came, it is the first one. `is_empty` if nobody is there.
+local function fitting(base, line, freed, now)
+  local members = redis.pcall('ZRANGE', line, 0, freed and LOOKED_AT - 1 or 0)
+  for i = 1, #members do
+    local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
+    local fits = not freed or not key or key == '-' or tonumber(until_ms) <= now
+    for j = 1, fits and 0 or #freed do
+      fits = fits or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+    end
+    if fits or redis.call('EXISTS', base .. 'own:' .. key) == 0 then
+      return members[i]
+    end
+  end
+  return nil, #members == 0
+end
+
 -- Grants in one line as long as there is room: `most` seats. All requests of a line can use the same replicas, so if one
--- finds no room, none does. Parked tenants are tried only if `tries_parked`, and each once. Returns how many were
--- granted, and how many heads may still be tried.
-local function grant_line(base, name, now, most, heads, tries_parked, takes_all_room)
-  local granted = 0
+-- finds no room, none does. A tenant whose requests wait for other replicas is passed, and keeps its turn. Parked tenants
+-- are tried only if it is not known where room came, and each once. Returns how many were granted, and how many heads
+-- may still be tried.
+local function grant_line(base, name, now, most, heads, freed, takes_all_room)
+  local granted, passed = 0, 0
   while heads > 0 and granted < most do
-    local tenant, tag = next_turn(base, name)
+    local tenant, tag = next_turn(base, name, passed)
     if not tenant then
-      redis.pcall('HDEL', base .. 'waiting', name) -- somebody else wrote there
-      redis.pcall('HDEL', base .. 'waiting_tokens', name)
+      if passed == 0 then -- somebody else wrote there
+        redis.pcall('HDEL', base .. 'waiting', name)
+        redis.pcall('HDEL', base .. 'waiting_tokens', name)
+      end
       break
     end
-    if is_parked(tag) and (not tries_parked or tag >= PARKED + now) then
+    if is_parked(tag) and (freed or tag >= PARKED + now) then
       break
     end
     heads = heads - 1
-    local member = redis.pcall('ZRANGE', line_key(base, name, tenant), 0, 0)[1]
-    if not member then
+    local member, is_empty = fitting(base, line_key(base, name, tenant), freed, now)
+    if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     else
-      local outcome = try_seat(base, name, tenant, member, now, takes_all_room)
+      local outcome = member and try_seat(base, name, tenant, member, now, takes_all_room) or 'prefers'
       if outcome == 'waits' then
         break
       elseif outcome == 'blocked' then
         park(base, name, tenant, now)
       end
+      passed = passed + (outcome == 'prefers' and 1 or 0)
       granted = granted + (outcome == 'granted' and 1 or 0)
     end
   end
@@ -120,13 +144,13 @@ local function grant_turns(base, now, freed, most)
   most = most or MOST_HEADS
   for i = #lines, 1, -1 do
     if granted == 0 and is_starving(base, lines[i].band, now) then
-      granted, heads = grant_line(base, lines[i].name, now, 1, heads, freed == nil, true)
+      granted, heads = grant_line(base, lines[i].name, now, 1, heads, nil, true)
     end
   end
   for i = 1, #lines do
     if heads > 0 and granted < most then
       local more
-      more, heads = grant_line(base, lines[i].name, now, most - granted, heads, freed == nil)
+      more, heads = grant_line(base, lines[i].name, now, most - granted, heads, freed)
       granted = granted + more
     end
   end

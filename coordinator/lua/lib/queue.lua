@@ -4,11 +4,12 @@
 --   waiting                         "<band> <queue>" -> how many seats it has
 --   waiting_tokens                  the same -> prompt tokens that these have to compute, as estimated when they came
 --   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
---                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "settings", "keys",
---                                   "argv"}. A seat has the name of the reservation that it will be.
+--                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "key", "until_ms",
+--                                   "settings", "keys", "argv"}. A seat has the name of the reservation that it will be.
 --   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
 --                                   have as many requests in flight as they may have
---   line:<band> <queue> <tenant>    "<gateway> <seat>", by since when it waits (ms)
+--   line:<band> <queue> <tenant>    "<gateway> <seat> <key> <until_ms>", by since when it waits (ms): until then it waits for a
+--                                   replica that holds the key; "-": for any
 --   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
 -- A tenant is text without spaces: gateways escape it.
 
@@ -56,9 +57,10 @@ local function line_key(base, name, tenant)
   return base .. 'line:' .. name .. ' ' .. tenant
 end
 
--- The tenant whose turn it is in a line, and its tag; nil if nobody is there.
-local function next_turn(base, name)
-  local first = redis.pcall('ZRANGE', base .. 'turns:' .. name, 0, 0, 'WITHSCORES')
+-- The tenant whose turn it is in a line, and its tag; nil if nobody is there. `passed` tenants before it are left out.
+local function next_turn(base, name, passed)
+  local at = passed or 0
+  local first = redis.pcall('ZRANGE', base .. 'turns:' .. name, at, at, 'WITHSCORES')
   return first[1], tonumber(first[2]) or 0
 end
 
@@ -147,6 +149,11 @@ local function count_seats(base, name, by, tokens)
   return seats
 end
 
+-- The name of a seat in its line.
+local function member_of(gateway, id, seat)
+  return string.format('%s %s %s %d', gateway, id, seat.key, seat.until_ms)
+end
+
 local function tokens_of(seat)
   return seat and sum_of(seat.tokens) or 0
 end
@@ -163,7 +170,7 @@ end
 local function stand_in_line(base, gateway, id, seat, now)
   local name = string.format('%d %s', seat.band, seat.queue)
   local line = line_key(base, name, seat.tenant)
-  local added = write('ZADD', line, place_in_line(line, seat.since_ms, now), gateway .. ' ' .. id)
+  local added = write('ZADD', line, place_in_line(line, seat.since_ms, now), member_of(gateway, id, seat))
   write('ZADD', base .. 'turns:' .. name, start_tag(base, seat.band, seat.tenant), seat.tenant)
   if count_seats(base, name, added, tokens_of(seat)) ~= 1 then
     return
@@ -211,7 +218,8 @@ local function seat_of(base, gateway, id)
   local is_json, seat = pcall(cjson.decode, text or '')
   if is_json and type(seat) == 'table' and type(seat.argv) == 'table' and type(seat.keys) == 'table' and
     type(seat.settings) == 'table' and type(seat.queue) == 'string' and type(seat.tenant) == 'string' and
-    type(seat.band) == 'number' and type(seat.since_ms) == 'number' and type(seat.starve_ms) == 'number' then
+    type(seat.band) == 'number' and type(seat.since_ms) == 'number' and type(seat.starve_ms) == 'number' and
+    type(seat.key) == 'string' and type(seat.until_ms) == 'number' then
     return seat
   end
 end
@@ -220,7 +228,7 @@ end
 local function remove_seat(base, gateway, id)
   local seat = seat_of(base, gateway, id)
   if seat then
-    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, gateway .. ' ' .. id, seat)
+    leave_line(base, string.format('%d %s', seat.band, seat.queue), seat.tenant, member_of(gateway, id, seat), seat)
   end
   return redis.pcall('HDEL', base .. 'seats:' .. gateway, id) == 1
 end
@@ -228,8 +236,10 @@ end
 -- Notes that a seat of a queue was granted.
 local function note_pace(base, queue, now)
   local last, mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^(%d+) (%S+) (%d+)$')
-  local gap = math.min(LONGEST_GAP_MS, math.max(0, now - (tonumber(last) or now)))
   mean, grants = sum_of(mean), sum_of(grants) + 1
+  -- A single long gap, as when the clock was set, tells little.
+  local longest_ms = grants > FEWEST_GRANTS and 1000 + 10 * mean or LONGEST_GAP_MS
+  local gap = math.min(longest_ms, LONGEST_GAP_MS, math.max(0, now - (tonumber(last) or now)))
   mean = mean + math.max(NEWEST, 1 / grants) * (gap - mean)
   write('HSET', base .. 'paces', queue, string.format('%d %.3f %d', now, mean, grants))
 end
@@ -243,7 +253,8 @@ local function tend_seats(base, gateway, now)
       redis.call('HDEL', base .. 'seats:' .. gateway, ids[i])
     else
       local name = string.format('%d %s', seat.band, seat.queue)
-      local is_standing = type(redis.pcall('ZSCORE', line_key(base, name, seat.tenant), gateway .. ' ' .. ids[i])) == 'string'
+      local line = line_key(base, name, seat.tenant)
+      local is_standing = type(redis.pcall('ZSCORE', line, member_of(gateway, ids[i], seat))) == 'string'
       if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
         type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
         stand_in_line(base, gateway, ids[i], seat, now)
