@@ -142,6 +142,9 @@ def test_every_port_that_is_referred_to_is_a_containers(overlay: str) -> None:
             its_own = {port["name"] for port in container.get("ports", [])}
             for probe in (container[probe] for probe in PROBES if probe in container):
                 assert "exec" in probe or probe["httpGet"]["port"] in its_own, container["name"]
+        if each.name == "replica":
+            hook, agent = each.container("engine")["lifecycle"]["preStop"]["httpGet"], each.container("agent")["args"]
+            assert str(hook["port"]) == agent[agent.index("--control-port") + 1]
     for service in of_kind(overlay, "Service"):
         (target,) = selected(overlay, {"matchLabels": service["spec"]["selector"]})
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= target.ports.keys()
@@ -202,9 +205,9 @@ def private_ports(replica: Workload) -> set[int]:
     return ports - set(replica.ports.values())
 
 
-def test_the_ports_of_events_and_of_lmcache_are_open_to_nobody(overlay: str) -> None:
+def test_the_ports_of_events_of_lmcache_and_of_the_agent_are_open_to_nobody(overlay: str) -> None:
     private = private_ports(workload(overlay, "replica"))
-    assert private == {5557, 5558} | ({5555, 5580, 5590} if overlay == "gpu" else set())
+    assert private == {5557, 5558, 8001} | ({5555, 5580, 5590} if overlay == "gpu" else set())
     for service in of_kind(overlay, "Service"):
         assert not private & {port["port"] for port in service["spec"]["ports"]}
     for policy in of_kind(overlay, "NetworkPolicy"):
