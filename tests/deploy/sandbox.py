@@ -6,8 +6,8 @@ In the namespaces the manifests' ports are free, host names resolve as in a clus
 are where pods have them. All ports are on one address, so a second replica needs other ports.
 
 The plan has processes, and questions in their order. A question may `start` a process, `run` a command, or send a
-request. `until` repeats it until the answer has that status and text. A question with a `name` goes on beside those that
-follow: `read` reads what has come of its answer until a text is in it, `end` reads it to the end.
+request. `until` repeats it until the answer has that status and text. A question with a `name` goes on beside the next
+ones: `read` waits until a text is in its answer, and `end` reads it to the end.
 """
 
 from __future__ import annotations

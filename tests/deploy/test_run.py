@@ -1,5 +1,5 @@
 """The overlay `sim` as processes: each container's own command, environment and files, in namespaces that have the
-manifests' names and ports. At the end the replica is drained as the kubelet does it, beside a second one. Policies, users
+manifests' names and ports. At the end the replica is drained as by the kubelet, beside a second one. Policies, users
 and restarts need a real cluster and are not tested."""
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.certificates import self_signed
 from tests.deploy.manifests import (
+    KUBERNETES,
     ROOT,
     Document,
     Workload,
@@ -107,6 +109,16 @@ def drained(chat: dict[str, Any], ready: str, replica: Workload) -> list[dict[st
     ]
 
 
+def keda() -> dict[str, str]:
+    """What KEDA asks a gateway for, about the model of this overlay: the path, and the place of the value."""
+    scaled = yaml.safe_load((KUBERNETES / "autoscaling" / "keda" / "scaled-object.yaml").read_text())
+    asks = scaled["spec"]["triggers"][0]["metadata"]
+    url = asks["url"].replace(
+        "MODEL", named("sim", "StatefulSet", "replica")["metadata"]["annotations"]["kvgate/model"]
+    )
+    return {"path": url.removeprefix("http://gateway.kvgate"), "value": asks["valueLocation"]}
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("sim")
@@ -134,6 +146,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             {"method": "GET", "url": f"http://127.0.0.1:{replica.ports['http']}/metrics"},
             chat,
             chat,
+            {"method": "GET", "url": f"{address}{keda()['path']}"},
             *drained(chat, f"{address}/ready", replica),
         ],
     }
@@ -151,7 +164,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_containers_find_each_other_and_every_probe_is_answered(seen: dict[str, Any]) -> None:
-    *probes, ready, gateway_metrics, replica_metrics, first, second = seen["answers"][: -AFTER - 11]
+    *probes, ready, gateway_metrics, replica_metrics, first, second, _ = seen["answers"][: -AFTER - 11]
     assert len(probes) == 8
     assert json.loads(ready["body"])["store"] == "up"
     assert "kvgate_store_up 1.0" in gateway_metrics["body"]
@@ -159,6 +172,14 @@ def test_the_containers_find_each_other_and_every_probe_is_answered(seen: dict[s
     assert first["headers"]["x-kvgate-replica"] == second["headers"]["x-kvgate-replica"] == POD
     assert second["headers"]["x-kvgate-decision"].startswith("hit;")
     assert second["headers"]["x-kvgate-decision"].endswith("state=exact")
+
+
+def test_a_gateway_answers_the_question_of_keda(seen: dict[str, Any]) -> None:
+    demand = seen["answers"][-AFTER - 12]
+    assert demand["status"] == 200, demand
+    told = json.loads(demand["body"])
+    assert told[keda()["value"]] == 0
+    assert told["pool"] == named("sim", "StatefulSet", "replica")["metadata"]["annotations"]["kvgate/pool"]
 
 
 def test_the_hook_of_the_engine_drains_its_replica_and_no_request_fails(seen: dict[str, Any]) -> None:
