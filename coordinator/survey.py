@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from coordinator.errors import StoreError, StoreRefused
@@ -52,6 +52,8 @@ class PoolSnapshot:
     """The time of the last heartbeat of any gateway; 0 if there was none."""
     went_back: tuple[int, int] = (0, 0)
     """When a heartbeat last found that Redis' clock had gone back, and by how many ms; zeros if none did."""
+    drained_since_ms: dict[str, int] = field(default_factory=dict)
+    """When somebody drained a replica, for those that are drained."""
     unreadable: tuple[UnreadableRecords, ...] = ()
     """Those that gateways found, and those that are there now."""
 
@@ -114,12 +116,12 @@ class Survey:
     async def snapshot(self, pool: str) -> PoolSnapshot:
         """The pool as it is now. The connection must be the one that `for_pool` returns."""
         k = PoolKeys(pool, self._namespace)
-        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors)
+        hashes = (k.replicas, k.breakers, k.active, k.agents, k.engines, k.leases, k.gateways, k.cursors, k.draining)
         refused: dict[str, str] = {}
         now_ms, repaired, *flat = await self._together(
             [self._now_ms(), *(self._hash(refused, key) for key in (k.unreadable, *hashes))],
         )
-        replicas, breakers, active, agents, engines, leases, gateways, cursors = flat
+        replicas, breakers, active, agents, engines, leases, gateways, cursors, draining = flat
         state = surveyed_state(now_ms, replicas, breakers, agents, leases)
         applied = {replica: cursor.split(" ")[0] for replica, cursor in pairs(cursors).items()}
         tick = pairs(leases).get("tick", "")
@@ -136,6 +138,7 @@ class Survey:
                 replica: now_ms - at_ms for replica, at_ms in zip(state.agents, oldest, strict=True) if at_ms
             },
             tick_ms=int(tick) if is_number(tick) else 0,
+            drained_since_ms=_drained_since_ms(draining, state),
             went_back=moment_of(pairs(leases), "went_back"),
             unreadable=(*found, *(UnreadableRecords(key.rpartition(":")[2], 1, now_ms, "-") for key in refused)),
         )
@@ -204,6 +207,17 @@ class Survey:
 
     async def _together(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
         return await answered(asyncio.gather(*calls), self._timeout_s)
+
+
+def _drained_since_ms(draining: Any, state: PoolState) -> dict[str, int]:
+    """Since when the replicas are drained; a drain belongs to one incarnation."""
+    drains = each(draining, lambda _, text: (text.split(" ")[0], int(text.split(" ")[1])))
+    records = state.replicas
+    return {
+        name: since_ms
+        for name, (incarnation, since_ms) in drains.items()
+        if name in records and records[name].incarnation == incarnation
+    }
 
 
 def _unreadable(key: str, text: str) -> UnreadableRecords:

@@ -9,6 +9,7 @@ from pathlib import Path
 from deploy.grafana.fleet import FLEET
 from deploy.grafana.latency import LATENCY
 from deploy.grafana.panels import Json
+from deploy.grafana.queue import QUEUE
 from deploy.grafana.routing import ROUTING
 from deploy.grafana.store import STORE
 
@@ -17,7 +18,7 @@ _FOLDER = Path(__file__).parent / "dashboards"
 
 def files() -> Iterator[tuple[Path, str]]:
     """Each dashboard's file, and its content."""
-    for dashboard in (ROUTING, LATENCY, STORE, FLEET):
+    for dashboard in (ROUTING, LATENCY, QUEUE, STORE, FLEET):
         yield _FOLDER / f"{dashboard.uid.removeprefix('kvgate-')}.json", _text(dashboard.form())
 
 

@@ -71,11 +71,11 @@ _NOW = Row(
         Panel(
             "State of replicas",
             "exact: its agent tells what it holds. degraded: it serves, and its ownership is predicted. Not ready: no "
-            "request goes there while another is.",
-            (Query(f"{_READY} + {_READY} * {_EXACT}", "{{replica}}"),),
+            "request goes there while another is. Drained: it gets no new requests until `kvgate undrain`.",
+            (Query(f"{_READY} + {_READY} * {_EXACT} + 3 * {told('kvgate_replica_draining')}", "{{replica}}"),),
             kind="state-timeline",
-            states={0: ("not ready", "red"), 1: ("degraded", "orange"), 2: ("exact", "green")},
-            max=2,
+            states={0: ("not ready", "red"), 1: ("degraded", "orange"), 2: ("exact", "green"), 3: ("drained", "blue")},
+            max=3,
             width=12,
         ),
     ),

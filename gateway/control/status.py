@@ -112,6 +112,7 @@ class Status:
     def _set_gauges(self) -> None:
         metrics = self._metrics
         metrics.store_up.set(self._store.is_up())
+        metrics.gateway_ready.set(self.readiness()[0])
         metrics.in_flight.set(self._admission.requests.taken)
         metrics.uploads.set(self._admission.uploads.taken)
         metrics.held_bytes.set(self._admission.held_bytes.taken)
@@ -136,6 +137,7 @@ class Status:
             for counter in (metrics.doubts, metrics.passed_over_tokens):
                 counter.inc(member.id, by=0)  # 0 at first: increase() needs a start
             metrics.replica_ready.labels(member.id).set(self._fleet.is_ready(member.id))
+            metrics.replica_draining.labels(member.id).set(self._fleet.is_draining(member.id))
             metrics.replica_id_taken.labels(member.id).set(member.id in taken)
             pool = self._store.pool(member.pool) if member.pool else None
             if pool is not None and (state := pool.state) is not None and not member.identity.is_taken:

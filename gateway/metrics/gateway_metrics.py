@@ -216,6 +216,7 @@ class Metrics:
         self.disconnects = FastCounter(
             "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete.", (), registry
         )
+        self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
         self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
         self.store_reconnects = FastCounter(
             "kvgate_store_connections", "Times that placements began to go through the store.", (), registry
@@ -255,6 +256,9 @@ class Metrics:
         self.replica_ready = Gauge(
             "kvgate_replica_ready", "1 while a replica is ready.", ("replica",), registry=registry
         )
+        self.replica_draining = Gauge(
+            "kvgate_replica_draining", "1 while a replica is drained.", ("replica",), registry=registry
+        )
         self.replica_active = Gauge(
             "kvgate_replica_active_requests",
             "Requests of all gateways that are in flight on a replica.",
@@ -276,7 +280,7 @@ class Metrics:
         }
         self.per_replica = (
             *(self.replica_info, self.breaker_open, self.replica_ready, self.replica_active, self.replica_exact),
-            self.replica_id_taken,
+            *(self.replica_draining, self.replica_id_taken),
             *self.engine.values(),
         )
         """The gauges with a label for the replica."""

@@ -165,6 +165,11 @@ class Fleet:
         member = self.members.get(replica)
         return member is not None and self._state(member) == "ready"
 
+    def is_draining(self, replica: str) -> bool:
+        """Whether it is drained: it gets no new requests."""
+        member = self.members.get(replica)
+        return member is not None and self._state(member) == "draining"
+
     def is_exact(self, replica: str) -> bool:
         """Whether an agent reports what the replica holds, according to the last heartbeat."""
         member = self.members.get(replica)

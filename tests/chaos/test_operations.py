@@ -91,6 +91,8 @@ async def test_a_drained_replica_ends_its_streams_and_gets_nothing_new_on_any_ga
         assert stream.replica == replica.id
         waiting = asyncio.get_running_loop().create_task(stage.command("drain", "r1", "--wait", "--timeout-s", "60"))
         await eventually(lambda: drained_everywhere(stage, "r1"))
+        assert await stage.metric(stage.urls[0], "kvgate_replica_draining", replica="r1") == 1
+        assert await stage.metric(stage.urls[0], "kvgate_replica_draining", replica="r0") == 0
         for number in range(6):
             answer = await ask(stage.http, stage.urls[number % 2], prompt)
             assert answer.headers["x-kvgate-replica"] != "r1"
@@ -204,6 +206,7 @@ async def test_requests_for_a_known_model_wait_until_a_replica_is_there(stage: O
         await eventually(lambda: demand_is(stage, 3))
         demand = await stage.demand()
         assert (demand["held_requests"], demand["ready_replicas"], demand["work_s"]) == (3, 0, None)
+        assert await stage.metric(late.url, "kvgate_gateway_ready") == 1  # though there is no replica
         assert (await stage.http.get(late.url + "/v1/models")).json()["data"][0]["id"] == "sim"
         explained = await stage.explain(stage.new_prompt(), late.url)
         assert explained["choice"]["why"] == "held"

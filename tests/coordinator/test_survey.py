@@ -12,6 +12,7 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import StoreDown, StoreLate
+from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
 from coordinator.redis.checks import SampledKey
 from coordinator.survey import Survey
@@ -125,6 +126,17 @@ async def test_a_snapshot_shows_agents_leases_and_what_is_not_applied_yet(
         await stream.say(*gains(["a"]))
         first, second = await survey.snapshot("m"), await survey.snapshot("m")
     assert 0 <= first.oldest_unapplied_ms["r0"] <= second.oldest_unapplied_ms["r0"] < 5000
+
+
+async def test_a_snapshot_shows_the_drains_of_the_present_incarnations(
+    stream: Stream, pool: Pool, redis_server: RedisServer, client: redis.Redis
+) -> None:
+    await drain(pool.run, "r1")
+    await client.hset(pool.keys.draining, mapping={"r0": "another-life 1", "r9": "gone 1", "r8": "unreadable"})
+    async with surveying(redis_server, client, READS) as survey:
+        snapshot = await survey.snapshot("m")
+    assert snapshot.drained_since_ms.keys() == {"r1"}
+    assert 0 <= snapshot.state.now_ms - snapshot.drained_since_ms["r1"] < 60_000
 
 
 async def test_a_redis_that_is_away_or_wants_a_password_cannot_be_surveyed(

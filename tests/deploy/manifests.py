@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,16 @@ def kustomized(folder: Path) -> list[Document]:
 @functools.cache
 def built(overlay: str) -> list[Document]:
     return kustomized(KUBERNETES / "overlays" / overlay)
+
+
+def of_ones_own(folder: Path, text: str) -> list[Document]:
+    """Every object of an overlay with this kustomization, beside the others. `folder` gets copies of all files."""
+    shutil.copytree(KUBERNETES, folder / "deploy" / "kubernetes")
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    own = folder / "deploy" / "kubernetes" / "overlays" / "own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(text)
+    return kustomized(own)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,15 @@ from tests.polling import wait_until
 
 # Gateways also look for replicas here and fail: no DNS server answers there.
 NOWHERE = {"dns": {"names": ["replicas.test"], "port": 8000, "server": "127.0.0.1:9"}}
-CONFIG = {"redis": {"budget_ms": 500}, "health": {"breaker_failures": 1000, "timeout_s": 5}, "discovery": NOWHERE}
+EACH, MAX_WAITING = 4, 2
+"""Requests that a replica serves at once, and requests that may wait."""
+CONFIG = {
+    "redis": {"budget_ms": 500},
+    "health": {"breaker_failures": 1000, "timeout_s": 5},
+    "discovery": NOWHERE,
+    "policy": {"max_active_requests": EACH},
+    "queue": {"max_waiting": MAX_WAITING, "max_waiting_per_tenant": MAX_WAITING},
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ def running_monitored(folder: Path) -> Iterator[Monitored]:
 
 
 def let_it_all_happen(stage: Stage) -> None:
-    """Causes hits, streams, a refused request, a retry, a broken stream, and a miss after an engine forgot a prompt."""
+    """Causes hits, streams, a refused request, a retry, a broken stream, a miss after an engine forgot a prompt,
+    requests that wait, and one that finds the queue full."""
     prompt = text()
     for gateway in (0, 1):
         stage.chat(prompt, gateway)
@@ -86,6 +96,24 @@ def let_it_all_happen(stage: Stage) -> None:
     stage.chat(forgotten)  # shows the gateway that this replica reports cached tokens
     next(sim for sim in stage.sims if sim.id == first.replica).fail("amnesia")
     stage.chat(forgotten)
+    fill_the_queue(stage)
+
+
+def fill_the_queue(stage: Stage) -> None:
+    """While engines stand still, requests take all slots, and the next ones all places in the queue."""
+    count = EACH * len(stage.sims) + MAX_WAITING
+    with ThreadPoolExecutor(count) as clients:
+        try:
+            for sim in stage.sims:
+                sim.fail("stall")
+            answers = [clients.submit(stage.chat, text(), number % 2) for number in range(count)]
+            wait_until(lambda: stage.get("/v1/demand?model=sim").json()["waiting_requests"] == MAX_WAITING)
+            assert stage.post("/v1/chat/completions", chat_body(text())).json()["error"]["code"] == "queue_full"
+        finally:
+            for sim in stage.sims:
+                sim.fail("none")
+        for answer in answers:
+            answer.result()
 
 
 class Prometheus:

@@ -14,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules" / "kvgate.yml"
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+ADAPTER = ROOT / "deploy" / "kubernetes" / "autoscaling" / "hpa" / "adapter.yaml"
 WINDOW = "1m"
 
 Labels = frozenset[str]
@@ -58,6 +59,14 @@ def variable_queries() -> Iterator[tuple[str, str, str]]:
                 found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
                 assert found, variable
                 yield f"{board['title']}: {variable['name']}", filled_in(found[1]), found[2]
+
+
+def adapters_query() -> str:
+    """The PromQL of the rule for prometheus-adapter, as the adapter fills it in for a pool, but without the
+    namespace, which Prometheus adds in Kubernetes."""
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["externalRules"]
+    query: str = rule["metricsQuery"]
+    return query.replace("<<.LabelMatchers>>", 'pool="sim"')
 
 
 def filled_in(expr: str) -> str:

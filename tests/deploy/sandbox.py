@@ -3,7 +3,11 @@
     unshare --net --mount python tests/deploy/sandbox.py < plan.json
 
 In the namespaces the manifests' ports are free, host names resolve as in a cluster, and the files of a service account
-are where pods have them. All ports are on one address, so there is room for one replica.
+are where pods have them. All ports are on one address, so a second replica needs other ports.
+
+The plan has processes, and questions in their order. A question may `start` a process, `run` a command, or send a
+request. `until` repeats it until the answer has that status and text. A question with a `name` goes on beside the next
+ones: `read` waits until a text is in its answer, and `end` reads it to the end.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,9 +40,25 @@ def main() -> None:
     _name(plan["names"], Path(plan["folder"]))
     _give_account(Path(plan["account"]))
     with ExitStack() as stack:
-        running = {name: _start(stack, name, each, Path(plan["folder"])) for name, each in plan["processes"].items()}
+        begun = [name for name in plan["processes"] if name not in {each.get("start") for each in plan["questions"]}]
+        running = {name: _start(stack, name, plan["processes"][name], Path(plan["folder"])) for name in begun}
         with httpx.Client(timeout=30) as http:
-            answers = [_ask(http, running, question) for question in plan["questions"]]
+            aside: dict[str, _Aside] = {}
+
+            def step(question: dict[str, Any]) -> dict[str, Any]:
+                if name := question.get("start"):
+                    running[name] = _start(stack, name, plan["processes"][name], Path(plan["folder"]))
+                elif name := question.get("name"):
+                    aside[name] = _Aside(http, question)
+                elif name := question.get("read"):
+                    return aside[name].read(question["text"])
+                elif name := question.get("end"):
+                    return aside[name].end()
+                else:
+                    return _ask(http, running, question)
+                return {}
+
+            answers = [step(question) for question in plan["questions"]]
         exits = {name: _end(process) for name, process in reversed(running.items())}
     json.dump({"answers": answers, "exits": exits}, sys.stdout)
 
@@ -67,6 +88,45 @@ def _start(stack: ExitStack, name: str, process: dict[str, Any], folder: Path) -
     stack.callback(started.wait)
     stack.callback(started.kill)
     return started
+
+
+class _Aside:
+    """A request whose answer comes while others are asked."""
+
+    def __init__(self, http: httpx.Client, question: dict[str, Any]) -> None:
+        self._found: dict[str, Any] = {"status": 0, "headers": {}, "body": ""}
+        self._news = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, args=(http, question), daemon=True)
+        self._thread.start()
+
+    def _run(self, http: httpx.Client, question: dict[str, Any]) -> None:
+        try:
+            with http.stream(question["method"], question["url"], json=question.get("json"), timeout=None) as response:
+                self._tell(status=response.status_code, headers=dict(response.headers))
+                for text in response.iter_text():
+                    self._tell(body=self._found["body"] + text)
+        except httpx.TransportError as error:
+            self._tell(error=str(error))
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def _tell(self, **fields: Any) -> None:
+        with self._news:
+            self._found |= fields
+            self._news.notify_all()
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The answer so far, when `text` has come; and whether it is over."""
+        with self._news:
+            self._news.wait_for(lambda: text in self._found["body"] or self._is_over, _WITHIN_S)
+            return self._found | {"is_over": self._is_over}
+
+    def end(self) -> dict[str, Any]:
+        """The whole answer."""
+        self._thread.join(_WITHIN_S)
+        return self.read("")
 
 
 def _ask(http: httpx.Client, running: dict[str, subprocess.Popen[bytes]], question: dict[str, Any]) -> dict[str, Any]:

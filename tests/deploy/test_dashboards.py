@@ -76,7 +76,8 @@ def test_every_variable_is_used_and_none_is_missing(file: Path) -> None:
 
 def test_dashboards_are_told_apart_and_share_a_name() -> None:
     boards = [dashboard(file) for file in DASHBOARDS]
-    assert {board["uid"] for board in boards} == {"kvgate-routing", "kvgate-latency", "kvgate-store", "kvgate-fleet"}
+    names = ("routing", "latency", "queue", "store", "fleet")
+    assert {board["uid"] for board in boards} == {f"kvgate-{name}" for name in names}
     assert all(board["title"].startswith("KVGate / ") for board in boards)
 
 

@@ -4,12 +4,9 @@ of the Prometheus Operator accept it, and its parts agree."""
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from itertools import pairwise
 
-import kubernetes_validate
-import pydantic
 import pytest
 
 from tests.deploy.manifests import (
@@ -26,35 +23,12 @@ from tests.deploy.manifests import (
     workload,
     workloads,
 )
+from tests.deploy.schemas import VERSIONS, problem
 
-# The version that README.md requires, and the newest with schemas.
-VERSIONS = ("1.30", kubernetes_validate.latest_version())
 AS_ROOT = {("tpu", "engine"): "whether a TPU's devices open for another user was not tried"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
-
-
-@functools.cache
-def of_the_operator() -> dict[str, type[pydantic.BaseModel]]:
-    """The operator's models. Imported here because the import takes seconds."""
-    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
-
-    return {"ServiceMonitor": ServiceMonitor, "PrometheusRule": PrometheusRule}
-
-
-def problem(document: Document, version: str) -> str | None:
-    """An object's error, also for unknown fields; None if it is valid."""
-    try:
-        if model := of_the_operator().get(document["kind"]):
-            read = model.model_validate(document)
-            # The model drops unknown fields.
-            lost = read.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            return None if lost == document else f"{document} is read as {lost}"
-        kubernetes_validate.validate(document, version, strict=True)
-    except (kubernetes_validate.ValidationError, pydantic.ValidationError) as error:
-        return f"{document['kind']} {document['metadata']['name']}: {error}"
-    return None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -142,6 +116,9 @@ def test_every_port_that_is_referred_to_is_a_containers(overlay: str) -> None:
             its_own = {port["name"] for port in container.get("ports", [])}
             for probe in (container[probe] for probe in PROBES if probe in container):
                 assert "exec" in probe or probe["httpGet"]["port"] in its_own, container["name"]
+        if each.name == "replica":
+            hook, agent = each.container("engine")["lifecycle"]["preStop"]["httpGet"], each.container("agent")["args"]
+            assert str(hook["port"]) == agent[agent.index("--control-port") + 1]
     for service in of_kind(overlay, "Service"):
         (target,) = selected(overlay, {"matchLabels": service["spec"]["selector"]})
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= target.ports.keys()
@@ -202,9 +179,9 @@ def private_ports(replica: Workload) -> set[int]:
     return ports - set(replica.ports.values())
 
 
-def test_the_ports_of_events_and_of_lmcache_are_open_to_nobody(overlay: str) -> None:
+def test_the_ports_of_events_of_lmcache_and_of_the_agent_are_open_to_nobody(overlay: str) -> None:
     private = private_ports(workload(overlay, "replica"))
-    assert private == {5557, 5558} | ({5555, 5580, 5590} if overlay == "gpu" else set())
+    assert private == {5557, 5558, 8001} | ({5555, 5580, 5590} if overlay == "gpu" else set())
     for service in of_kind(overlay, "Service"):
         assert not private & {port["port"] for port in service["spec"]["ports"]}
     for policy in of_kind(overlay, "NetworkPolicy"):

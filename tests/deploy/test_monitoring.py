@@ -17,6 +17,7 @@ from tests.deploy.monitored import (
 from tests.deploy.queries import (
     OTHERS,
     Labels,
+    adapters_query,
     alerts,
     panel_queries,
     result_labels,
@@ -72,6 +73,11 @@ def test_every_rule_names_metrics_and_labels_that_there_are(known: Mapping[str, 
         labels = result_labels(rule["expr"], known)
         for text in rule.get("annotations", {}).values():
             assert templated_labels(text) <= labels, f"{rule['alert']}: {text}"
+
+
+def test_the_query_of_prometheus_adapter_names_metrics_and_labels_that_there_are(known: Mapping[str, Labels]) -> None:
+    assert "<<" not in adapters_query()
+    assert result_labels(adapters_query(), known) == frozenset()
 
 
 @pytest.mark.parametrize(

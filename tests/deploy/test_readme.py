@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import textwrap
 from pathlib import Path
 
-from tests.deploy.manifests import KUBERNETES, ROOT, Workload, kustomized
+from tests.deploy.manifests import KUBERNETES, Workload, of_ones_own
 
 
 def test_an_overlay_of_ones_own_builds_and_has_what_it_says(tmp_path: Path) -> None:
-    shutil.copytree(KUBERNETES, tmp_path / "deploy" / "kubernetes")
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    own = tmp_path / "deploy" / "kubernetes" / "overlays" / "own"
-    own.mkdir()
     block = re.search(r"```yaml\n(.*?)```", (KUBERNETES / "README.md").read_text(), flags=re.DOTALL)
     assert block is not None
-    (own / "kustomization.yaml").write_text(textwrap.dedent("   " + block[1].lstrip()))
-    documents = kustomized(own)
+    documents = of_ones_own(tmp_path, textwrap.dedent("   " + block[1].lstrip()))
     (replica,) = (
         Workload("replica", d) for d in documents if d["kind"] == "StatefulSet" and d["metadata"]["name"] == "replica"
     )

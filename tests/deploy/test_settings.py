@@ -104,8 +104,18 @@ def test_a_gateway_that_is_replaced_has_the_time_to_end_every_request(overlay: s
     assert needed_s <= pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_drain_of_a_replica_then_its_engine_and_its_agent_have_the_time_to_end(
+    overlay: str, gateway: GatewaySettings
+) -> None:
+    pod = workload(overlay, "replica").pod
+    # The kubelet sets no limit to the hook but this time, and subtracts the time that it took from the engine's.
+    assert gateway.timeouts.request_s + 2 * GOODBYE_S <= pod["terminationGracePeriodSeconds"] < AUTOSCALER_WAITS_S
+
+
 @pytest.mark.parametrize("overlay", WITH_VLLM)
 def test_a_replica_that_is_replaced_has_the_time_to_end_every_request(overlay: str, gateway: GatewaySettings) -> None:
+    """Also where the hook could not drain: then the engine does."""
     replica = workload(overlay, "replica")
     argv = replica.container("engine")["args"]
     drains_s = int(argv[argv.index("--shutdown-timeout") + 1])

@@ -117,6 +117,8 @@ def _agent(replica: ReplicaFile) -> Command:
         *("--events", f"tcp://{vllm.local_event_host(replica)}:{replica.events.port}"),
         *("--replay", f"tcp://{vllm.local_event_host(replica)}:{replica.events.replay_port}"),
     ]
+    if replica.agent.control_port:
+        argv += ["--control-port", str(replica.agent.control_port)]
     if replica.lmcache is not None and replica.lmcache.mode == "server" and replica.lmcache.redis is not None:
         argv += ["--lmcache", f"http://{lmcache.HERE}:{replica.lmcache.http_port}"]
     if replica.redis.namespace:

@@ -104,6 +104,10 @@ class EventSettings(Section):
     replay_port: Port = 5558
 
 
+class AgentSettings(Section):
+    control_port: Annotated[int, Field(ge=0, le=65535)] = 0
+
+
 class ReplicaRedisSettings(Section):
     url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)  # may hold a password
     namespace: Namespace = ""
@@ -189,6 +193,7 @@ class ReplicaFile(Section):
     id: Slug = "r0"
     vllm: VllmSettings
     events: EventSettings = EventSettings()
+    agent: AgentSettings = AgentSettings()
     redis: ReplicaRedisSettings = ReplicaRedisSettings()
     cpu_offload: OffloadSettings | None = None
     lmcache: LmcacheSettings | None = None
@@ -214,6 +219,7 @@ class ReplicaFile(Section):
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         ports = [self.vllm.port, self.events.port, self.events.replay_port]
+        ports += [self.agent.control_port] if self.agent.control_port else []
         if self.lmcache is not None and self.lmcache.mode == "server":
             ports += [self.lmcache.port, self.lmcache.http_port, self.lmcache.prometheus_port]
         twice = sorted({port for port in ports if ports.count(port) > 1})

@@ -46,6 +46,8 @@ EXPOSED = FindingKind(
 )
 
 _LATELY_MS = 3_600_000
+_LONG_MS = 3_600_000
+"""A drain that is under way ends with the longest request. One that lasts for an hour was forgotten."""
 _HASHING = ("prefix_caching_hash_algo", "block_size", "cache_dtype")
 
 DEAD = FindingKind(
@@ -65,6 +67,12 @@ BREAKER_OPEN = FindingKind(
     "warning",
     "too many requests to it failed lately: gateways send it one request at a time, as a test",
     "its log and kvgate_retries_total, by reason, show how it fails; restart it if it keeps failing",
+)
+DRAINED = FindingKind(
+    "replica-drained",
+    "warning",
+    "it gets no new requests, and the other replicas carry its share of the load",
+    "take it back: kvgate undrain {replica}; or stop it, if it is not needed any more",
 )
 UNWATCHED = FindingKind(
     "no-gateway",
@@ -188,6 +196,14 @@ def hung(pool: PoolEvidence) -> Iterator[Result]:
             yield HUNG.seen(f"replica {record.replica}", f"gateways found that {record.url} hangs", url=record.url)
 
 
+def drained(pool: PoolEvidence) -> Iterator[Result]:
+    """Whether a replica has been drained for long."""
+    for replica, since_ms in pool.last.drained_since_ms.items() if pool.snapshots else ():
+        minutes = (pool.last.state.now_ms - since_ms) // 60_000
+        if minutes * 60_000 >= _LONG_MS:
+            yield DRAINED.seen(f"replica {replica}", f"it has been drained for {minutes} minutes", replica=replica)
+
+
 def broken(pool: PoolEvidence) -> Iterator[Result]:
     """Whether a replica failed so often that its breaker is open."""
     for record in pool.records():
@@ -242,7 +258,7 @@ def serving(pool: PoolEvidence) -> Iterator[Result]:
         yield SERVING_DIFFERS.seen(pool.subject, f"max_model_len {differing}")
 
 
-CHECKS_OF_POOL = (dead, hung, broken, watched, readable, versions, hashing, serving)
+CHECKS_OF_POOL = (dead, hung, drained, broken, watched, readable, versions, hashing, serving)
 
 
 def names(evidence: Evidence) -> Iterator[Result]:

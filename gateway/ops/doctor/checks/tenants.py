@@ -33,6 +33,30 @@ BOUND = FindingKind(
     "one tenant can fill the queue, so that others are refused",
     "set queue.max_waiting_per_tenant below queue.max_waiting",
 )
+HOLD = FindingKind(
+    "queue-hold-unreached",
+    "warning",
+    "a request that is held ends with a 504, or has no time left for its answer",
+    "set timeouts.request_s above queue.hold_s, by the time of a long answer",
+)
+HOLD_FOR_NOTHING = FindingKind(
+    "queue-hold-in-vain",
+    "warning",
+    "requests are held for a replica that can never come",
+    "list `replicas`, or set `discovery`, so that gateways find those that are started; or set queue.hold_s to 0",
+)
+KEEP_ALIVE = FindingKind(
+    "keep-alive-unreached",
+    "warning",
+    "no stream waits for so long, so none gets a comment, and proxies may end its connection",
+    "set queue.keep_alive_s well below the time after which your proxies end idle connections, such as 15",
+)
+PRIORITY = FindingKind(
+    "engine-priority-without-bands",
+    "warning",
+    "all requests have the same priority, so engines order nothing by it",
+    "set queue.engine_priority to false, or have more than one band in queue.bands",
+)
 
 
 def findings(settings: GatewaySettings) -> Iterator[Finding]:
@@ -44,6 +68,10 @@ def findings(settings: GatewaySettings) -> Iterator[Finding]:
     limited = [tenant.name for tenant in settings.tenants if any(value for _, value in tenant.limits)]
     if limited and is_cluster(settings.redis.url):
         yield PER_POOL.seen("tenants", f"limits of {', '.join(limited)}, and redis.url is a Redis Cluster")
+    yield from _of_queue(settings)
+
+
+def _of_queue(settings: GatewaySettings) -> Iterator[Finding]:
     queue = settings.queue
     if queue.wait_s >= settings.timeouts.request_s:
         what = f"queue.wait_s {queue.wait_s:g} is not below timeouts.request_s {settings.timeouts.request_s:g}"
@@ -51,6 +79,17 @@ def findings(settings: GatewaySettings) -> Iterator[Finding]:
     if queue.max_waiting_per_tenant > queue.max_waiting:
         what = f"queue.max_waiting_per_tenant {queue.max_waiting_per_tenant} is above max_waiting {queue.max_waiting}"
         yield BOUND.seen("queue", what)
+    if queue.hold_s >= settings.timeouts.request_s:
+        what = f"queue.hold_s {queue.hold_s:g} is not below timeouts.request_s {settings.timeouts.request_s:g}"
+        yield HOLD.seen("queue", what)
+    discovery = settings.discovery
+    if queue.hold_s and not settings.replicas and discovery.dns is None and discovery.kubernetes is None:
+        yield HOLD_FOR_NOTHING.seen("queue", f"queue.hold_s is {queue.hold_s:g}, without `replicas` and `discovery`")
+    if queue.keep_alive_s >= max(queue.wait_s, queue.hold_s):
+        what = f"queue.keep_alive_s {queue.keep_alive_s:g} is not below queue.wait_s {queue.wait_s:g}"
+        yield KEEP_ALIVE.seen("queue", what + (f" or hold_s {queue.hold_s:g}" if queue.hold_s else ""))
+    if queue.engine_priority and len(queue.bands) == 1:
+        yield PRIORITY.seen("queue", f"queue.engine_priority is true, and {queue.bands[0].name} is the only band")
 
 
 def configured(evidence: Evidence) -> Iterator[Result]:

@@ -38,6 +38,7 @@ def unfollowed(**changes: Any) -> Evidence:
     return replace(HEALTHY, pools=(pool,))
 
 
+FOUND = {"discovery": {"kubernetes": {"service": "replica"}}}
 LIMITED = {"name": "a", "limits": {"concurrency": 8}}
 
 
@@ -140,6 +141,7 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
     ("replica-id-taken", with_gateway(taken_ids={"r1": "another engine"}), set()),
     ("replica-dead", with_state(replicas={"state": "dead"}), set()),
     ("replica-hangs", with_state(replicas={"state": "hung"}), set()),
+    ("replica-drained", with_snapshots(drained_since_ms={"r1": NOW_MS - 3_700_000}), set()),
     ("breaker-open", with_state(open_until_ms=NOW_MS + 60_000), set()),
     ("no-gateway", with_snapshots(gateway_leases_ms={}), {"gateway-in-other-redis"}),
     ("records-unreadable", with_snapshots(unreadable=(UNREADABLE,)), set()),
@@ -178,6 +180,15 @@ CASES: list[tuple[str, Evidence, set[str]]] = [
         set(),
     ),
     ("queue-wait-unreached", with_settings(queue={"wait_s": 600}, timeouts={"request_s": 600}), set()),
+    ("queue-hold-unreached", with_settings(queue={"hold_s": 600}, timeouts={"request_s": 600}, **FOUND), set()),
+    ("queue-hold-in-vain", with_settings(queue={"hold_s": 60}), set()),
+    ("keep-alive-unreached", with_settings(queue={"keep_alive_s": 60}), set()),
+    ("keep-alive-unreached", with_settings(queue={"keep_alive_s": 90, "hold_s": 70}, **FOUND), set()),
+    (
+        "engine-priority-without-bands",
+        with_settings(queue={"engine_priority": True, "bands": [{"name": "all"}], "default_band": "all"}),
+        set(),
+    ),
     ("queue-bound-unreached", with_settings(queue={"max_waiting": 10, "max_waiting_per_tenant": 11}), set()),
 ]
 
@@ -232,6 +243,8 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         with_snapshots(oldest_unapplied_ms={"r1": 400}),
         with_replica(clock_ahead_s=(-0.5, 3.0)),
         with_replica(version="0.32.0", endpoints=("ipc:///run/vllm/events",)),
+        with_snapshots(drained_since_ms={"r1": NOW_MS - 3_500_000}),
+        with_settings(queue={"hold_s": 60, "keep_alive_s": 65, "wait_s": 70, "engine_priority": True}, **FOUND),
     ],
     ids=[
         "volatile-ttl",
@@ -242,6 +255,8 @@ def test_of_a_healthy_cluster_nothing_is_said() -> None:
         "a little behind",
         "a clock that may be right",
         "events on a socket",
+        "a drain that is under way",
+        "held requests that are kept alive",
     ],
 )
 def test_what_is_harmless_is_not_found(evidence: Evidence) -> None:

@@ -198,6 +198,14 @@ def test_an_address_for_chunks_does_not_make_them_go_there() -> None:
     assert "--l2-adapter" not in server.argv
 
 
+def test_an_agent_has_the_control_port_of_its_file() -> None:
+    data: dict[str, Any] = {"vllm": {"model": "m", "max_model_len": 64}, "agent": {"control_port": 8001}}
+    assert options(commands(build_replica(data, {}))[0])["--control-port"] == "8001"
+    assert "--control-port" not in options(commands(build_replica({"vllm": data["vllm"]}, {}))[0])
+    with pytest.raises(SettingsError, match="port 8000 is given twice"):
+        build_replica(data | {"agent": {"control_port": 8000}}, {})
+
+
 def test_every_interface_is_what_vllm_writes_as_a_star() -> None:
     data: dict[str, Any] = {"vllm": {"model": "m", "max_model_len": 64}, "events": {"host": "0.0.0.0"}}
     agent, engine = commands(build_replica(data, {}))
