@@ -33,8 +33,8 @@ _LOOKS_PER_S, _ENGINE_LOOKS_PER_S = 20.0, 4.0
 _ENGINE_ANSWERS_S = 1.0
 _SETTLED_S = 0.5
 """After this time, the store knows that a request has ended."""
-_OF_THE_QUEUE = ("waiting", "waiting_tokens", "fair", "paces")
-_OF_THE_QUEUE += ("seats:*", "turns:*", "line:*", "charges:*", "grants:*", "heard:*")
+_OF_GATEWAYS = ("seats:*", "charges:*", "grants:*", "heard:*")
+_OF_THE_QUEUE = ("waiting", "waiting_tokens", "fair", "paces", "turns:*", "line:*", *_OF_GATEWAYS)
 _LEFT = """
 local left = {}
 for _, pattern in ipairs(ARGV) do
