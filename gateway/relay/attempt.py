@@ -113,7 +113,7 @@ class Attempts:
                 return await self._router.place(job, self._tried(job, tickets), tickets[-1])
             await self._holds.until_ready(job)
             ticket = await self._router.place(job, self._tried(job, ()), None)
-            if ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
+            while ticket is None and self._holds.may_hold(job):  # the last replica was drained or lost just now
                 await self._holds.until_ready(job, was_refused=True)
                 ticket = await self._router.place(job, self._tried(job, ()), None)
             return ticket

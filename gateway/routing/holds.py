@@ -59,14 +59,15 @@ class Holds:
         if len(self._held) >= self._queue.max_waiting or self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:
             message = "No replica is ready, and too many requests wait for one already."
             raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
-        job.held_since_s = time.monotonic()
+        now_s = time.monotonic()
+        job.held_since_s = job.held_since_s or now_s
         held = _Held(job, self._tenants.band(tenant), job.held_since_s, asyncio.get_running_loop().create_future())
         self._held.append(held)
         self._of_tenants[tenant] += 1
         pool.held.requests += 1
         pool.held.tokens += job.prompt_tokens
         try:
-            async with asyncio.timeout(self._queue.hold_s):
+            async with asyncio.timeout(job.held_since_s + self._queue.hold_s - now_s):
                 await held.ready
         except TimeoutError:
             message = f"No replica became ready for this model within {self._queue.hold_s:g} s."
