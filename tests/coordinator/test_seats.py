@@ -367,7 +367,7 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
         await asyncio.wait([tasks["left"]])
         assert other.load.requests == {"r0": 1}
         assert wire is not None
-        other.attach(wire, True)
+        other.attach(wire, other._allow_oom)
         await drained(other)
         assert set(await client.hgetall(KEYS.seats("gw1"))) == {"kept"}
         assert set(await client.hgetall(KEYS.flight("gw1"))) == {"taken"}
