@@ -166,14 +166,14 @@ class Standing:
     since_ms: int = 0
     """Redis time at which its wait began; 0: now."""
     wait_ms: int = 0
-    """How long it can wait; 0: any time."""
+    """How long it can wait in all; 0: any time."""
     starve_ms: int = 0
     """If its band gets nothing for so long, it goes first once; 0: at once."""
 
-    @property
-    def line(self) -> str:
-        """As `place` takes it."""
-        times = f"{self.since_ms} {self.wait_ms} {self.starve_ms}"
+    def line(self, waited_s: float) -> str:
+        """As `place` takes it, for a request that has waited already."""
+        left_ms = max(1, int(self.wait_ms - waited_s * 1000)) if self.wait_ms else 0
+        times = f"{self.since_ms} {left_ms} {self.starve_ms}"
         return f"{self.band} {self.tenant_text} {self.weight:g} {self.output_tokens} {times}"
 
     @property
@@ -321,7 +321,7 @@ class PlaceRequest:
             shape=self.shape,
             may_report=self.may_report,
             room_share=self.room_share,
-            line=self.standing.line if self.room_share or self.limits else "",
+            line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
             limits=self.limits.text if self.limits else "",
             keys=self.keys,
             tokens=self.tokens,

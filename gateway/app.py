@@ -78,9 +78,10 @@ class Gateway:
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
-        self.router = router = Router(settings, self.store, self.metrics, self.fleet.block_tokens, tenants)
+        self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants)
-        self.fleet.on_change = self.store.on_news = self.holds.wake
+        self.store.on_news = self.holds.wake
+        self.fleet.on_change = self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
@@ -98,6 +99,10 @@ class Gateway:
         operations = Operations(settings, self.fleet, self.store)
         own = self.status, self.fleet, keyring, admission, explainer, operations, self.metrics
         self.control: ASGIApp = build_control(*own, timeouts.body_s)
+
+    def _replicas_changed(self) -> None:
+        self.holds.wake()
+        self.router.replicas_changed()
 
     def _store_changed(self, is_up: bool, _reason: str) -> None:
         if is_up:

@@ -39,7 +39,7 @@
 --   flag    may_report: the engine can be asked to report reused blocks
 --   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
 --   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
---             <ms that it can wait; 0: any time> <ms after which its band goes first once>"
+--             <ms that it can wait from now on; 0: any time> <ms after which its band goes first once>"
 --   text    limits: of its tenant: "<concurrency> <requests_per_min> <tokens_per_min> <output tokens>", 0 where there is
 --             no limit; "": none
 --   text    tokens...: behind each key, in the order of own
@@ -297,9 +297,9 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       return nil
     end
     local since_ms = since == '0' and now or tonumber(since)
-    local left_ms = wait_ms ~= '0' and tonumber(wait_ms) - (now - since_ms) or math.huge
+    local left_ms = wait_ms ~= '0' and tonumber(wait_ms) or math.huge
     local refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, is_blocked)
-    if refusal then
+    if refusal and (since == '0' or refusal == 'unreachable') then -- who has waited before keeps its place
       return { refusal, now, expected_ms }
     end
     -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times

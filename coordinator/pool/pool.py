@@ -224,6 +224,10 @@ class Pool:
         """A plain command, outside the request path; with `at_once` it is on its way before this returns."""
         return _down() if self._wire is None else self._wire.send(*command, at_once=at_once)
 
+    def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
+        """`serving_now` tells the replicas that may serve a request that waits; None if that is not known."""
+        self.seats.follow(self.subsets, serving_now)
+
     # -- placing ---------------------------------------------------------------------------------------------
 
     async def place(self, request: PlaceRequest) -> Placement | Reservation | None:

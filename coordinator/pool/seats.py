@@ -27,6 +27,7 @@ from coordinator.keys import PoolKeys
 from coordinator.pool.subsets import Subsets
 from coordinator.redis.wire import Wire, has_result
 from coordinator.scripts import Placement, PlaceRequest, Reservation, Seat, parse_placement
+from coordinator.subset import Subset
 
 _log = structlog.get_logger("kvgate.seats")
 
@@ -40,6 +41,8 @@ _HEARD_S = 10.0
 RESTATED_S = 1.0
 """Within this time, two heartbeats, all gateways have stated their requests again to a store that was emptied. Before,
 it would take replicas for idle that are not."""
+_AT_ONCE = 32
+"""How many seats move to another queue in one step: some 2 ms of Redis' time."""
 _LOST = "lost"
 
 
@@ -103,6 +106,23 @@ class Seats:
     def names(self) -> list[str]:
         """The seats that this gateway has."""
         return list(self._waiting)
+
+    def follow(self, subsets: Subsets, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
+        """Replicas have come or gone: requests wait for those that serve their models now, where they waited before.
+        If the store does not hear of it, it refuses their grants once their subset is gone, and they are placed again.
+        """
+        moved: dict[Subset, list[str]] = {}
+        for name, one in self._waiting.items():
+            request, subset = one.request, serving_now(one.request)
+            if subset and request.serving is not None and subset.digest != request.serving.digest:
+                subsets.use(subset, request.knobs.probe_ms)
+                request.serving = subset
+                moved.setdefault(subset, []).append(name)
+        for subset, names in moved.items():
+            for start in range(0, len(names), _AT_ONCE):
+                seats, is_last = names[start : start + _AT_ONCE], start + _AT_ONCE >= len(names)
+                arguments = {"digest": subset.digest, "is_last": is_last, "seats": seats}
+                self._tell("requeue", None, True, gateway=self._gateway, **arguments)
 
     def use_subsets(self, subsets: Subsets) -> None:
         """Keep the subsets alive on which requests wait."""

@@ -143,6 +143,12 @@ class Fleet:
         """The model that a client's request names; None if it is not known."""
         return self.served.get(model) or self.known.get(model)
 
+    def renewed(self, model: str | None, served: ServedModel) -> ServedModel:
+        """The model of a request, with the replicas that serve it now; as it was if nobody serves it now."""
+        found = self.only_base_model() if model is None else self.resolve(model)
+        is_same = found is not None and (found.pool, found.adapter) == (served.pool, served.adapter)
+        return found if found is not None and is_same else served
+
     @property
     def served(self) -> dict[str, ServedModel]:
         """The models that requests can name."""

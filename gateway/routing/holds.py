@@ -85,11 +85,6 @@ class Holds:
                 held.ready.set_result(None)
 
     def _is_servable(self, job: Job) -> bool:
-        """Whether a replica is ready for the request. Its model may have got replicas since it was read."""
-        if any(self._fleet.is_ready(replica) for replica in job.served.replicas):
-            return True
-        found = self._fleet.resolve(job.model) if job.model is not None else None
-        if found is None or (found.pool, found.adapter) != (job.served.pool, job.served.adapter):
-            return False  # its prompt was read for another model
-        job.served = found
-        return any(self._fleet.is_ready(replica) for replica in found.replicas)
+        """Whether a replica is ready for the request. Its model may have got other replicas since it was read."""
+        job.served = self._fleet.renewed(job.model, job.served)
+        return any(self._fleet.is_ready(replica) for replica in job.served.replicas)

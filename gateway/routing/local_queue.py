@@ -27,6 +27,7 @@ from coordinator.pool.seats import RESTATED_S
 from coordinator.redis.wire import has_result
 from coordinator.scripts import NOTHING, Used
 from coordinator.store import Store
+from coordinator.subset import Subset
 from gateway.routing.local_limits import LocalBuckets, local_concurrency
 from gateway.routing.local_room import Loads, LocalRoom, choose
 from gateway.routing.rendezvous import CONTENDERS, fallback_order
@@ -55,6 +56,10 @@ class _Waiter:
         assert request.serving is not None
         order = fallback_order(self.pool.records, request.serving, request.pinned, request.affinity)
         return [replica for replica in order if replica not in request.tried]
+
+    def forget_order(self) -> None:
+        """Other replicas may serve it now."""
+        self.__dict__.pop("order", None)
 
     @property
     def turn(self) -> tuple[int, float]:
@@ -166,6 +171,18 @@ class LocalQueue:
     def _requests(self, pool: Pool) -> Iterable[PlaceRequest]:
         yield from (one.request for one in self._waiting.values() if one.pool is pool)
         yield from pool.seats.requests()
+
+    def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
+        """Requests that wait, here or on seats, go to the replicas that serve their models now: `serving_now` tells
+        them, None if that is not known."""
+        for waiter in self._waiting.values():
+            if subset := serving_now(waiter.request):
+                waiter.request.serving = subset
+                waiter.forget_order()
+        self._seats.clear()
+        for pool in self._pools.values():
+            pool.replicas_changed(serving_now)
+        self._grant_all()
 
     # -- limits of tenants -------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import structlog
 
@@ -18,6 +19,7 @@ from coordinator.store import Store
 from coordinator.subset import Subset
 from gateway.errors import ApiError
 from gateway.metrics.gateway_metrics import Metrics
+from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
 from gateway.routing.local_queue import LocalQueue
 from gateway.routing.outcomes import ReplicaOutcomes
@@ -39,19 +41,21 @@ class Router:
         settings: GatewaySettings,
         store: Store,
         metrics: Metrics,
-        block_tokens: Callable[[str], int],
+        fleet: Fleet,
         tenants: Tenants,
     ) -> None:
         self._tenants = tenants
         self._store = store
         self._metrics = metrics
-        self._block_tokens = block_tokens
+        self._fleet = fleet
         self._settings = settings
         self._knobs: dict[str, PolicyKnobs] = {}
         self._ids = itertools.count(1)
         self._breaker = breaker_knobs(settings.health)
         self._outcomes: dict[str, ReplicaOutcomes] = {}
         self._local = LocalQueue(store, self._is_suspect)
+        self._asking: dict[str, Job] = {}
+        """By reservation: the requests that are being placed, or wait."""
 
     async def place(self, job: Job, tried: Sequence[str], last: Ticket | None) -> Ticket | None:
         """Chooses a replica and reserves its load; None if all were tried. The same step gives back the load of the
@@ -89,7 +93,15 @@ class Router:
     async def _place_or_wait(self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None) -> Ticket | None:
         """Asks the store. A request that it does not place takes room in this gateway's share, or waits for it; when
         the store is back, it is asked again."""
-        while True:
+        while (placed := await self._place_once(job, pool, request, last)) == "again":
+            request = replace(request, reservation=self._new_reservation(), release="")
+        return placed
+
+    async def _place_once(
+        self, job: Job, pool: Pool, request: PlaceRequest, last: Ticket | None
+    ) -> Ticket | Literal["again"] | None:
+        self._asking[request.reservation] = job
+        try:
             if not self._local.would_overtake(pool, request):
                 try:
                     placement = await pool.place(request)
@@ -103,11 +115,11 @@ class Router:
             if last is not None:
                 last.done()
             placed = await self._local.place(pool, request, last is not None)
-            if placed == "none":
-                return None
-            if placed != "again":
-                return self._fallback_ticket(job, pool, request, placed)
-            request = replace(request, reservation=self._new_reservation(), release="")
+        finally:
+            del self._asking[request.reservation]
+        if placed == "none":
+            return None
+        return "again" if placed == "again" else self._fallback_ticket(job, pool, request, placed)
 
     async def _ticket(
         self, job: Job, pool: Pool, request: PlaceRequest, placement: Placement | Reservation | None
@@ -143,7 +155,7 @@ class Router:
         keys, tokens = placement.matched_keys, placement.matched_tokens
         if not keys:
             return 0
-        block_tokens = self._block_tokens(placement.replica)
+        block_tokens = self._fleet.block_tokens(placement.replica)
         if placement.matched_kind == "claim" and tokens == request.tokens[keys - 1]:
             tokens -= block_tokens
         if keys == len(request.keys):
@@ -154,6 +166,18 @@ class Router:
         pool = self._store.pool(job.served.pool)
         self._local.watch(pool)
         return pool
+
+    def replicas_changed(self) -> None:
+        """Requests that wait go to the replicas that serve their models now."""
+        if self._asking:
+            self._local.replicas_changed(self._serving_now)
+
+    def _serving_now(self, request: PlaceRequest) -> Subset | None:
+        job = self._asking.get(request.reservation)
+        if job is None:
+            return None
+        job.served = self._fleet.renewed(job.model, job.served)
+        return job.served.shared
 
     def store_is_up(self) -> None:
         """Placements go through the store again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -56,6 +57,38 @@ async def test_a_replica_that_left_the_configuration_gets_nothing_though_it_live
         async with another_gateway(cluster, "after", replicas=both[:1]) as after:
             for n in range(12):
                 assert (await ask(http, after.url, f"{n}")).headers["x-kvgate-replica"] == "stays"
+
+
+async def test_requests_that_wait_are_served_by_a_replica_that_comes_later(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    model = "kvgate/grows"
+    async with (
+        another_server(http, tmp_path, "--model", model) as first,
+        another_server(http, tmp_path, "--model", model) as late,
+    ):
+        late.kill()
+        settings = {
+            "replicas": [{"id": "first", "url": first.url}, {"id": "late", "url": late.url}],
+            "policy": {"max_active_requests": 1},
+        }
+        async with (
+            another_gateway(cluster, "grows", **settings) as one,
+            another_gateway(cluster, "grows-too", **settings) as other,
+            redis.Redis.from_url(cluster.redis_url, decode_responses=True, protocol=2) as client,
+        ):
+            await http.post(f"{first.url}/sim/fail", json={"mode": "hang", "after_tokens": 1})
+            async with held_stream(http, one.url, "hello"):
+                urls = one.url, other.url, one.url, other.url
+                tasks = [asyncio.create_task(ask(http, url, f"hello {n}")) for n, url in enumerate(urls)]
+                await eventually(lambda: are_waiting(client, model, len(tasks)))
+                late.start()
+                for task in tasks:
+                    assert (await task).headers["x-kvgate-replica"] == "late"
+
+
+async def are_waiting(client: redis.Redis, model: str, count: int) -> bool:
+    return sum(map(int, await client.hvals(PoolKeys(pool_slug(model)).waiting))) == count
 
 
 async def test_a_restart_between_two_health_checks_is_noticed_when_a_stream_breaks(

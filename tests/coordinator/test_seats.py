@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,9 @@ from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
 from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.redis.wire import Wire
+from coordinator.registry import ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs, Standing
+from coordinator.subset import Subset
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register, request
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -134,6 +137,56 @@ async def test_nobody_overtakes_but_requests_that_others_cannot_use_do(
         assert not behind.done()
         one.done("pinned")
         assert await behind is not None
+
+
+async def test_requests_that_wait_use_a_replica_that_comes_later_and_nobody_overtakes_them_there(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [first, *_] = await fill(one)
+        pinned = await queued(client, one, asking("pinned", pinned=one.live[first].replica))
+        many = [await queued(client, one, asking(f"many{each}", tenant="many")) for each in range(40)]
+        few = await queued(client, other, asking("few", tenant="few"))
+        one.register(ReplicaRecord("r3", "life1", "ready", 0, 0, "http://r3"))
+        await asyncio.gather(beaten(one), beaten(other))
+        assert "r3" in other.records
+        one.replicas_changed(lambda asked: None if asked.pinned else Subset.of(one.records))
+        granted = await many[0]
+        assert granted is not None
+        assert granted.replica == "r3"
+        other.replicas_changed(lambda _: Subset.of(one.records))
+        late = await queued(client, other, asking("late", tenant="late"))
+        one.done("many0")
+        granted = await few
+        assert granted is not None
+        assert granted.replica == "r3"
+        assert not (late.done() or pinned.done())
+        old, new = Subset.of(["r0", "r1", "r2"]).digest, Subset.of(one.records).digest
+        assert await client.hgetall(KEYS.waiting) == {f"0 {new}": "40", f"0 {old}/{one.live[first].replica}": "1"}
+        left = pinned, late, *many[1:]
+        for each in left:
+            each.cancel()
+        await asyncio.wait(left)
+        await drained(one, other)
+        assert not [key for key in await client.keys() if ":line:" in key or ":turns:" in key or ":waiting" in key]
+
+
+async def test_a_request_that_was_held_longer_than_it_may_wait_for_room_gets_a_seat(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    knobs = PolicyKnobs(max_active_requests=1, max_waiting=2, max_waiting_per_tenant=1)
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        since_ms = one.clock.time_ms(time.monotonic() - 180)
+        held = [
+            await queued(client, one, asking(f"held{each}", knobs, since_ms=since_ms + each, wait_ms=60_000))
+            for each in range(3)
+        ]
+        with pytest.raises(NoRoom):
+            await other.place(asking("new", knobs))
+        for at, task in enumerate(held):
+            one.done(f"held{at - 1}" if at else full)
+            assert await task is not None
 
 
 async def test_a_retry_does_not_hold_up_those_who_can_use_the_room_that_it_cannot(

@@ -18,6 +18,7 @@ from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.engine_feedback import credit, tell_measured
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.seats import _Waiting
 from coordinator.redis.wire import Operands, Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import (
@@ -39,6 +40,7 @@ from tests.coordinator.stage import chain
 CHUNK = "kvchunk@model@01000100@0@" + "7e" * 32
 _KEYS = chain(1, 2)
 _SUBSET = Subset.of(["s1"])
+_OTHERS = Subset.of(["s1", "s2"])
 _SHAPE = b'{"text_bytes":[3,5]}'
 _LINES = (f"+ {_KEYS[0]} 7 8 cpu 000000000000000a", f"- {_KEYS[1]}", "reset")
 
@@ -132,6 +134,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
     pool.done("adopted", Used(97, 98))
     pool.seats.leave(asked)
+    pool.seats._waiting["res"] = _Waiting(asked)
+    pool.replicas_changed(lambda _: _OTHERS)
     pool.seats.close()
     pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
@@ -158,11 +162,12 @@ ARGUMENTS: dict[str, list[Any]] = {
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
         *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17", 7, 9),
     ],
-    "declare": [_SUBSET.digest, 1, 5000, 27, "s1"],
+    "declare": [_OTHERS.digest, 2, 5000, 27, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
     "reorder": [_SUBSET.digest, 0, 63, 27, 1],
     "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
+    "requeue": ["gw0", _OTHERS.digest, 1, "res"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],

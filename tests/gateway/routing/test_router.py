@@ -9,13 +9,14 @@ from coordinator.store import Store, StoreOptions
 from gateway.endpoints import ENDPOINTS
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.prompt import Prompt
-from gateway.replicas.fleet import ServedModel
+from gateway.replicas.fleet import Fleet, ServedModel
 from gateway.request.keyring import Caller
 from gateway.request.reader import Job
 from gateway.routing.router import Router
 from gateway.routing.tenants import Tenants
 from gateway.routing.ticket import Ticket
 from gateway.settings.gateway_settings import GatewaySettings, PolicySettings
+from gateway.upstream import Upstream
 
 REPLICAS = ("r0", "r1", "r2")
 FAILURES = 3
@@ -28,7 +29,7 @@ def lonely_router(**policy: int) -> Router:
     for replica in REPLICAS:
         store.pool("m").register(ReplicaRecord(replica, "1", "ready", 0, 0, f"http://{replica}"))
     settings = GatewaySettings(policy=PolicySettings(**policy))
-    return Router(settings, store, Metrics(), lambda _replica: 16, Tenants(settings))
+    return Router(settings, store, Metrics(), Fleet([], store, Upstream(settings.timeouts, None)), Tenants(settings))
 
 
 def job(affinity: bytes) -> Job:
