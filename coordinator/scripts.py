@@ -199,10 +199,10 @@ class TenantLimits:
     tokens_per_min: int = 0
     output_tokens: int = 0
 
-    @property
-    def text(self) -> str:
-        """As `place` takes it."""
-        return f"{self.concurrency} {self.requests_per_min} {self.tokens_per_min} {self.output_tokens}"
+    def text(self, waited_s: float) -> str:
+        """As `place` takes it. A request that has waited was let in before."""
+        limits = f"{self.concurrency} {self.requests_per_min} {self.tokens_per_min} {self.output_tokens}"
+        return f"{limits} {int(waited_s > 0)}"
 
 
 class Used(NamedTuple):
@@ -322,7 +322,7 @@ class PlaceRequest:
             may_report=self.may_report,
             room_share=self.room_share,
             line=self.standing.line(self.waited_s) if self.room_share or self.limits else "",
-            limits=self.limits.text if self.limits else "",
+            limits=self.limits.text(self.waited_s) if self.limits else "",
             keys=self.keys,
             tokens=self.tokens,
         )

@@ -115,7 +115,7 @@ class Store:
         finally:
             self._running = None
             for pool in self._pools.values():
-                pool.seats.close()
+                await pool.seats.close()
 
     async def leave(self) -> None:
         """Deregister from every pool: everything still reserved in this gateway's name is given back at once."""

@@ -79,7 +79,7 @@ class Gateway:
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
-        self.holds = Holds(settings.queue, self.fleet, self.store, tenants)
+        self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news = self.holds.wake
         self.fleet.on_change = self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)

@@ -181,7 +181,7 @@ async def trim_piece(pool: Pool, replica: str, before_ms: int, to_capacity: bool
     """Drop the least recently used keys: those last used before `before_ms`, and those for which there is no room;
     returns how many."""
     limits = {"before_ms": before_ms, "to_capacity": to_capacity, "max_keys": MAX_KEYS, "at_most": _PIECE}
-    return int(await pool.run("trim", replica=replica, **limits))
+    return int(await pool.run("trim", replica=replica, only_drained=before_ms == _EVER_MS, **limits))
 
 
 async def sweep_piece(pool: Pool, replica: str, left: int, claims_before_ms: int, down_to_ms: int) -> tuple[int, int]:

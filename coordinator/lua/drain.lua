@@ -1,5 +1,6 @@
 -- Drains a replica: from now on it gets no new requests, and those that it has finish there. Or ends that.
--- A drain is that of one incarnation: a replica that restarts gets requests again.
+-- A drain is that of one incarnation: a replica that restarts gets requests again. `draining` has "<incarnation> <ms>", and
+-- "-<incarnation> <ms>" when the drain of this incarnation is over: then a statement that it is drained is an old one.
 --
 -- KEYS
 --   hash    replicas, draining, active, agents, asks, waiting
@@ -23,7 +24,7 @@ if not is_over then
   write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now))
   state = state == 'ready' and 'draining' or state
 else
-  redis.pcall('HDEL', draining_key, replica)
+  write('HSET', draining_key, replica, '-' .. incarnation .. ' ' .. string.format('%d', now))
   state = state == 'draining' and 'ready' or state
 end
 if state ~= before then

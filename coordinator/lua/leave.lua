@@ -2,7 +2,7 @@
 -- never taken, changes nothing.
 --
 -- KEYS
---   hash    waiting, tenants, budgets:<gateway>
+--   hash    waiting, flight:<gateway>, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway
 --   text    seats...
@@ -16,7 +16,9 @@ local left, base, now = 0, base_of(waiting_key), now_ms()
 for i = SEATS_OFFSET + 1, #ARGV do
   if remove_seat(base, gateway, ARGV[i]) then
     left = left + 1
-    budget.finish(budgets_key, tenants_key, ARGV[i], 0, now)
+    if not field_of(flight_key, ARGV[i]) then -- its gateway may have placed it without the store
+      budget.finish(budgets_key, tenants_key, ARGV[i], 0, now)
+    end
   end
 end
 if left > 0 then

@@ -40,8 +40,8 @@
 --   number  room_share: the part of a replica's room that the request may use (0..1); 0: it never waits for room
 --   text    line: where it waits: "<band> <tenant> <weight> <output tokens, weighted> <since_ms; 0: now>
 --             <ms that it can wait from now on; 0: any time> <ms after which its band goes first once>"
---   text    limits: of its tenant: "<concurrency> <requests_per_min> <tokens_per_min> <output tokens>", 0 where there is
---             no limit; "": none
+--   text    limits: of its tenant: "<concurrency> <requests_per_min> <tokens_per_min> <output tokens> <1 if the request
+--             was let in before, else 0>", 0 where there is no limit; "": none
 --   text    tokens...: behind each key, in the order of own
 -- Returns {"ok", replica, incarnation, url, why, matched keys, matched tokens, claimed from (0: nothing claimed),
 --          touch (1: the last use of the matched keys is due to be written), last_use_ms of the matched key,
@@ -106,7 +106,7 @@ if release ~= '' and not explain and not is_kept then
 end
 
 local asked = budget.asked(limits, line)
-if asked and not explain and not is_kept and not field_of(budgets_key, reservation) then
+if asked and not asked.is_admitted and not explain and not is_kept and not field_of(budgets_key, reservation) then
   local which, over_ms = budget.refusal(tenants_key, asked, now)
   if which then
     return { 'over_limit', now, over_ms, which, budget.left(tenants_key, asked, now) }
@@ -205,6 +205,9 @@ if not chosen then
   if #names == 0 then
     return { 'none' }
   end
+  if is_kept and desperate and pinned == '' then
+    return { 'wait' } -- a try is better than a refusal, but this one may still wait
+  end
   depth, held, top = walk(deepest, names, orders, not explain, start)
   if orders then
     orders.add_owners(names, depth)
@@ -293,7 +296,8 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       return nil
     end
     if not must_wait and not is_behind then
-      charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens))
+      charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens), now)
+      note_pace(base, queue, now)
       return nil
     end
     local since_ms = since == '0' and now or tonumber(since)
@@ -304,7 +308,7 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
     end
     -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times
     -- the requests that this would hold up there. Then any replica will do.
-    local MOST_PATIENCE_MS, others_tokens = 5000, stored_tokens
+    local others_tokens = stored_tokens
     for i = 1, #names do
       local deep = depth[names[i]] or 0
       others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens

@@ -67,7 +67,9 @@ if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
   for i = 1, #seats do
     if not keep[seats[i]] then
       remove_seat(base, gateway, seats[i])
-      budget.finish(budgets_key, tenants_key, seats[i], 0, now)
+      if not field_of(flight_key, seats[i]) then -- its gateway may have placed it without the store
+        budget.finish(budgets_key, tenants_key, seats[i], 0, now)
+      end
     end
   end
   for i = 1, #charged do

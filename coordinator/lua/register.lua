@@ -20,10 +20,12 @@
 check_hashes(replicas_key, active_key, backlog_tokens_key, owned_tokens_key, breakers_key)
 local record = redis.call('HGET', replicas_key, replica)
 local current, since_ms, floor
+local drained = string.match(field_of(draining_key, replica) or '', '^%S+')
 if record then
   current, since_ms, floor = string.match(record, '^(%S+) %S+ %d+ (%d+) (%d+) %S')
 end
-if record and only_if_absent then
+local is_lost = state == 'draining' and not drained -- the store was emptied, and an agent has been here since
+if record and only_if_absent and not (is_lost and current == incarnation) then
   if current == nil then
     return 'same' -- it cannot be read: the chores write it again as it was
   end
@@ -42,12 +44,13 @@ if current ~= incarnation then
   redis.call('HSET', owned_tokens_key, replica, 0)
   redis.call('HDEL', breakers_key, replica)
 end
-local drained = string.match(field_of(draining_key, replica) or '', '^%S+')
-if state == 'draining' and drained ~= incarnation then -- the store has lost it
+if state == 'draining' and drained == '-' .. incarnation then
+  state = 'ready'
+elseif state == 'draining' and drained ~= incarnation then
   write('HSET', draining_key, replica, incarnation .. ' ' .. string.format('%d', now_ms()))
 elseif state == 'ready' and drained == incarnation then
   state = 'draining'
-elseif drained and drained ~= incarnation then
+elseif drained and drained ~= incarnation and drained ~= '-' .. incarnation then
   redis.call('HDEL', draining_key, replica)
 end
 local wanted = table.concat({ incarnation, state, capacity_tokens, since_ms, floor, url }, ' ')

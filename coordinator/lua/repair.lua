@@ -30,6 +30,7 @@
 -- include owned
 -- include entries
 
+local UNSERVED_MS = 300000
 local base = string.match(replicas_key, '^(.*:)[^:]+$')
 local found, must_sum_load = {}, false
 local replicas_to_sum, last_known = {}, {}
@@ -237,6 +238,12 @@ PARTS[#PARTS + 1] = function()
   return #gateways, 0
 end
 
+-- Whether a gateway beats in another pool of this Redis, or did lately. If not, nobody gives back what it counts.
+local function is_served(pool)
+  local leases = string.match(base, '^(.*{)') .. pool .. string.match(base, '(}.*)$') .. 'leases'
+  return sum_of(field_of(leases, 'tick')) > now_ms() - UNSERVED_MS
+end
+
 -- Counts the requests in flight of each tenant in this pool, and adds up those of all pools. Buckets that are empty go.
 local function count_tenants()
   local pool, active, totals, now = string.match(base, '{(.-)}'), {}, {}, now_ms()
@@ -254,7 +261,7 @@ local function count_tenants()
   end
   for field, text in pairs(pairs_of(tenants_key)) do
     local kind, tenant, of = string.match(field, '^(%l+) (%S+) ?(%S*)$')
-    if kind == 'active' and of ~= '' and of ~= pool then
+    if kind == 'active' and of ~= '' and of ~= pool and is_served(of) then
       totals[tenant] = (totals[tenant] or 0) + sum_of(text)
     elseif kind == 'active' or sum_of(text) <= now then
       redis.call('HDEL', tenants_key, field)

@@ -11,6 +11,7 @@
 --   flag    to_capacity: whether keys go for which the cache has no room
 --   number  max_keys: the room of a cache whose capacity is not known
 --   number  at_most: keys to drop
+--   flag    only_drained: drop none if the replica is not drained any more
 -- Returns the number of keys dropped; 0 if there are no more, or while the replica's record cannot be read.
 
 -- include remove
@@ -19,6 +20,10 @@ check_hashes(replicas_key, forgotten_key)
 local record = redis.call('HGET', replicas_key, replica)
 local count, excess = redis.call('ZCARD', held_key), 0
 local is_forgotten = redis.call('HGET', forgotten_key, replica)
+local state = string.match(record or '', '^%S+ (%S+)')
+if only_drained and state and state ~= 'draining' then
+  return 0
+end
 if not record and not is_forgotten then
   return 0 -- somebody deleted the record: gateways that know it write it again
 elseif not record then

@@ -186,8 +186,10 @@ class Pool:
         self.settlements.all_counted()
         self.subsets.forget()
         self._has_written = True
-        for record in self.records.values():
-            self._restate("register", **record.register_arguments(only_if_absent=True))
+        for number, record in enumerate(self.records.values()):
+            # With its text it is long, and there may be a thousand replicas.
+            state = self.tell if number else self._restate
+            state("register", **record.register_arguments(only_if_absent=True))
         self._epoch += 1
         self._stated_s = time.monotonic()
         live = [_stated(one) for one in self.live.values()]

@@ -231,12 +231,13 @@ class Seats:
         self.is_away = True
         self.on_away()
 
-    def close(self) -> None:
-        """Hear of no more grants."""
+    async def close(self) -> None:
+        """Hear of no more grants. Returns when the connection is closed."""
         if self._away is not None:
             self._away.cancel()
         if self._listener is not None:
             self._listener.cancel()
+            await asyncio.wait([self._listener])
 
     # -- grants ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The agent's control port. `GET /drain` drains the replica, and is answered when its last request is over.
 
 It is for a preStop hook of the engine beside the agent. A hook that needs no program in the engine's image can only
-send a GET.
+send a GET. It must send the header `x-kvgate-drain`, which a web page cannot make a browser send here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from aiohttp import web
 from coordinator.agent.agent import Agent
 from coordinator.errors import StoreError
 
+HEADER = "x-kvgate-drain"
 _CLOSE_S = 1.0
 
 
@@ -24,7 +25,9 @@ async def control_port(agent: Agent, port: int) -> AsyncIterator[None]:
         yield
         return
 
-    async def drain(_: web.Request) -> web.Response:
+    async def drain(request: web.Request) -> web.Response:
+        if HEADER not in request.headers:
+            return web.Response(status=400, text=f"to drain the replica, send the header {HEADER}: 1\n")
         try:
             await agent.drain()
         except StoreError as error:

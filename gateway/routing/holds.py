@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from coordinator.store import Store
 from gateway.errors import ApiError
+from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.request.reader import Job
 from gateway.routing.tenants import Tenants
@@ -25,6 +26,7 @@ class _Held:
     """One request that is held."""
 
     job: Job
+    pool: str
     band: int
     since_s: float
     ready: asyncio.Future[None]
@@ -33,11 +35,12 @@ class _Held:
 class Holds:
     """The requests that this gateway holds. `wake` is to be called whenever replicas may have become ready."""
 
-    def __init__(self, queue: QueueSettings, fleet: Fleet, store: Store, tenants: Tenants) -> None:
+    def __init__(self, queue: QueueSettings, fleet: Fleet, store: Store, tenants: Tenants, metrics: Metrics) -> None:
         self._queue = queue
         self._fleet = fleet
         self._store = store
         self._tenants = tenants
+        self._metrics = metrics
         self._held: list[_Held] = []
         self._of_tenants: Counter[str | None] = Counter()
 
@@ -56,12 +59,12 @@ class Holds:
         if not self.may_hold(job) or (not was_refused and self._is_servable(job)):
             return
         tenant, pool = job.caller.tenant, self._store.pool(job.served.pool)
-        if len(self._held) >= self._queue.max_waiting or self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:
-            message = "No replica is ready, and too many requests wait for one already."
-            raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
+        self._refuse_if_full(job)
         now_s = time.monotonic()
         job.held_since_s = job.held_since_s or now_s
-        held = _Held(job, self._tenants.band(tenant), job.held_since_s, asyncio.get_running_loop().create_future())
+        held = _Held(
+            job, pool.name, self._tenants.band(tenant), job.held_since_s, asyncio.get_running_loop().create_future()
+        )
         self._held.append(held)
         self._of_tenants[tenant] += 1
         pool.held.requests += 1
@@ -77,6 +80,20 @@ class Holds:
             self._of_tenants[tenant] -= 1
             pool.held.requests -= 1
             pool.held.tokens -= job.prompt_tokens
+
+    def _refuse_if_full(self, job: Job) -> None:
+        """Raises a 429 if too many are held, as many as may wait in the queue. Those of bands behind the request's own
+        take no place away from it."""
+        pool, band, tenant = job.served.pool, self._tenants.band(job.caller.tenant), job.caller.tenant
+        others = sum(held.pool == pool and held.band <= band for held in self._held)
+        if self._of_tenants[tenant] >= self._queue.max_waiting_per_tenant:
+            reason, message = "full_tenant", "No replica is ready, and too many requests of yours wait for one already."
+        elif others >= self._queue.max_waiting:
+            reason, message = "full", "No replica is ready, and too many requests wait for one already."
+        else:
+            return
+        self._metrics.queue_refusals.inc(reason)
+        raise ApiError(429, "queue_full", message, headers={"retry-after": "5"})
 
     def wake(self) -> None:
         """Let those go that can be served now."""

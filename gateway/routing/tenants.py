@@ -54,7 +54,9 @@ class Tenants:
             return None
         limits = known.limits
         tokens = round(self._mean_output_tokens(known.name)) if max_output_tokens is None else max_output_tokens
-        concurrency = limits.concurrency or 0 if can_wait else 0
+        concurrency = limits.concurrency or 0
+        if not can_wait:  # its prompt is not read, so its answer will not tell what it took
+            tokens = concurrency = 0
         return TenantLimits(concurrency, limits.requests_per_min or 0, limits.tokens_per_min or 0, tokens)
 
     def _mean_output_tokens(self, name: str) -> float:
@@ -65,8 +67,9 @@ class Tenants:
         name = tenant or NOBODY
         if len(self._output_tokens) >= _MAX_TENANTS:
             self._output_tokens.clear()
-        mean = self._mean_output_tokens(name)
-        self._output_tokens[name] = mean + _NEWEST * (output_tokens - mean)
+        if output_tokens:  # embeddings tell nothing of how long answers are
+            mean = self._mean_output_tokens(name)
+            self._output_tokens[name] = mean + _NEWEST * (output_tokens - mean)
         return self.used_so_far(uncached_tokens, output_tokens)
 
     def used_so_far(self, uncached_tokens: int, output_tokens: int) -> Used:
@@ -75,10 +78,11 @@ class Tenants:
         charge_tokens = uncached_tokens + round(self._queue.output_weight * output_tokens)
         return Used(charge_tokens, uncached_tokens + output_tokens)
 
-    def engine_priority(self, tenant: str | None) -> int:
-        """vLLM's `priority` of a tenant's requests: 0 for the default band, less for those that go before it."""
+    def engine_priority(self, tenant: str | None) -> int | None:
+        """vLLM's `priority` of a tenant's requests: 0 for the default band, less for those that go before it. None if
+        engines are not told."""
         if not self._queue.engine_priority:
-            return 0
+            return None
         return self.band(tenant) - self._bands[self._queue.default_band][0]
 
     def band(self, tenant: str | None) -> int:

@@ -23,6 +23,8 @@ async def test_the_agents_port_drains_its_replica_and_answers_when_the_last_requ
         async with httpx.AsyncClient(timeout=30) as kubelet:
             url = f"http://127.0.0.1:{port}/drain"
             await eventually(lambda: follows(stage))
+            await eventually(lambda: refuses(kubelet, url))  # as a web page would send it
+            kubelet.headers["x-kvgate-drain"] = "1"
             async with held_stream(stage.http, stage.urls[0], prompt) as stream:
                 hook = asyncio.get_running_loop().create_task(kubelet.get(url))
                 await eventually(lambda: is_out(stage))
@@ -35,6 +37,15 @@ async def test_the_agents_port_drains_its_replica_and_answers_when_the_last_requ
             stage.redis.start()
     replica.kill()  # a new life, which is not drained
     replica.start()
+
+
+async def refuses(kubelet: httpx.AsyncClient, url: str) -> bool:
+    try:
+        answer = await kubelet.get(url)
+    except httpx.ConnectError:
+        return False  # it does not listen yet
+    assert (answer.status_code, "x-kvgate-drain" in answer.text) == (400, True)
+    return True
 
 
 async def follows(stage: Stage) -> bool:

@@ -117,6 +117,17 @@ async def holds_again(stage: OperationsStage, replica: str) -> bool:
     return int(await stage.client.zcard(stage.keys.held(replica))) > 0
 
 
+async def test_a_drain_does_not_wait_for_the_keys_of_a_replica_that_has_died(stage: OperationsStage) -> None:
+    replica = stage.replica("r2")
+    await stage.warm_prompt(on="r2")
+    replica.kill()
+    await eventually(lambda: drained_everywhere(stage, "r2"))
+    code, output = await stage.command("drain", "r2", "--wait", "--timeout-s", "60")
+    assert (code, output.splitlines()[-1]) == (0, "r2 is drained, and dead"), output
+    replica.start()
+    await eventually(lambda: is_ready_everywhere(stage, "r2"))
+
+
 async def test_an_engine_that_restarts_is_not_drained_any_more(stage: OperationsStage) -> None:
     assert (await stage.command("drain", "r2"))[0] == 0
     replica = stage.replica("r2")
@@ -258,7 +269,7 @@ async def test_a_request_is_not_held_longer_than_it_may_be_and_unknown_models_ar
 
 
 async def test_engines_get_the_priority_of_the_band_and_never_the_clients(stage: OperationsStage) -> None:
-    for tenant, priority in (("greedy", None), ("urgent", "-1")):
+    for tenant, priority in (("greedy", "0"), ("urgent", "-1")):
         http = stage.tenants[tenant]
         answer = await http.post(
             stage.urls[0] + "/v1/chat/completions",

@@ -119,6 +119,14 @@ async def test_requests_a_minute_are_counted_over_all_gateways_and_answers_say_h
     assert raised.value.code == "rate_limited"
 
 
+async def test_requests_that_compute_nothing_do_not_count(stage: LimitStage) -> None:
+    http, body = stage.tenants["metered"], {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+    for path in ("/tokenize", "/v1/messages/count_tokens", "/v1/chat/completions/render"):
+        answer = await http.post(stage.urls[0] + path, json=body)
+        assert "x-ratelimit-remaining-tokens" not in answer.headers, path
+    assert not await stage.client.hgetall(stage.keys.tenants)
+
+
 async def test_tokens_a_minute_are_those_that_the_engine_reports(stage: LimitStage) -> None:
     prompt = stage.new_prompt()
     first = await ask(stage.tenants["metered"], stage.urls[0], prompt, max_tokens=5)

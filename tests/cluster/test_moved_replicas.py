@@ -80,7 +80,8 @@ async def test_requests_that_wait_are_served_by_a_replica_that_comes_later(
             await http.post(f"{first.url}/sim/fail", json={"mode": "hang", "after_tokens": 1})
             async with held_stream(http, one.url, "hello"):
                 urls = one.url, other.url, one.url, other.url
-                tasks = [asyncio.create_task(ask(http, url, f"hello {n}")) for n, url in enumerate(urls)]
+                loop = asyncio.get_running_loop()
+                tasks = [loop.create_task(ask(http, url, f"hello {n}")) for n, url in enumerate(urls)]
                 await eventually(lambda: are_waiting(client, model, len(tasks)))
                 late.start()
                 for task in tasks:

@@ -46,7 +46,7 @@ async def joined(url: str, gateway: str = "gw0", budget_s: float = 5.0) -> Async
     try:
         yield pool
     finally:
-        pool.seats.close()
+        await pool.seats.close()
         pool.detach()
         await wire.close()
 

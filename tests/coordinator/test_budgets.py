@@ -13,9 +13,10 @@ import redis.asyncio as redis
 from coordinator.chores.repair import Repair
 from coordinator.errors import OverLimit
 from coordinator.keys import PoolKeys
+from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
-from tests.coordinator.stage import KEYS, beaten, chain, drained
+from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms
 from tests.coordinator.test_seats import asking, queued, two_gateways, waiting
 from tests.polling import eventually
 from tests.redis_server import RedisServer
@@ -94,13 +95,82 @@ async def test_requests_of_one_tenant_wait_in_their_order_and_those_of_others_pa
         assert order == ["other", "second", "third"]
 
 
+@pytest.mark.parametrize("starve_ms", [1, 60_000])
+async def test_however_many_tenants_are_at_their_limits_others_get_the_room(
+    redis_server: RedisServer, client: redis.Redis, starve_ms: int
+) -> None:
+    tenants, knobs = [f"t{number}" for number in range(17)], PolicyKnobs(max_active_requests=18)
+
+    def of(tenant: str, name: str, **limits: int) -> PlaceRequest:
+        asked = asking(f"{tenant}-{name}", knobs, tenant=tenant, band=1, starve_ms=starve_ms, keys=chain(tenant, name))
+        asked.limits = TenantLimits(**limits)
+        return asked
+
+    async with two_gateways(redis_server, 1) as (one, other):
+        for tenant in tenants:
+            await placed(one, of(tenant, "runs", concurrency=1))
+        await placed(one, of("free", "runs"))
+        parked = [await queued(client, other, of(tenant, "waits", concurrency=1)) for tenant in tenants]
+        urgent = await queued(client, other, asking("urgent", knobs, tenant="free", band=0))
+        later = await queued(client, other, asking("later", knobs, tenant="free", band=2))
+        one.done("free-runs")
+        assert await urgent is not None
+        other.done("urgent")
+        one.done("t0-runs")  # that of a tenant with limits: room may have come anywhere
+        assert await parked[0] is not None
+        assert await later is not None
+        for each in parked[1:]:
+            each.cancel()
+        await asyncio.wait(parked[1:])
+
+
+async def test_a_tenant_that_waits_for_its_own_requests_does_not_make_others_expect_a_long_wait(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server, 1) as (one, other):
+        knobs = PolicyKnobs(max_active_requests=2)
+        await placed(one, limited("slow0", knobs=knobs, concurrency=1))
+        slow = [
+            await queued(client, other, limited(f"slow{each}", knobs=knobs, concurrency=1)) for each in range(1, 12)
+        ]
+        [queue] = [line.split(" ")[1] for line in await client.hkeys(KEYS.waiting)]
+        one.done("slow0")
+        for number, each in enumerate(slow[:-1], start=1):
+            await each
+            for quick in range(3):
+                await placed(one, asking(f"quick{number}-{quick}", knobs, tenant="u"))
+                one.done(f"quick{number}-{quick}")
+            await asyncio.sleep(0.05)
+            other.done(f"slow{number}")
+        await slow[-1]
+        expected = await queued_for(client, queue)
+        assert expected < 25, "of four that got room in 50 ms"
+
+
+async def queued_for(client: redis.Redis, queue: str) -> float:
+    """The mean time between two that get room, in ms."""
+    return float((await client.hget(KEYS.paces, queue) or "0 0 0").split(" ")[1])
+
+
 async def test_a_slot_that_another_pool_frees_is_used(redis_server: RedisServer, client: redis.Redis) -> None:
     async with two_gateways(redis_server) as (one, other):
+        await client.hset(PoolKeys("elsewhere").leases, "tick", await now_ms(client))
         await client.hset(KEYS.tenants, mapping={"active t": 2, "active t elsewhere": 2})
         late = await queued(client, one, limited("late", concurrency=2))
         await client.hset(KEYS.tenants, mapping={"active t": 1, "active t elsewhere": 1})
         await beaten(other)
         assert await late is not None
+
+
+async def test_what_a_pool_has_in_flight_that_nobody_serves_any_more_is_not_counted(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        await client.hset(KEYS.tenants, mapping={"active t": 2, "active t gone": 1, "active t elsewhere": 1})
+        await client.hset(PoolKeys("gone").leases, "tick", await now_ms(client) - 400_000)
+        await client.hset(PoolKeys("elsewhere").leases, "tick", await now_ms(client))
+        await Repair(one).repair_all()
+        assert await client.hgetall(KEYS.tenants) == {"active t": "1", "active t elsewhere": "1"}
 
 
 async def test_a_retry_keeps_its_slot_and_pays_once(redis_server: RedisServer, client: redis.Redis) -> None:
@@ -173,6 +243,58 @@ async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
         await drained(one)
         after = (await placed(other, limited("b", **limits))).left[2]
         assert abs(after - (6000 - 100 - reserved)) < 30, "what leaked meanwhile"
+
+
+async def test_a_huge_estimate_gives_back_no_more_than_it_took(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        limits = {"tokens_per_min": 6000}
+        await placed(one, limited("used", output_tokens=4000, **limits))
+        one.done("used", Used(4000, 4000))
+        await placed(one, limited("huge", output_tokens=10_000_000, **limits))
+        one.done("huge", Used(0, 0))
+        await drained(one)
+        left = (await placed(one, limited("next", output_tokens=0, **limits))).left[2]
+        assert 1500 < left < 2100
+
+
+async def test_a_request_that_its_gateway_placed_meanwhile_keeps_its_part_of_the_limits(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "_AWAY_S", 0.0)
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"concurrency": 1, "tokens_per_min": 6000, "output_tokens": 500}
+        await placed(one, limited("first", **limits))
+        task = await queued(client, other, limited("taken", **limits))
+        wire, away = other._wire, asyncio.Event()
+        other.seats.on_away = away.set
+        other.detach()
+        await away.wait()
+        [asked] = other.seats.requests()
+        reservation = Reservation("taken", "r0", "life1", 100, "-", asked.budget(100))
+        other.adopt(reservation)
+        other.seats.take(reservation)
+        await task
+        assert wire is not None
+        other.attach(wire, other._allow_oom)
+        await drained(other)
+        assert await active(client) == 2
+        for pool, name in ((one, "first"), (other, "taken")):
+            pool.done(name, Used(0, 0))
+        await beaten(other)  # which settles what was placed without the store
+        await drained(one, other)
+        assert await active(client) == 0
+
+
+async def test_a_request_that_was_let_in_is_not_refused_when_it_is_placed_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, _):
+        await placed(one, limited("first", requests_per_min=1))
+        again = limited("again", requests_per_min=1)
+        with pytest.raises(OverLimit):
+            await one.place(again)
+        again.waited_s = 2.0
+        await placed(one, again)
 
 
 async def test_the_last_request_may_overfill_the_bucket_and_the_next_one_waits_for_that(

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import redis.asyncio as redis
 
+from coordinator.chores.held_keys import _EVER_MS, trim_piece
 from coordinator.chores.worker import Worker
 from coordinator.pool.draining import Drained, drain
 from coordinator.pool.pool import Pool
@@ -75,6 +76,54 @@ async def test_a_store_that_was_emptied_learns_of_the_drain_from_the_gateways(po
     await drained(pool)
     await pool.register(replica("r0"))
     assert await state_of(client, "r0") == "draining"
+
+
+async def test_an_agent_that_finds_an_emptied_store_first_does_not_end_a_drain(pool: Pool, client: redis.Redis) -> None:
+    await register(pool, 2)
+    await drain(pool.run, "r0")
+    await drain(pool.run, "r1")
+    await drain(pool.run, "r1", is_over=True)
+    await pool.beat()
+    await client.delete(KEYS.replicas, KEYS.draining)
+    for name in ("r0", "r1"):
+        await pool.run("register", **replica(name).register_arguments(only_if_absent=True))
+    pool.reassert()
+    await drained(pool)
+    assert [await state_of(client, name) for name in ("r0", "r1")] == ["draining", "ready"]
+
+
+async def test_a_gateway_that_missed_the_end_of_a_drain_does_not_begin_it_again(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await drain(pool.run, "r0")
+    await pool.beat()
+    await drain(pool.run, "r0", is_over=True)
+    assert pool.records["r0"].state == "draining"
+    pool.reassert()
+    await drained(pool)
+    assert await state_of(client, "r0") == "ready"
+
+
+async def test_a_replica_that_is_not_drained_any_more_keeps_the_keys_that_were_not_forgotten_yet(
+    pool: Pool, client: redis.Redis
+) -> None:
+    await register(pool, 1)
+    await place(pool, "a", chain(*range(400)))
+    pool.done("a")
+    await drain(pool.run, "r0")
+    await drained(pool)
+    left = await trim_everything(pool, pieces=1)
+    await drain(pool.run, "r0", is_over=True)
+    assert await trim_everything(pool, pieces=9) == left
+    assert await client.zcard(KEYS.held("r0")) == left > 0
+
+
+async def trim_everything(pool: Pool, pieces: int) -> int:
+    """Forgets keys of r0 as its chore does. Returns how many are left."""
+    for _ in range(pieces):
+        await trim_piece(pool, "r0", _EVER_MS, to_capacity=False)
+    return int(await pool.read("ZCARD", KEYS.held("r0")))
 
 
 async def test_its_keys_are_forgotten_when_its_last_request_is_over(pool: Pool, client: redis.Redis) -> None:

@@ -160,7 +160,8 @@ async def test_requests_that_wait_use_a_replica_that_comes_later_and_nobody_over
         granted = await few
         assert granted is not None
         assert granted.replica == "r3"
-        assert not (late.done() or pinned.done())
+        assert not late.done()
+        assert not pinned.done()
         old, new = Subset.of(["r0", "r1", "r2"]).digest, Subset.of(one.records).digest
         assert await client.hgetall(KEYS.waiting) == {f"0 {new}": "40", f"0 {old}/{one.live[first].replica}": "1"}
         left = pinned, late, *many[1:]
@@ -187,6 +188,23 @@ async def test_a_request_that_was_held_longer_than_it_may_wait_for_room_gets_a_s
         for at, task in enumerate(held):
             one.done(f"held{at - 1}" if at else full)
             assert await task is not None
+
+
+async def test_requests_that_wait_are_not_thrown_at_a_replica_that_has_failed(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server, 1) as (one, other):
+        await fill(one, 1)
+        tasks = [await queued(client, other, asking(f"waits{each}")) for each in range(3)]
+        await one.register(ReplicaRecord("r0", "life1", "dead", 0, 0, "http://r0"))
+        await asyncio.gather(beaten(one), beaten(other))
+        await drained(one, other)
+        assert await client.hget(KEYS.active, "r0") == "1"
+        assert await waiting(client) == 3
+        await one.register(ReplicaRecord("r0", "life2", "ready", 0, 0, "http://r0"))
+        for each, task in enumerate(tasks):
+            assert await task is not None
+            other.done(f"waits{each}")
 
 
 async def test_a_retry_does_not_hold_up_those_who_can_use_the_room_that_it_cannot(
@@ -285,8 +303,8 @@ async def test_the_seats_of_a_dead_gateway_are_gone_when_it_is_reaped(
             await beaten(dying)
             task = await queued(client, dying, asking("lost"))
             task.cancel()
-            dying.seats.close()
             dying.detach()  # before its seat is given up
+            await dying.seats.close()
         task = await queued(client, one, asking("alive"))
         await client.hset(KEYS.gateways, "gw1", "1 1")
         await client.hdel(KEYS.view, "?")

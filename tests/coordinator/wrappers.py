@@ -136,7 +136,7 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.seats.leave(asked)
     pool.seats._waiting["res"] = _Waiting(asked)
     pool.replicas_changed(lambda _: _OTHERS)
-    pool.seats.close()
+    await pool.seats.close()
     pool.count_adopted()
     pool.change_state("r0", "life1", "ready", "hung")
     await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
@@ -160,7 +160,7 @@ async def _agent_calls(wire: Recorder) -> None:
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
         *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
-        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17", 7, 9),
+        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17 0", 7, 9),
     ],
     "declare": [_OTHERS.digest, 2, 5000, 27, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],
@@ -176,7 +176,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "report": ["r0", "life1", "failure", 5, 0.75, 6, 7, 8],
     "hold": ["r0", *_KEYS],
     "look": ["r0", "r1"],
-    "trim": ["r0", 41, 0, 200_000, 128],
+    "trim": ["r0", 41, 0, 200_000, 128, 0],
     "withdraw": ["r0", "res", _KEYS[1]],
     "attend": ["r0", "agent0", "life1", 3000, "session", 1, 71, 72, b'{"hits":73.0}', 2, b"78"],
     "publish": ["r0", "agent0", "life1", 1000, 74, 75, 76, "\n".join(_LINES)],

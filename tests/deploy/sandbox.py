@@ -102,7 +102,8 @@ class _Aside:
 
     def _run(self, http: httpx.Client, question: dict[str, Any]) -> None:
         try:
-            with http.stream(question["method"], question["url"], json=question.get("json"), timeout=None) as response:
+            asked = {name: question.get(name) for name in ("json", "headers")}
+            with http.stream(question["method"], question["url"], timeout=None, **asked) as response:
                 self._tell(status=response.status_code, headers=dict(response.headers))
                 for text in response.iter_text():
                     self._tell(body=self._found["body"] + text)

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from gateway.ops.agent_control import HEADER
 from tests.deploy.manifests import (
     OVERLAYS,
     Document,
@@ -118,6 +119,7 @@ def test_every_port_that_is_referred_to_is_a_containers(overlay: str) -> None:
                 assert "exec" in probe or probe["httpGet"]["port"] in its_own, container["name"]
         if each.name == "replica":
             hook, agent = each.container("engine")["lifecycle"]["preStop"]["httpGet"], each.container("agent")["args"]
+            assert [each["name"] for each in hook["httpHeaders"]] == [HEADER]
             assert str(hook["port"]) == agent[agent.index("--control-port") + 1]
     for service in of_kind(overlay, "Service"):
         (target,) = selected(overlay, {"matchLabels": service["spec"]["selector"]})

@@ -92,6 +92,8 @@ def slices() -> list[str]:
 def drained(chat: dict[str, Any], ready: str, replica: Workload) -> list[dict[str, Any]]:
     """The steps of a drain: the replica stands still in the middle of a stream while the kubelet calls the hook."""
     hook = replica.container("engine")["lifecycle"]["preStop"]["httpGet"]
+    url = f"http://{ADDRESS}:{hook['port']}{hook['path']}"
+    headers = {each["name"]: each["value"] for each in hook["httpHeaders"]}
     fails = {"method": "POST", "url": f"http://{ADDRESS}:{replica.ports['http']}/sim/fail"}
     return [
         {"start": "other"},
@@ -99,7 +101,7 @@ def drained(chat: dict[str, Any], ready: str, replica: Workload) -> list[dict[st
         chat | {"json": CHAT | {"stream": True, "max_tokens": 50}, "name": "stream"},
         {"read": "stream", "text": "data: "},
         fails | {"json": {"mode": "stall"}},
-        {"method": "GET", "url": f"http://{ADDRESS}:{hook['port']}{hook['path']}", "name": "hook"},
+        {"method": "GET", "url": url, "headers": headers, "name": "hook"},
         {"method": "GET", "url": ready, "until": [200, f'"replicas":["{OTHER}"]']},
         *(chat for _ in range(AFTER)),
         {"read": "hook", "text": ""},

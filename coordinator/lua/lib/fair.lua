@@ -4,8 +4,9 @@
 -- of the answer times a weight. It is estimated when the request is placed, and corrected at its end.
 --   fair                "<band>" -> virtual time; "<band> <tenant>" -> its finish tag; "@<band>" -> when the band, if it
 --                       gets nothing until then, goes first once (ms)
---   charges:<gateway>   reservation -> "<band> <tenant> <weight> <charge>", of requests that were placed while others
---                       waited
+--                       "#" -> when the present busy time began (ms)
+--   charges:<gateway>   reservation -> "<band> <tenant> <weight> <charge> <when its busy time began>", of requests that
+--                       were placed while others waited
 -- Without anybody waiting nothing is counted, and what was counted is forgotten: a tenant is not to pay for having used
 -- what nobody else wanted.
 
@@ -37,23 +38,29 @@ local function finish_at(base, band, tenant, tag)
 end
 
 -- Charges a tenant for a request that was placed while others waited.
-local function charge(base, gateway, reservation, band, tenant, weight, tokens)
+local function charge(base, gateway, reservation, band, tenant, weight, tokens, now)
   local start = math.max(tag_of(base, band), tag_of(base, band .. ' ' .. tenant))
   write('HSET', base .. 'fair', band, tag_text(start))
   tokens = math.max(1, tokens)
   finish_at(base, band, tenant, start + tokens / weight)
-  local entry = string.format('%d %s %s %d', band, tenant, weight, tokens)
+  local began = field_of(base .. 'fair', '#')
+  if not began then
+    began = string.format('%d', now)
+    write('HSET', base .. 'fair', '#', began)
+  end
+  local entry = string.format('%d %s %s %d %s', band, tenant, weight, tokens, began)
   write('HSET', base .. 'charges:' .. gateway, reservation, entry)
 end
 
--- Ends a charge. `used` is what the request took, in tokens; nil if its answer did not tell.
+-- Ends a charge. `used` is what the request took, in tokens; nil if its answer did not tell. That of an earlier busy time
+-- is forgotten.
 local function settle_charge(base, gateway, reservation, used)
   local key = base .. 'charges:' .. gateway
-  local band, tenant, weight, tokens = string.match(field_of(key, reservation) or '', '^(%d+) (%S+) (%S+) (%d+)$')
+  local band, tenant, weight, tokens, began = string.match(field_of(key, reservation) or '', '^(%d+) (%S+) (%S+) (%d+) (%d+)$')
   redis.pcall('HDEL', key, reservation)
   weight = tonumber(weight or 0) or 0
   local tag = band and tag_of(base, band .. ' ' .. tenant) or 0
-  if used and tag > 0 and weight > 0 then
+  if used and tag > 0 and weight > 0 and began == field_of(base .. 'fair', '#') then
     finish_at(base, band, tenant, math.max(0, tag + (math.max(1, used) - tonumber(tokens)) / weight))
   end
 end

@@ -11,7 +11,7 @@ local MOST_HEADS, MOST_LINES, LOOKED_AT = 16, 64, 16
 -- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
 -- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). With
 -- `takes_all_room`, its band's part of the room does not count, and it prefers none.
-local function try_seat(base, name, tenant, member, now, takes_all_room)
+local function try_seat(base, name, tenant, member, now, takes_all_room, was_parked)
   local gateway, id = string.match(member, '^(%S+) (%S+) %S+ %d+$')
   local seat = gateway and seat_of(base, gateway, id)
   local epoch = gateway and string.match(field_of(base .. 'gateways', gateway) or '', '^%d+')
@@ -24,7 +24,7 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
     return 'gone'
   end
   seat.settings.takes_all_room = takes_all_room
-  seat.settings.prefers_until_ms = takes_all_room and 0 or seat.until_ms
+  seat.settings.prefers_until_ms = takes_all_room and 0 or patient_until(seat.until_ms, now)
   local is_run, reply = pcall(place, seat.settings, seat.keys, seat.argv)
   if not is_run then
     reply = { 'lost' } -- its gateway places it again
@@ -34,8 +34,10 @@ local function try_seat(base, name, tenant, member, now, takes_all_room)
   end
   if reply[1] == 'ok' then
     local tokens = reply[11] + (tonumber(seat.output_tokens) or 0)
-    charge(base, gateway, id, seat.band, tenant, tonumber(seat.weight) or 1, tokens)
-    note_pace(base, seat.queue, now)
+    charge(base, gateway, id, seat.band, tenant, tonumber(seat.weight) or 1, tokens, now)
+    if not was_parked then -- it waited for its own requests
+      note_pace(base, seat.queue, now)
+    end
     will_starve(base, seat.band, now + (tonumber(seat.starve_ms) or 0))
   end
   redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
@@ -52,7 +54,7 @@ local function fitting(base, line, freed, now)
   local members = redis.pcall('ZRANGE', line, 0, freed and LOOKED_AT - 1 or 0)
   for i = 1, #members do
     local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
-    local fits = not freed or not key or key == '-' or tonumber(until_ms) <= now
+    local fits = not freed or not key or key == '-' or patient_until(tonumber(until_ms), now) <= now
     for j = 1, fits and 0 or #freed do
       fits = fits or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
     end
@@ -64,11 +66,10 @@ local function fitting(base, line, freed, now)
 end
 
 -- Grants in one line as long as there is room: `most` seats. All requests of a line can use the same replicas, so if one
--- finds no room, none does. A tenant whose requests wait for other replicas is passed, and keeps its turn. Parked tenants
--- are tried only if it is not known where room came, and each once. Returns how many were granted, and how many heads
--- may still be tried.
+-- finds no room, none does. A tenant whose requests wait for other replicas is passed, and keeps its turn; parked ones are
+-- left out. Returns how many were granted, how many heads may still be tried, and whether there is no room.
 local function grant_line(base, name, now, most, heads, freed, takes_all_room)
-  local granted, passed = 0, 0
+  local granted, passed, is_full = 0, 0, false
   while heads > 0 and granted < most do
     local tenant, tag = next_turn(base, name, passed)
     if not tenant then
@@ -78,7 +79,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
       end
       break
     end
-    if is_parked(tag) and (freed or tag >= PARKED + now) then
+    if is_parked(tag) then
       break
     end
     heads = heads - 1
@@ -88,6 +89,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
     else
       local outcome = member and try_seat(base, name, tenant, member, now, takes_all_room) or 'prefers'
       if outcome == 'waits' then
+        is_full = true
         break
       elseif outcome == 'blocked' then
         park(base, name, tenant, now)
@@ -95,6 +97,31 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
       passed = passed + (outcome == 'prefers' and 1 or 0)
       granted = granted + (outcome == 'granted' and 1 or 0)
     end
+  end
+  return granted, heads, is_full
+end
+
+-- Tries the parked tenants of a line, each once: a request of theirs may have ended in another pool. The arguments and
+-- the first two results are as above.
+local function grant_parked(base, name, now, most, heads)
+  local granted = 0
+  while heads > 0 and granted < most do
+    local tenant = parked_turn(base, name, now)
+    if not tenant then
+      break
+    end
+    heads = heads - 1
+    local member, is_empty = fitting(base, line_key(base, name, tenant), nil, now)
+    local outcome = member and try_seat(base, name, tenant, member, now, false, true)
+    if is_empty then
+      redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
+    elseif outcome == 'blocked' then
+      park(base, name, tenant, now)
+    elseif outcome == 'prefers' or outcome == 'waits' then
+      unpark_in(base, name, tenant)
+      break
+    end
+    granted = granted + (outcome == 'granted' and 1 or 0)
   end
   return granted, heads
 end
@@ -138,7 +165,7 @@ end
 -- Grants what can be granted, some heads at a time: the bands in order, but first one request of a band that starves.
 -- `freed` are the replicas where room may have come; nil if that may be any. `most` is how many seats are granted at
 -- most: a request that ends makes room for one, and to try a second one costs as much as a placement. Heartbeats grant
--- what is left.
+-- what is left. Parked tenants come last, and only if it is not known where room came.
 local function grant_turns(base, now, freed, most)
   local lines, heads, granted = in_turn(base, concerned(base, waiting_lines(base), freed, now)), MOST_HEADS, 0
   most = most or MOST_HEADS
@@ -150,7 +177,14 @@ local function grant_turns(base, now, freed, most)
   for i = 1, #lines do
     if heads > 0 and granted < most then
       local more
-      more, heads = grant_line(base, lines[i].name, now, most - granted, heads, freed)
+      more, heads, lines[i].is_full = grant_line(base, lines[i].name, now, most - granted, heads, freed)
+      granted = granted + more
+    end
+  end
+  for i = 1, freed and 0 or #lines do
+    if heads > 0 and granted < most and not lines[i].is_full then
+      local more
+      more, heads = grant_parked(base, lines[i].name, now, most - granted, heads)
       granted = granted + more
     end
   end

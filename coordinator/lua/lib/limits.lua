@@ -32,6 +32,15 @@ do
     end
   end
 
+  -- So many tokens of an estimate that the bucket takes them all: what ends gives back as many as it took.
+  local function taken(tenants_key, tenant, tokens, per_min, now)
+    if per_min == 0 then
+      return tokens
+    end
+    local room_ms = now + LONGEST_DEBT_MS - empty_at(tenants_key, 'tokens', tenant, now)
+    return math.min(tokens, math.floor(room_ms * per_min / MINUTE_MS))
+  end
+
   -- Counts requests in flight.
   local function count(budgets_key, tenants_key, tenant, by)
     local active = 'active ' .. tenant
@@ -53,10 +62,10 @@ do
 
   -- What a request of a tenant with limits asks for; nil if there are none.
   function budget.asked(text, line)
-    local concurrency, requests, tokens, output_tokens = string.match(text, '^(%d+) (%d+) (%d+) (%d+)$')
+    local concurrency, requests, tokens, output_tokens, admitted = string.match(text, '^(%d+) (%d+) (%d+) (%d+) ([01])$')
     return concurrency and {
       tenant = string.match(line, '^%d+ (%S+)'), concurrency = tonumber(concurrency), requests = tonumber(requests),
-      tokens = tonumber(tokens), output_tokens = tonumber(output_tokens),
+      tokens = tonumber(tokens), output_tokens = tonumber(output_tokens), is_admitted = admitted == '1',
     }
   end
 
@@ -95,6 +104,7 @@ do
     local tenant, tokens, per_min, was_in_flight = entry_of_budget(budgets_key, reservation)
     if not tenant then
       tenant, tokens, per_min, was_in_flight = asked.tenant, uncached + asked.output_tokens, asked.tokens, '0'
+      tokens = taken(tenants_key, tenant, tokens, per_min, now)
       pour(tenants_key, 'requests', tenant, 1, asked.requests, now)
       pour(tenants_key, 'tokens', tenant, tokens, per_min, now)
     end
@@ -145,6 +155,7 @@ do
     if tenant then
       local known, _, _, in_flight = entry_of_budget(budgets_key, reservation)
       if not known then
+        tokens = taken(tenants_key, tenant, tonumber(tokens), tonumber(per_min), now)
         pour(tenants_key, 'tokens', tenant, tonumber(tokens), tonumber(per_min), now)
       end
       if in_flight ~= '1' then

@@ -17,7 +17,8 @@
 -- include fair
 
 local MOST_TENANTS, NEWEST, LONGEST_GAP_MS, FEWEST_GRANTS, TENDED = 64, 0.05, 60000, 8, 8
-local PARKED = 1e15 -- behind all start tags
+local PARKED, SOON_MS = 1e15, 1000 -- behind all start tags
+local MOST_PATIENCE_MS = 5000
 
 -- The lines of all queues: a band (number) and a queue each, with their name and seats.
 local function waiting_lines(base)
@@ -73,14 +74,29 @@ local function park(base, name, tenant, now)
   redis.pcall('ZADD', base .. 'turns:' .. name, 'XX', string.format('%d', PARKED + now), tenant)
 end
 
+-- The parked tenant of a line that was not tried for longest; nil if all were tried in this millisecond. One that was
+-- parked before the clock went back counts, too.
+local function parked_turn(base, name, now)
+  local turns = base .. 'turns:' .. name
+  local function first(from, to)
+    return redis.pcall('ZRANGEBYSCORE', turns, from, to, 'LIMIT', 0, 1)[1]
+  end
+  return first(string.format('%d', PARKED), string.format('(%d', PARKED + now)) or
+    first(string.format('(%d', PARKED + now + SOON_MS), '+inf')
+end
+
+local function unpark_in(base, name, tenant)
+  local turns = base .. 'turns:' .. name
+  local tag = redis.pcall('ZSCORE', turns, tenant)
+  if type(tag) == 'string' and is_parked(tonumber(tag)) then
+    redis.pcall('ZADD', turns, 'XX', start_tag(base, tonumber(string.match(name, '^%d+')), tenant), tenant)
+  end
+end
+
 -- A parked tenant has one request less in flight.
 local function unpark(base, tenant)
   for _, line in ipairs(waiting_lines(base)) do
-    local turns = base .. 'turns:' .. line.name
-    local tag = redis.pcall('ZSCORE', turns, tenant)
-    if type(tag) == 'string' and is_parked(tonumber(tag)) then
-      redis.pcall('ZADD', turns, 'XX', start_tag(base, line.band, tenant), tenant)
-    end
+    unpark_in(base, line.name, tenant)
   end
 end
 
@@ -233,13 +249,22 @@ local function remove_seat(base, gateway, id)
   return redis.pcall('HDEL', base .. 'seats:' .. gateway, id) == 1
 end
 
--- Notes that a seat of a queue was granted.
+-- Until when a seat waits for a replica that holds its prompt. A time that is too far ahead was written before the clock
+-- went back: it is over.
+local function patient_until(until_ms, now)
+  return until_ms <= now + MOST_PATIENCE_MS and until_ms or 0
+end
+
+-- Notes that room of a queue was given to a request, while others wait there.
 local function note_pace(base, queue, now)
   local last, mean, grants = string.match(field_of(base .. 'paces', queue) or '', '^(%d+) (%S+) (%d+)$')
+  if not last then
+    return
+  end
   mean, grants = sum_of(mean), sum_of(grants) + 1
   -- A single long gap, as when the clock was set, tells little.
   local longest_ms = grants > FEWEST_GRANTS and 1000 + 10 * mean or LONGEST_GAP_MS
-  local gap = math.min(longest_ms, LONGEST_GAP_MS, math.max(0, now - (tonumber(last) or now)))
+  local gap = math.min(longest_ms, LONGEST_GAP_MS, math.max(0, now - tonumber(last)))
   mean = mean + math.max(NEWEST, 1 / grants) * (gap - mean)
   write('HSET', base .. 'paces', queue, string.format('%d %.3f %d', now, mean, grants))
 end

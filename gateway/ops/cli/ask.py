@@ -21,6 +21,10 @@ ApiKey = Annotated[str | None, typer.Option(envvar="KVGATE_API_KEY", help="An ad
 DEFAULT_STATE_DIR = Path(".kvgate")
 
 
+class NoAnswer(CommandError):
+    """The gateway cannot be reached, or cannot answer now."""
+
+
 def gateway_url(gateway: str | None, state_dir: Path) -> str:
     """The gateway to ask: the one that was named, else one of the cluster in the state directory."""
     if gateway:
@@ -31,7 +35,7 @@ def gateway_url(gateway: str | None, state_dir: Path) -> str:
 
 
 def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -> dict[str, Any]:
-    """A gateway's JSON answer. Raises CommandError for any other."""
+    """A gateway's JSON answer. Raises CommandError for any other; NoAnswer if a later one may be better."""
     import httpx
 
     headers = {"content-type": "application/json"}
@@ -41,12 +45,13 @@ def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -
         response = httpx.request(method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         answer: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandError(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
+        raise NoAnswer(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
     except ValueError:
         raise CommandError(f"{url} answered {response.status_code}, but not like a gateway") from None
     if response.status_code != 200:
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
-        raise CommandError(f"the gateway refused ({response.status_code}): {_message_in(answer)}{fix}")
+        refused = NoAnswer if response.status_code >= 500 else CommandError
+        raise refused(f"the gateway refused ({response.status_code}): {_message_in(answer)}{fix}")
     return answer
 
 

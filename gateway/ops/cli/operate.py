@@ -10,10 +10,12 @@ from urllib.parse import quote
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, ask, gateway_url
+from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, NoAnswer, StateDir, ask, gateway_url
 from gateway.ops.cli.errors import CommandError
 
 _LOOK_S = 0.5
+_PATIENCE_S = 60.0
+"""A gateway that restarts, or a failover of Redis, takes less."""
 
 Replica = Annotated[str, typer.Argument(metavar="REPLICA", help="The replica's id.")]
 
@@ -52,21 +54,38 @@ def drain(
 
 
 def _wait(replica: str, url: str, api_key: str | None, timeout_s: float) -> None:
-    """Waits until a replica has no request and no key. Says whenever the numbers have changed."""
+    """Waits until a replica has no request and no key. Says whenever the numbers have changed. The keys of one that is
+    dead or hangs are not waited for."""
     until_s, told = time.monotonic() + timeout_s, ""
     while True:
-        answer = ask("GET", url, api_key)
+        answer = _ask_patiently(url, api_key)
         if answer["drained_since_ms"] is None:
             raise CommandError(f"{replica} is not drained any more: it is {answer['state']}, or has restarted")
         now = f"{replica}: {answer['active_requests']} requests in flight, {answer['keys']} keys"
         if now != told:
             typer.echo(now)
             told = now
-        if not answer["active_requests"] and not answer["keys"]:
-            typer.echo(f"{replica} is drained")
+        if not answer["active_requests"] and (answer["state"] != "draining" or not answer["keys"]):
+            is_down = "" if answer["state"] == "draining" else f", and {answer['state']}"
+            typer.echo(f"{replica} is drained{is_down}")
             return
         if timeout_s and time.monotonic() >= until_s:
             raise CommandError(f"{replica} still has work after {timeout_s:g} s; it stays drained")
+        threading.Event().wait(_LOOK_S)
+
+
+def _ask_patiently(url: str, api_key: str | None) -> dict[str, Any]:
+    """The gateway's answer. Raises CommandError after a minute without one."""
+    until_s, has_told = time.monotonic() + _PATIENCE_S, False
+    while True:
+        try:
+            return ask("GET", url, api_key)
+        except NoAnswer as error:
+            if time.monotonic() >= until_s:
+                raise
+            if not has_told:
+                typer.echo(f"{error}; trying again", err=True)
+            has_told = True
         threading.Event().wait(_LOOK_S)
 
 

@@ -136,7 +136,7 @@ async def test_room_is_kept_for_a_seat_that_goes_first_and_given_to_it_when_the_
     assert not seated[1].done()
     seated[1].cancel()
     await asyncio.wait(seated)
-    alone.pool.seats.close()
+    await alone.pool.seats.close()
 
 
 async def test_a_client_that_leaves_takes_nothing_whenever_it_leaves(alone: Alone) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from coordinator.finding import Finding, FindingKind, Result
 from coordinator.redis.address import is_cluster
 from gateway.ops.doctor.evidence import Evidence
+from gateway.routing.tenants import NOBODY
 from gateway.settings.gateway_settings import GatewaySettings
 
 WITHOUT_KEY = FindingKind(
@@ -61,7 +62,7 @@ PRIORITY = FindingKind(
 
 def findings(settings: GatewaySettings) -> Iterator[Finding]:
     """What contradicts itself in one configuration."""
-    named = {key.tenant for key in settings.security.api_keys}
+    named = {key.tenant for key in settings.security.api_keys} or {NOBODY}
     for tenant in settings.tenants:
         if tenant.name not in named:
             yield WITHOUT_KEY.seen(f"tenant {tenant.name}", "no key in security.api_keys is of this tenant")
