@@ -48,6 +48,9 @@ class LocalBuckets:
         """Count the tokens that an attempt most likely takes."""
         per_min = _rates(limits, gateways)[1]
         if per_min:
+            # What ends gives back as many as it took, so a huge estimate counts as no more than the bucket takes.
+            room_ms = now_ms + _LONGEST_DEBT_MS - self._empty_at("tokens", tenant, now_ms)
+            tokens = min(tokens, int(room_ms * per_min / _MINUTE_MS))
             self._pour("tokens", tenant, tokens, per_min, now_ms)
             self._reserved[reservation] = tenant, tokens, per_min
 

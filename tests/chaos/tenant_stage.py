@@ -69,9 +69,14 @@ class TenantStage(Stage):
         await eventually(are_waiting)
 
     async def running(self) -> int:
-        """The requests that the engines run."""
-        engines = await asyncio.gather(*(self.replica_state(replica) for replica in self.cluster.replicas))
-        return sum(one["running"] for one in engines)
+        """The requests that the engines run at one moment: between two looks at all of them, none began or ended."""
+        before: list[tuple[int, int]] = []
+        while True:
+            engines = await asyncio.gather(*(self.replica_state(replica) for replica in self.cluster.replicas))
+            now = [(one["requests"], one["running"]) for one in engines]
+            if now == before:
+                return sum(running for _, running in now)
+            before = now
 
     @asynccontextmanager
     async def full(self) -> AsyncIterator[AsyncExitStack]:

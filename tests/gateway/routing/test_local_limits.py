@@ -47,3 +47,12 @@ def test_the_last_request_may_overdraw_and_tokens_are_corrected_at_the_end() -> 
     buckets.reserve("three", "team", 200, limits, 2, NOW_MS)
     with pytest.raises(OverLimit):
         buckets.let_in("team", limits, 2, NOW_MS)
+
+
+def test_a_huge_estimate_gives_back_no_more_than_it_took() -> None:
+    buckets, limits = LocalBuckets(), TenantLimits(tokens_per_min=1000)
+    buckets.reserve("used", "team", 1000, limits, 1, NOW_MS)
+    buckets.reserve("huge", "team", 10_000_000, limits, 1, NOW_MS)
+    buckets.finish("huge", Used(0, 0), NOW_MS)
+    with pytest.raises(OverLimit):
+        buckets.let_in("team", limits, 1, NOW_MS)
