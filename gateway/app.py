@@ -12,6 +12,7 @@ from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
+from gateway.access_log import AccessLog
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
 from gateway.control.routes import build_control
@@ -88,8 +89,10 @@ class Gateway:
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts = Attempts(settings, router, *senders)
-        timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
-        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, logs_requests)
+        timeouts, target = settings.timeouts, settings.log.access_log
+        self.access_log = AccessLog(target, settings.id, self.metrics.access_log_dropped) if target else None
+        path = keyring, admission, self.reader, attempts, responses
+        self.proxy = Proxy(*path, self.metrics, timeouts, self.access_log)
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -136,6 +139,8 @@ class Gateway:
         await self.tasks.close()
         await self.reader.close()
         await self.upstream.close()
+        if self.access_log is not None:
+            self.access_log.close()
         _log.info("gateway stopped", id=self.id)
 
     async def answer(self, exchange: Exchange) -> None:

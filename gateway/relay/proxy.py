@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -19,6 +21,7 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
+from gateway.relay.request_record import request_record
 from gateway.relay.stored_responses import StoredResponses
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
@@ -46,8 +49,9 @@ class Proxy:
         responses: StoredResponses,
         metrics: Metrics,
         timeouts: TimeoutSettings,
-        logs_requests: bool,
+        note: Callable[[dict[str, Any]], None] | None,
     ) -> None:
+        """`note` gets the record of each request: see request_record."""
         self._keyring = keyring
         self._admission = admission
         self._reader = reader
@@ -55,7 +59,7 @@ class Proxy:
         self._responses = responses
         self._metrics = metrics
         self._body_s = timeouts.body_s
-        self._logs_requests = logs_requests
+        self._note = note
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
@@ -65,6 +69,7 @@ class Proxy:
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
         slot: AdmissionSlot | None = None
+        caller: Caller | None = None
         try:
             caller = self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
@@ -93,7 +98,10 @@ class Proxy:
                 if slot.held_bytes >= LARGE_BYTES:
                     self._large_bodies.released()
                 slot.release()
-            self._count(endpoint, reply, time.perf_counter() - started)
+            duration_s = time.perf_counter() - started
+            self._count(endpoint, reply, duration_s)
+            if self._note is not None:
+                self._note(request_record(exchange, endpoint, reply, caller, duration_s))
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""
@@ -128,15 +136,3 @@ class Proxy:
         self._metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:
             self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
-        if not self._logs_requests:
-            return
-        _log.debug(
-            "request",
-            request_id=reply.request_id,
-            path=label,
-            status=reply.status,
-            code=reply.code,
-            replica=reply.replica,
-            decision=reply.decision,
-            duration_ms=round(duration_s * 1000, 1),
-        )
