@@ -10,6 +10,7 @@ import contextlib
 import queue
 import sys
 import threading
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
@@ -31,9 +32,9 @@ class CannotWrite(Exception):
 
 def check_target(target: str | None) -> None:
     """Raises CannotWrite if lines cannot be appended there."""
-    if target not in (None, STDOUT):
+    if target is not None and target != STDOUT:
         try:
-            open(target, "ab").close()
+            Path(target).open("ab").close()
         except OSError as error:
             raise CannotWrite(f"log.access_log: cannot append to {target!r}: {error.strerror or error}") from None
 
@@ -41,10 +42,9 @@ def check_target(target: str | None) -> None:
 class AccessLog:
     """Call it with the record of each request: see relay/request_record.py."""
 
-    def __init__(self, target: str, gateway: str, dropped: FastCounter) -> None:
+    def __init__(self, target: str, dropped: FastCounter) -> None:
         """`target` is a file, to which lines are appended, or `-` for stdout. Raises OSError."""
-        self._gateway = gateway
-        self._file: BinaryIO = sys.stdout.buffer if target == STDOUT else open(target, "ab", buffering=0)  # noqa: SIM115
+        self._file: BinaryIO = sys.stdout.buffer if target == STDOUT else Path(target).open("ab", buffering=0)  # noqa: SIM115
         self._dropped = dropped
         self._lines: queue.Queue[bytes | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._write, name="access log", daemon=True)
@@ -55,7 +55,7 @@ class AccessLog:
 
     def __call__(self, record: dict[str, Any]) -> None:
         try:
-            self._lines.put_nowait(orjson.dumps({"gateway": self._gateway, **record}, option=orjson.OPT_APPEND_NEWLINE))
+            self._lines.put_nowait(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         except queue.Full:
             self._dropped.inc()
 

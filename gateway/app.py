@@ -13,6 +13,7 @@ from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog
+from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
 from gateway.control.routes import build_control
@@ -29,6 +30,7 @@ from gateway.relay.moves import Moves
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
+from gateway.relay.request_record import Recorder
 from gateway.relay.stored_responses import StoredResponses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
@@ -90,9 +92,12 @@ class Gateway:
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts = Attempts(settings, router, *senders)
         timeouts, target = settings.timeouts, settings.log.access_log
-        self.access_log = AccessLog(target, settings.id, self.metrics.access_log_dropped) if target else None
+        self.access_log = AccessLog(target, self.metrics.access_log_dropped) if target else None
+        recorder = Recorder(settings.id)
+        recorder.sinks += [self.access_log] if self.access_log is not None else []
+        self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
         path = keyring, admission, self.reader, attempts, responses
-        self.proxy = Proxy(*path, self.metrics, timeouts, self.access_log)
+        self.proxy = Proxy(*path, self.metrics, timeouts, recorder)
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -100,7 +105,7 @@ class Gateway:
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
         operations = Operations(settings, self.fleet, self.store)
-        own = self.status, self.fleet, keyring, admission, explainer, operations, self.metrics
+        own = self.status, self.fleet, keyring, admission, explainer, operations, self.decisions, self.metrics
         self.control: ASGIApp = build_control(*own, timeouts.body_s)
 
     def _replicas_changed(self) -> None:
@@ -126,6 +131,7 @@ class Gateway:
         await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
+        self.tasks.keep(self.decisions.run, "decisions")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:

@@ -102,8 +102,8 @@ class Audit:
         """By replica: keys that were missing, and when that was seen."""
 
     def observe(self, ticket: Ticket, usage: Usage) -> int | None:
-        """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map. Returns the
-        tokens that were cached; None if that is not known."""
+        """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map. Returns
+        the tokens that were cached; None if that is not known."""
         replica = ticket.replica
         self._metrics.prompt_tokens.inc(replica, by=usage.prompt_tokens)
         if usage.cached_tokens is not None and usage.omits_zero:  # responses have the field in any case

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import structlog
 
@@ -21,7 +19,7 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
-from gateway.relay.request_record import request_record
+from gateway.relay.request_record import Recorder
 from gateway.relay.stored_responses import StoredResponses
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
@@ -49,9 +47,8 @@ class Proxy:
         responses: StoredResponses,
         metrics: Metrics,
         timeouts: TimeoutSettings,
-        note: Callable[[dict[str, Any]], None] | None,
+        recorder: Recorder,
     ) -> None:
-        """`note` gets the record of each request: see request_record."""
         self._keyring = keyring
         self._admission = admission
         self._reader = reader
@@ -59,7 +56,7 @@ class Proxy:
         self._responses = responses
         self._metrics = metrics
         self._body_s = timeouts.body_s
-        self._note = note
+        self._recorder = recorder
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
@@ -100,8 +97,7 @@ class Proxy:
                 slot.release()
             duration_s = time.perf_counter() - started
             self._count(endpoint, reply, duration_s)
-            if self._note is not None:
-                self._note(request_record(exchange, endpoint, reply, caller, duration_s))
+            self._recorder.note(exchange, endpoint, reply, caller, duration_s)
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""

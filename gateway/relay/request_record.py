@@ -1,7 +1,8 @@
-"""What became of a request, for the access log. Pure."""
+"""What became of each request, for the access log and for those who watch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,13 +12,34 @@ from gateway.relay.reply import Reply
 from gateway.request.keyring import Caller
 
 
+class Recorder:
+    """Makes the record of each request of one gateway, and gives it to `sinks`. Without sinks it makes none."""
+
+    def __init__(self, gateway: str) -> None:
+        self._gateway = gateway
+        self.sinks: list[Callable[[dict[str, Any]], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Recorder {len(self.sinks)} sinks>"
+
+    def note(
+        self, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
+    ) -> None:
+        """A request is over."""
+        if self.sinks:
+            record = request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
+            for sink in self.sinks:
+                sink(record)
+
+
 def request_record(
-    exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
+    gateway: str, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
 ) -> dict[str, Any]:
     """All fields are there in each record; those that are not known are null. Times are in milliseconds; `time` is that
     of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told."""
     record = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "gateway": gateway,
         "request_id": reply.request_id,
         "method": exchange.method,
         "path": endpoint.label,

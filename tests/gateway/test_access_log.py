@@ -21,13 +21,13 @@ def dropped(metrics: Metrics) -> float:
 def test_lines_are_appended_and_all_are_there_when_it_is_closed(tmp_path: Path) -> None:
     file, metrics = tmp_path / "access.log", Metrics()
     file.write_text("before\n")
-    log = AccessLog(str(file), "gw7", metrics.access_log_dropped)
+    log = AccessLog(str(file), metrics.access_log_dropped)
     for number in range(500):
         log({"n": number})
     log.close()
     first, *lines = file.read_bytes().splitlines()
     assert first == b"before"
-    assert [orjson.loads(line) for line in lines] == [{"gateway": "gw7", "n": number} for number in range(500)]
+    assert [orjson.loads(line) for line in lines] == [{"n": number} for number in range(500)]
 
 
 def test_a_pipe_that_nobody_reads_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(tmp_path: Path, monkeypatch: p
     pipe, metrics = tmp_path / "pipe", Metrics()
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    log = AccessLog(str(pipe), "gw7", metrics.access_log_dropped)
+    log = AccessLog(str(pipe), metrics.access_log_dropped)
     for _ in range(200):
         log({"long": "x" * 10_000})
     assert dropped(metrics) > 100
@@ -49,7 +49,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(tmp_path: Path, monkeypatch: p
 
 def test_a_disk_that_is_full_loses_lines_that_are_counted(tmp_path: Path) -> None:
     metrics = Metrics()
-    log = AccessLog("/dev/full", "gw7", metrics.access_log_dropped)
+    log = AccessLog("/dev/full", metrics.access_log_dropped)
     log({"n": 1})
     log({"n": 2})
     wait_until(lambda: dropped(metrics) == 2)
