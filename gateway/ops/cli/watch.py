@@ -49,7 +49,7 @@ def watch(
     query = urlencode({name: value for name, value in wanted.items() if value is not None})
     url = f"{gateway_url(gateway, state_dir)}/v1/decisions?{query}"
     with suppress(KeyboardInterrupt):
-        for event, data in _events(url, api_key):
+        for event, data in watched(url, api_key):
             if event == "dropped":
                 typer.echo(f"{data} more were not shown", err=True)
             elif event == "trouble":
@@ -58,7 +58,7 @@ def watch(
                 typer.echo(json.dumps(data) if as_json else line_of(data))
 
 
-def _events(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
+def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
     """The events of the gateway, again and again: it may restart. Raises CommandError if it refuses, or is away for a
     minute."""
     import httpx
@@ -120,4 +120,9 @@ def line_of(record: dict[str, Any]) -> str:
     names = told("gateway"), f"{status} {told('path')}", told("tenant"), told("model")
     placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
     line = "  ".join((str(record.get("time", ""))[11:23], *names, placed, tokens, times, told("request_id")))
-    return "".join(char if char.isprintable() else "?" for char in line)  # anybody may write into the store
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """Anybody may write into the store: nothing of it must move the terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
