@@ -45,6 +45,11 @@ def models_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:models"
 
 
+def decisions_key(namespace: str = "") -> str:
+    """The stream of the records of requests, while somebody watches."""
+    return f"{prefix(namespace)}:decisions"
+
+
 @dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""

@@ -1,7 +1,8 @@
 """The shared store as one gateway sees it: its pools, and the connections that they use.
 
 One connection serves all pools, but in a Redis Cluster, where each pool has its own, to the node that has its slot. All
-of a pool's keys are in that slot, so what is sent to it is pipelined as to a single Redis.
+of a pool's keys are in that slot, so what is sent to it is pipelined as to a single Redis. There, a key that belongs to
+no pool has a connection of its own, too, from the first question about it on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from coordinator.errors import StoreError
+from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import PoolKeys, pools_key
 from coordinator.pool.pool import Pool
 from coordinator.redis.address import connect as open_wire
@@ -34,7 +35,9 @@ class Store:
         self.pools_key = pools_key(settings.namespace)
         self._is_cluster = is_cluster(settings.url)
         self._home = self._connect(self.pools_key)
-        """The connection of all pools; in a Redis Cluster, that of the keys that belong to no pool."""
+        """The connection of all pools; in a Redis Cluster, that of the set of pools."""
+        self._of_keys: dict[str, StoreConnection] = {}
+        """In a Redis Cluster: those of other keys that belong to no pool."""
         self._pools: dict[str, Pool] = {}
         self._connections: dict[str, StoreConnection] = {}
         """By pool."""
@@ -97,9 +100,20 @@ class Store:
         """Count a placement's outcome. After too many late ones in a row, placements in this pool are paused."""
         self._connections[pool].note(error)
 
-    async def ask(self, *command: Any) -> Any:
-        """A plain command that belongs to no pool. Raises StoreError."""
-        return await self._home.ask(*command)
+    async def ask(self, command: str, key: str, *arguments: Any) -> Any:
+        """A plain command about a key that belongs to no pool. Raises StoreError."""
+        connection = self._home
+        if self._is_cluster and key != self.pools_key:
+            connection = self._of_keys.get(key) or self._connect_for(key)
+            await connection.first_attempt()
+        return await connection.ask(command, key, *arguments)
+
+    def _connect_for(self, key: str) -> StoreConnection:
+        if self._running is None:
+            raise StoreDown("the store is not connected")
+        connection = self._of_keys[key] = StoreConnection(self._settings, key, lambda _up, _reason: None)
+        self._running.create_task(connection.run())
+        return connection
 
     async def first_attempt(self) -> None:
         """Wait until every connection has tried once to connect, with or without success."""
@@ -114,6 +128,7 @@ class Store:
                     self._running.create_task(connection.run())
         finally:
             self._running = None
+            self._of_keys.clear()
             for pool in self._pools.values():
                 await pool.seats.close()
 

@@ -20,6 +20,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     deadlines    time limits of requests, with one timer for all
     tasks        background tasks: keeps them, logs their failures, cancels them on close
     logs         structured logs without prompts, keys or headers
+    access_log   one line for each request
     ops/         the command `kvgate`, the doctor, clusters on one machine, commands for replica hosts
     simulator/   a server that behaves like vLLM, for tests and laptops
 

@@ -12,6 +12,8 @@ from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
+from gateway.access_log import AccessLog
+from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
 from gateway.control.routes import build_control
@@ -28,6 +30,7 @@ from gateway.relay.moves import Moves
 from gateway.relay.proxy import Proxy
 from gateway.relay.relay import Relay
 from gateway.relay.reply import request_id
+from gateway.relay.request_record import Recorder
 from gateway.relay.stored_responses import StoredResponses
 from gateway.replicas.discovery.discovery import Discovery, sources_of
 from gateway.replicas.fleet import Fleet
@@ -88,8 +91,13 @@ class Gateway:
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts = Attempts(settings, router, *senders)
-        timeouts, logs_requests = settings.timeouts, settings.log.level == "debug"
-        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, logs_requests)
+        timeouts, target = settings.timeouts, settings.log.access_log
+        self.access_log = AccessLog(target, self.metrics.access_log_dropped) if target else None
+        recorder = Recorder(settings.id)
+        recorder.sinks += [self.access_log] if self.access_log is not None else []
+        self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
+        path = keyring, admission, self.reader, attempts, responses
+        self.proxy = Proxy(*path, self.metrics, timeouts, recorder)
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -97,7 +105,7 @@ class Gateway:
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
         operations = Operations(settings, self.fleet, self.store)
-        own = self.status, self.fleet, keyring, admission, explainer, operations, self.metrics
+        own = self.status, self.fleet, keyring, admission, explainer, operations, self.decisions, self.metrics
         self.control: ASGIApp = build_control(*own, timeouts.body_s)
 
     def _replicas_changed(self) -> None:
@@ -123,6 +131,7 @@ class Gateway:
         await self.health_checks.first_round()
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
+        self.tasks.keep(self.decisions.run, "decisions")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:
@@ -136,6 +145,8 @@ class Gateway:
         await self.tasks.close()
         await self.reader.close()
         await self.upstream.close()
+        if self.access_log is not None:
+            self.access_log.close()
         _log.info("gateway stopped", id=self.id)
 
     async def answer(self, exchange: Exchange) -> None:

@@ -154,5 +154,7 @@ def is_proxied(path: str) -> bool:
     )
 
 
-_OWN_PATHS: Final = frozenset({"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue"})
+_OWN_PATHS: Final = frozenset(
+    {"/v1/models", "/v1/route/explain", "/v1/replicas", "/v1/demand", "/v1/queue", "/v1/decisions"}
+)
 _OWN_FOLDERS: Final = ("/v1/models/", "/v1/replicas/")

@@ -15,6 +15,7 @@ from typing import cast
 
 import uvicorn
 
+from gateway.access_log import check_target
 from gateway.app import App
 from gateway.http.protocol import HttpProtocol
 from gateway.logs import configure
@@ -60,8 +61,9 @@ def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
 
 
 def serve(settings: GatewaySettings) -> None:
-    """Run one gateway until a signal stops it. Raises OSError if a port is taken."""
+    """Run one gateway until a signal stops it. Raises OSError if a port is taken, CannotWrite for an access log."""
     configure(settings.log, gateway=settings.id)
+    check_target(settings.log.access_log)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
         sockets.append(listen(settings.host, settings.shared_port, shared=True))

@@ -26,6 +26,7 @@ LAYERS = (
     "gateway.upstream",
     "gateway.replicas",
     "gateway.request gateway.metrics",
+    "gateway.access_log",
     "gateway.routing",
     "gateway.relay",
     "gateway.control",

@@ -83,6 +83,8 @@ class Seats:
         self._waiting: dict[str, _Waiting] = {}
         self._left: dict[str, PlaceRequest] = {}
         """Requests that gave up, until the store says whether they still had their seats."""
+        self._gone: dict[str, PlaceRequest] = {}
+        """Those that gave up, or were placed without the store, while it was away: it may have granted their seats."""
         self._early: dict[str, Placement | str] = {}
         """Grants that came before the answer to their placement."""
         self._listener: asyncio.Task[None] | None = None
@@ -166,14 +168,16 @@ class Seats:
 
         def check(reply: Any) -> None:
             if isinstance(reply, StoreError):
-                self._left.pop(reservation, None)  # as in `detached`
+                self._gone |= {reservation: request} if self._left.pop(reservation, None) else {}
             else:
                 asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
 
         self._tell("leave", check, True, gateway=self._gateway, seats=[reservation])
 
     def take(self, reservation: Reservation) -> None:
-        """The gateway has placed this request without the store. The next reassertion ends its seat."""
+        """The gateway has placed this request without the store. The next reassertion ends its seat, or its grant is
+        undone when it is heard."""
+        self._gone[reservation.id] = self._waiting[reservation.id].request
         self._answer(reservation.id, reservation)
 
     # -- the store comes and goes ------------------------------------------------------------------------------
@@ -184,6 +188,7 @@ class Seats:
             self._away.cancel()
             self._away = None
         self.is_away = False
+        self._undo_grants_of_gone()
         if not self._waiting:
             return
         before, keys = list(self._waiting), self._keys
@@ -206,6 +211,15 @@ class Seats:
 
         replies.add_done_callback(find_lost)
 
+    def _undo_grants_of_gone(self) -> None:
+        """Listen for a while, because a grant claims keys, which nobody else would take back."""
+        for name, request in self._gone.items():
+            self._left[name] = request
+            asyncio.get_running_loop().call_later(_HEARD_S, self._left.pop, name, None)
+        self._gone.clear()
+        if self._left and (self._listener is None or self._listener.done()):
+            self._listener = asyncio.get_running_loop().create_task(self._listen())
+
     def _place_again(self, lost: list[str]) -> None:
         for name in lost:
             if name in self._waiting:
@@ -222,7 +236,8 @@ class Seats:
     def detached(self) -> None:
         """The pool's connection is gone. For a moment, requests only wait for the next one."""
         self._early.clear()
-        self._left.clear()  # a reassertion drops what this gateway does not state
+        self._gone |= self._left
+        self._left.clear()
         if self._away is None and not self.is_away:
             self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._let_go)
 
@@ -287,7 +302,7 @@ class Seats:
         name, placement = _read(granted)
         if name in self._waiting:
             self._hand_out(name, placement)
-        elif (request := self._left.pop(name, None)) is not None:
+        elif (request := self._left.pop(name, None) or self._gone.pop(name, None)) is not None:
             if isinstance(placement, Placement):
                 self._undo(request, placement)
         elif self._is_asked(name):

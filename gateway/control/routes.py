@@ -1,5 +1,5 @@
 """The routes that the gateway answers itself: health, readiness, version, metrics, models, explain, and those of
-operators: replicas, demand, queue."""
+operators: replicas, demand, queue, decisions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway import __version__
+from gateway.control.decisions import Decisions, told
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
 from gateway.control.status import Status
@@ -35,6 +36,7 @@ def build_control(
     admission: Admission,
     explainer: Explainer,
     operations: Operations,
+    decisions: Decisions,
     metrics: Metrics,
     body_s: float,
 ) -> FastAPI:
@@ -46,6 +48,7 @@ def build_control(
     _add_models(app, fleet, keyring)
     _add_explain(app, keyring, admission, explainer, body_s)
     _add_operations(app, keyring, operations)
+    _add_decisions(app, status, keyring, decisions)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     return app
@@ -107,14 +110,39 @@ def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer
             slot.release()
 
 
+def _refuse_others(keyring: Keyring, request: Request) -> None:
+    """Raises ApiError unless the caller is an admin."""
+    if not keyring.identify(dict(request.headers)).is_admin:
+        raise ApiError(403, "admin_key_required", f"{request.url.path}: it needs an admin key.")
+
+
+def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: Decisions) -> None:
+    @app.get("/v1/decisions")
+    async def watch(
+        request: Request,
+        tenant: str | None = None,
+        model: str | None = None,
+        replica: str | None = None,
+        request_id: str | None = None,
+    ) -> Response:
+        _refuse_others(keyring, request)
+        wanted = {"tenant": tenant, "model": model, "replica": replica, "request_id": request_id}
+        asked = {name: value for name, value in wanted.items() if value is not None}
+        if not decisions.has_room:
+            message = "Too many watch the decisions on this gateway already; use another one."
+            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        events = told(decisions, asked, lambda: status.is_draining)
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
 def _add_operations(app: FastAPI, keyring: Keyring, operations: Operations) -> None:
     def check(request: Request) -> None:
         # A web page of another origin can send a POST without asking, but not with this content type.
         if request.method == "POST" and request.headers.get("content-type") != "application/json":
             message = "content-type: send application/json; the body may be empty."
             raise ApiError(415, "unsupported_media_type", message, "content-type")
-        if not keyring.identify(dict(request.headers)).is_admin:
-            raise ApiError(403, "admin_key_required", f"{request.url.path}: it needs an admin key.")
+        _refuse_others(keyring, request)
 
     @app.api_route("/v1/demand", methods=_GET_OR_HEAD)
     async def demand(request: Request, model: str | None = None) -> Response:

@@ -12,24 +12,36 @@ from gateway.http.exchange import ClientGone, Exchange
 
 async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[bytes, bytes]]) -> None:
     """Let `app` answer, and add `added_headers` to its answer."""
-    pieces: list[bytes] = []
     start: dict[str, Any] = {}
+    has_body = False
 
     async def receive() -> Message:
+        nonlocal has_body
+        if has_body:  # it waits for the end of the connection, which cancels this task
+            await asyncio.get_running_loop().create_future()
         try:
             piece = await exchange.receive()
         except ClientGone:
             return {"type": "http.disconnect"}
+        has_body = not piece
         return {"type": "http.request", "body": bytes(piece), "more_body": bool(piece)}
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             start.update(message)
             return
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
+        body, has_more = message.get("body", b""), message.get("more_body", False)
+        if not exchange.has_started:
             headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
-            exchange.whole(start["status"], [*headers, *added_headers], b"".join(pieces))
+            headers += added_headers
+            if not has_more:
+                exchange.whole(start["status"], headers, body)
+                return
+            exchange.start(start["status"], headers)
+        if not has_more:
+            exchange.end(body)
+        elif body and not exchange.write(body):
+            await exchange.drained()
 
     exchange.stops_when_gone = True
     try:

@@ -207,6 +207,9 @@ class Metrics:
         self.retries_withheld = FastCounter(
             "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent.", (), registry
         )
+        self.access_log_dropped = FastCounter(
+            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
+        )
         self.broken_streams = FastCounter(
             "kvgate_broken_streams",
             "Answers that broke after their first byte; a stream then ends with an error event.",

@@ -81,6 +81,7 @@ class Attempts:
     async def _run(self, job: Job, reply: Reply) -> None:
         self._budget.note_request(time.monotonic())
         tickets: list[Ticket] = []
+        reply.job, reply.tickets = job, tickets
         failures: list[Failure] = []
         held = HeldBytes(self._admission)
         try:

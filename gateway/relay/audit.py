@@ -101,15 +101,20 @@ class Audit:
         self._doubts: dict[str, dict[str, float]] = {}
         """By replica: keys that were missing, and when that was seen."""
 
-    def observe(self, ticket: Ticket, usage: Usage) -> None:
-        """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map."""
-        replica, predicted = ticket.replica, ticket.matched_tokens
+    def observe(self, ticket: Ticket, usage: Usage) -> int | None:
+        """Counts one answer. If the engine had more or fewer tokens cached than predicted, corrects the map. Returns
+        the tokens that were cached; None if that is not known."""
+        replica = ticket.replica
         self._metrics.prompt_tokens.inc(replica, by=usage.prompt_tokens)
         if usage.cached_tokens is not None and usage.omits_zero:  # responses have the field in any case
             self._reporting[replica] = ticket.incarnation
         cached = known_cached_tokens(usage, self._reporting.get(replica) == ticket.incarnation)
-        if cached is None:
-            return
+        if cached is not None:
+            self._compare(ticket, cached)
+        return cached
+
+    def _compare(self, ticket: Ticket, cached: int) -> None:
+        replica, predicted = ticket.replica, ticket.matched_tokens
         self._metrics.cached_tokens.inc(replica, by=cached)
         if ticket.placement is None:
             return

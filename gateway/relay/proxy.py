@@ -19,6 +19,7 @@ from gateway.http.exchange import ClientGone, Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.relay.attempt import Attempts
 from gateway.relay.reply import Reply
+from gateway.relay.request_record import Recorder
 from gateway.relay.stored_responses import StoredResponses
 from gateway.request.admission import Admission, AdmissionSlot, holder_of
 from gateway.request.body import accept_body, receive_body
@@ -46,7 +47,7 @@ class Proxy:
         responses: StoredResponses,
         metrics: Metrics,
         timeouts: TimeoutSettings,
-        logs_requests: bool,
+        recorder: Recorder,
     ) -> None:
         self._keyring = keyring
         self._admission = admission
@@ -55,7 +56,7 @@ class Proxy:
         self._responses = responses
         self._metrics = metrics
         self._body_s = timeouts.body_s
-        self._logs_requests = logs_requests
+        self._recorder = recorder
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
@@ -65,6 +66,7 @@ class Proxy:
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
         slot: AdmissionSlot | None = None
+        caller: Caller | None = None
         try:
             caller = self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
@@ -93,7 +95,9 @@ class Proxy:
                 if slot.held_bytes >= LARGE_BYTES:
                     self._large_bodies.released()
                 slot.release()
-            self._count(endpoint, reply, time.perf_counter() - started)
+            duration_s = time.perf_counter() - started
+            self._count(endpoint, reply, duration_s)
+            self._recorder.note(exchange, endpoint, reply, caller, duration_s)
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""
@@ -128,15 +132,3 @@ class Proxy:
         self._metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:
             self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
-        if not self._logs_requests:
-            return
-        _log.debug(
-            "request",
-            request_id=reply.request_id,
-            path=label,
-            status=reply.status,
-            code=reply.code,
-            replica=reply.replica,
-            decision=reply.decision,
-            duration_ms=round(duration_s * 1000, 1),
-        )

@@ -67,7 +67,8 @@ class Relay:
         if _teaches(job, ticket):
             token_ids = asked_token_ids(job, ticket)
             body = token_ids.take_from_body(body) if token_ids is not None else body
-            self._learn(job, ticket, self._read(job, ticket, body), token_ids.of_prompt if token_ids else ())
+            document = self._read(job, ticket, body)
+            self._learn(job, ticket, reply, document, token_ids.of_prompt if token_ids else ())
         if answer.status >= 400:
             ticket.used = NOTHING
         ticket.done()  # before the answer: the client may ask on at once
@@ -101,7 +102,7 @@ class Relay:
         except UpstreamError as error:
             raise StreamBroken(error.reason, by_replica=True) from error
         if _teaches(job, ticket):
-            self._learn(job, ticket, {"usage": last_usage(end + last)})
+            self._learn(job, ticket, reply, {"usage": last_usage(end + last)})
         ticket.done()
         await _ended(reply, last, drained)
 
@@ -150,7 +151,7 @@ class Relay:
             if ready:
                 reply.more(ready)
             raise StreamBroken(reason or "ended early", by_replica=False)
-        self._learn(job, ticket, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
+        self._learn(job, ticket, reply, {"usage": events.usage}, token_ids.of_prompt if token_ids else ())
         ticket.done()
         await _ended(reply, ready + rest, drained)
 
@@ -178,10 +179,12 @@ class Relay:
         self._responses.notice(job, ticket, body)
         return {"usage": last_usage(body)}
 
-    def _learn(self, job: Job, ticket: Ticket, document: dict[str, Any], token_ids: Sequence[int] = ()) -> None:
+    def _learn(
+        self, job: Job, ticket: Ticket, reply: Reply, document: dict[str, Any], token_ids: Sequence[int] = ()
+    ) -> None:
         """Learns the size of prompts, the tokens that were cached, and the replica of a stored response."""
         self._responses.notice_whole(job, ticket, document)
-        usage = read_usage(document.get("usage"))
+        usage = reply.usage = read_usage(document.get("usage"))
         if usage is not None:
             cached_tokens = ticket.matched_tokens if usage.cached_tokens is None else usage.cached_tokens
             uncached_tokens = usage.prompt_tokens - cached_tokens
@@ -190,7 +193,7 @@ class Relay:
             return
         self._reader.estimator(job.served.pool).observe(job.prompt, usage.prompt_tokens)
         if job.reads_cache:
-            self._audit.observe(ticket, usage)
+            reply.cached_tokens = self._audit.observe(ticket, usage)
         placement = ticket.placement
         if placement is not None and placement.claimed_from and job.endpoint.usage_counts_prompt:
             tell_measured(ticket.pool, ticket.request, placement, usage.prompt_tokens, token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import orjson
@@ -13,8 +13,10 @@ import orjson
 from gateway.endpoints import Api
 from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
+from gateway.relay.audit import Usage
 from gateway.relay.error_shapes import error_body, error_event
 from gateway.relay.sse import next_sequence_number
+from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
 from gateway.upstream import Answer
 
@@ -46,14 +48,20 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 
 class Reply:
-    """Sends status, headers and body once. Remembers what the log and the metrics need."""
+    """Sends status, headers and body once. Remembers what the access log and the metrics need."""
 
     def __init__(self, exchange: Exchange, api: Api, started: float) -> None:
         self.request_id = request_id(exchange.headers)
         self.status = 0
         self.code = ""
-        self.replica = ""
-        self.decision = ""
+        self.job: Job | None = None
+        """None until the request was read."""
+        self.tickets: Sequence[Ticket] = ()
+        """Its attempts so far."""
+        self.usage: Usage | None = None
+        """What the engine told of the answer, at its end."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens that the engine had cached, if that is known."""
         self.receipt: RawHeaders = []
         self.first_byte_s: float | None = None
         self.numbered_events = b""
@@ -64,15 +72,14 @@ class Reply:
         self._has_events = False
 
     def note(self, ticket: Ticket, visible: bool) -> None:
-        """Remembers the decision behind this answer, and adds its headers if the caller may see them."""
-        self.replica, self.decision = ticket.replica, ticket.decision
+        """Adds the headers of the decision behind this answer, if the caller may see them."""
         self.receipt = [(name.encode(), value.encode()) for name, value in ticket.limit_headers.items()]
         if visible:
             self.receipt += [
                 (b"x-kvgate-replica", ticket.replica.encode()),
                 (b"x-kvgate-matched-tokens", str(ticket.matched_tokens).encode()),
                 (b"x-kvgate-next-boundary-tokens", str(ticket.boundary_tokens).encode()),
-                (b"x-kvgate-decision", self.decision.encode()),
+                (b"x-kvgate-decision", ticket.decision.encode()),
             ]
 
     @property

@@ -167,6 +167,7 @@ class StoreSettings(Section):
 class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
+    access_log: Annotated[str, Field(min_length=1)] | None = None
 
 
 def default_id() -> str:

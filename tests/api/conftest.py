@@ -23,7 +23,7 @@ PATIENT: dict[str, Any] = {
     "health": {"breaker_failures": 1000, "timeout_s": 5},
     "retries": {"budget_min_retries": 1000},
 }
-OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug"}}
+OPEN: dict[str, Any] = {**PATIENT, "policy": {"allow_header": True}, "log": {"level": "debug", "access_log": "-"}}
 GUARDED: dict[str, Any] = {
     **PATIENT,
     "security": {
@@ -36,7 +36,7 @@ GUARDED: dict[str, Any] = {
         "cache_salt_secret": "canary-cache-salt-secret",
         "image_hosts": ["images.example", "10.1.2.3"],
     },
-    "log": {"level": "debug"},
+    "log": {"level": "debug", "access_log": "-"},
 }
 
 

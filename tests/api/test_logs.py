@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
-import pytest
+from typing import Any
+from uuid import uuid4
 
 from bench.cluster import Cluster
 from tests.api.stage import Stage, chat_body, user
@@ -63,18 +63,44 @@ def test_no_log_of_a_guarded_gateway_holds_a_key_or_secret(guarded: Stage, guard
         assert not [word for word in ("secret-", CANARY, "canary-cache-salt-secret") if word in text]
 
 
-@pytest.mark.parametrize("status", [200, 400])
-def test_a_request_is_one_line_with_what_an_operator_needs(stage: Stage, open_cluster: Cluster, status: int) -> None:
-    body = chat_body("hello") if status == 200 else {"model": "sim"}
-    request_id = stage.post("/v1/chat/completions", body).headers["x-request-id"]
+def access_line(cluster: Cluster, request_id: str) -> dict[str, Any]:
+    """The line of a request in the access log of the first gateway."""
 
-    def logged() -> list[dict[str, object]]:
-        lines = logs_of(open_cluster)[0].read_text().splitlines()
+    def logged() -> list[dict[str, Any]]:
+        lines = logs_of(cluster)[0].read_text().splitlines()
         return [json.loads(line) for line in lines if request_id in line]
 
     (line,) = wait_until(logged)
-    wanted = {"gateway", "event", "level", "timestamp", "request_id", "path", "status", "duration_ms"}
-    assert wanted <= line.keys()
-    assert (line["status"], line["path"], line["level"]) == (status, "/v1/chat/completions", "debug")
-    assert bool(line["replica"]) == (status == 200)
-    assert bool(line["code"]) == (status == 400)
+    return line
+
+
+def test_the_access_log_has_a_line_with_the_same_fields_for_each_request(stage: Stage, open_cluster: Cluster) -> None:
+    prompt = f"access {uuid4()} " * 200
+    lines = {}
+    for name, body in {
+        "cold": chat_body(prompt),
+        "stream": chat_body(prompt, stream=True),
+        "wrong": {"model": "sim"},
+    }.items():
+        answer = stage.post("/v1/chat/completions", body)
+        lines[name] = access_line(open_cluster, answer.headers["x-request-id"])
+    cold, stream, wrong = lines.values()
+    assert cold.keys() == stream.keys() == wrong.keys()
+    for line, status in ((cold, 200), (stream, 200), (wrong, 400)):
+        assert (line["status"], line["method"], line["path"]) == (status, "POST", "/v1/chat/completions")
+        assert line["gateway"] == "gw0"
+        assert line["duration_ms"] > 0
+    assert (cold["why"], cold["cached_tokens"], cold["first_byte_ms"], cold["stream"]) == ("cold", 0, None, False)
+    assert (stream["why"], stream["replica"], stream["stream"]) == ("hit", cold["replica"], True)
+    assert stream["cached_tokens"] >= stream["matched_tokens"] > 0
+    assert stream["prompt_tokens"] == cold["prompt_tokens"] > stream["cached_tokens"]
+    assert 0 < stream["first_byte_ms"] <= stream["duration_ms"]
+    assert stream["output_tokens"] > 0
+    assert (wrong["code"], wrong["attempts"], wrong["replica"]) == ("invalid_value", 0, None)
+
+
+def test_the_access_log_names_the_key_and_its_tenant(guarded: Stage, guarded_cluster: Cluster) -> None:
+    headers = {"authorization": "Bearer secret-alice"}
+    answer = guarded.post("/v1/chat/completions", chat_body("x"), headers=headers)
+    line = access_line(guarded_cluster, answer.headers["x-request-id"])
+    assert (line["tenant"], line["key"]) == ("research", "alice")

@@ -195,3 +195,14 @@ async def test_a_survey_looks_at_each_pool_where_it_is(store: Store, cluster: Re
             await eventually(is_seen)
     finally:
         await survey.close()
+
+
+async def test_keys_that_belong_to_no_pool_are_found_on_whatever_node_they_are(
+    store: Store, cluster: RedisCluster
+) -> None:
+    keys = [f"kvgate:test-{number}" for number in range(64)]
+    of_nodes = [next(key for key in keys if cluster.owner(key) is node) for node in cluster.nodes]
+    await eventually(lambda: store.is_up())
+    for key in of_nodes:
+        assert await store.ask("HSET", key, "a", "1") == 1
+        assert await store.ask("HGETALL", key) == [b"a", b"1"]

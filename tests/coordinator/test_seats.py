@@ -447,6 +447,43 @@ async def test_a_request_that_its_gateway_placed_without_the_store_has_no_seat_w
         assert isinstance(await tasks["kept"], Placement | None)
 
 
+@pytest.mark.parametrize("was_placed", [True, False])
+async def test_a_grant_that_nobody_wants_when_the_store_is_back_claims_nothing(
+    redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, was_placed: bool
+) -> None:
+    monkeypatch.setattr(seats, "_AWAY_S", 0.0)
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        task, tip = await queued(client, other, asking("gone")), chain("gone")[-1]
+        wire, away = other._wire, asyncio.Event()
+        other.seats.on_away = away.set
+        other.detach()
+        await away.wait()
+        if was_placed:
+            reservation = Reservation("gone", "r0", "life1", 100, "-")
+            other.adopt(reservation)
+            other.seats.take(reservation)
+        else:
+            task.cancel()
+        await asyncio.wait([task])
+        one.done(full)
+        await drained(one)
+        assert await client.exists(KEYS.own(tip)) == 1, "its seat was granted"
+        assert wire is not None
+        other.attach(wire, other._allow_oom)
+
+        async def is_forgotten() -> bool:
+            return await client.exists(KEYS.own(tip)) == 0
+
+        await eventually(is_forgotten)
+        await beaten(other)
+        assert len(await client.hgetall(KEYS.flight("gw1"))) == was_placed
+        other.done("gone")
+        await beaten(other)
+        await drained(other)
+        assert await client.exists(KEYS.flight("gw1")) == 0
+
+
 @pytest.mark.parametrize(
     ("knobs", "turn", "reason"),
     [

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.ops.cli import config, doctor, follow, operate, owners, replica, serve
+from gateway.ops.cli import config, doctor, follow, operate, owners, replica, serve, top, watch
 from gateway.ops.cli import local_cluster as cluster
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.local.errors import ClusterError
@@ -28,6 +28,8 @@ _COMMANDS = (
     cluster.down,
     cluster.status,
     owners.owners,
+    top.top,
+    watch.watch,
     operate.queue,
     operate.drain,
     operate.undrain,

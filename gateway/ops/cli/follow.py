@@ -57,7 +57,11 @@ LogFormat = Annotated[Literal["json", "console"], typer.Option(help="The format 
 ChunkTtl = Annotated[int, typer.Option(help="Seconds to live for a chunk that LMCache wrote without a TTL.")]
 ControlPort = Annotated[
     int,
-    typer.Option(min=0, max=65535, help="Port at which GET /drain drains the replica, for a preStop hook; 0: none."),
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port at which GET /drain (header x-kvgate-drain) drains the replica, for a preStop hook; 0: none.",
+    ),
 ]
 MetricsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port for Prometheus metrics; 0: none.")]
 

@@ -50,10 +50,13 @@ def gateway(config: ConfigFile) -> None:
     """
     with long_lived_imports():
         settings = load(config)
+        from gateway.access_log import CannotWrite
         from gateway.server import serve
 
     try:
         serve(settings)
+    except CannotWrite as error:
+        raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None
 

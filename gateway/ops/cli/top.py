@@ -1,0 +1,86 @@
+"""`kvgate top`: replicas, gateways, queue and the last decisions in a terminal, live."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, NoAnswer, StateDir, ask, gateway_url
+from gateway.ops.cli.errors import CommandError
+from gateway.ops.cli.watch import watched
+
+if TYPE_CHECKING:
+    from gateway.ops.cli.top_view import Tally
+
+
+class By(StrEnum):
+    """What replicas are sorted by."""
+
+    name = "name"
+    requests = "requests"
+    rate = "rate"
+    cached = "cached"
+    keys = "keys"
+
+
+def top(
+    sort: Annotated[By, typer.Option(help="What replicas are sorted by.")] = By.name,
+    interval_s: Annotated[float, typer.Option(min=0.2, help="How often it is drawn anew.")] = 1.0,
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+) -> None:
+    """Show the cluster in a terminal, live, until Ctrl-C.
+
+    Replicas with their load and room, gateways, who waits, and the last decisions.
+    Rates, failures (status 500 and more), the share of prompt tokens from caches and
+    the median of first bytes are of the last 30 s. Any gateway shows the whole
+    cluster. If the output is no terminal, it is printed once, after a few seconds.
+
+    \b
+    Examples:
+      kvgate top
+      kvgate top --sort cached --gateway http://10.0.0.7:8080
+    """
+    url = gateway_url(gateway, state_dir)
+    seen = _seen(url, api_key)  # a mistake ends the command here
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from gateway.ops.cli.top_view import Tally, view
+
+    tally = Tally(time.monotonic())
+    threading.Thread(target=_read, args=(url, api_key, tally), daemon=True).start()
+    if not sys.stdout.isatty():
+        threading.Event().wait(3 * interval_s)
+        Console(width=200, highlight=False).print(view(_seen(url, api_key), tally, sort, time.monotonic()))
+        return
+    with suppress(KeyboardInterrupt), Live(view(seen, tally, sort, time.monotonic()), screen=True) as live:
+        while True:
+            threading.Event().wait(interval_s)
+            try:
+                seen, tally.problem = _seen(url, api_key), ""
+            except NoAnswer as error:
+                tally.problem = str(error)
+            live.update(view(seen, tally, sort, time.monotonic()), refresh=True)
+
+
+def _read(url: str, api_key: str | None, tally: Tally) -> None:
+    try:
+        for event, data in watched(f"{url}/v1/decisions", api_key):
+            tally.take(event, data, time.monotonic())
+    except CommandError as error:
+        tally.trouble = f"no decisions: {error}"
+
+
+def _seen(url: str, api_key: str | None) -> dict[str, Any]:
+    """What the gateway tells of the whole cluster now."""
+    queue = ask("GET", f"{url}/v1/queue", api_key)
+    return {"pools": queue["pools"], "replicas": ask("GET", f"{url}/v1/replicas", api_key)["replicas"]}

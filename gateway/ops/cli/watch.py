@@ -1,0 +1,128 @@
+"""`kvgate watch`: the requests of all gateways as they end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, gateway_url
+from gateway.ops.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    import httpx
+
+_SILENCE_S, _AGAIN_S, _PATIENCE_S = 30.0, 1.0, 60.0
+
+Only = Annotated[str | None, typer.Option(help="Only those of this one.")]
+
+
+def watch(
+    tenant: Only = None,
+    model: Only = None,
+    replica: Only = None,
+    request_id: Annotated[str | None, typer.Option(help="Only this request: the x-request-id of its answer.")] = None,
+    gateway: Gateway = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    api_key: ApiKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
+) -> None:
+    """Follow the requests of all gateways as they end, until Ctrl-C.
+
+    A line for each: when, its gateway, status and path, its tenant and model, its
+    replica and why it went there, prompt tokens (cached/predicted/all), how long
+    it waited for room, its first byte and its end in ms, its id. Never a prompt.
+    Of more than 100 requests a second at one gateway, the rest is counted only.
+
+    \b
+    Examples:
+      kvgate watch
+      kvgate watch --tenant research --json | jq -c 'select(.status >= 500)'
+    """
+    wanted = {"tenant": tenant, "model": model, "replica": replica, "request_id": request_id}
+    query = urlencode({name: value for name, value in wanted.items() if value is not None})
+    url = f"{gateway_url(gateway, state_dir)}/v1/decisions?{query}"
+    with suppress(KeyboardInterrupt):
+        for event, data in watched(url, api_key):
+            if event == "dropped":
+                typer.echo(f"{data} more were not shown", err=True)
+            elif event == "trouble":
+                typer.echo(data or "records come again", err=True)
+            else:
+                typer.echo(json.dumps(data) if as_json else line_of(data))
+
+
+def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
+    """The events of the gateway, again and again: it may restart. Raises CommandError if it refuses, or is away for a
+    minute."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    last_s, has_told = time.monotonic(), False
+    with httpx.Client(timeout=_SILENCE_S, headers=headers, trust_env=False) as client:
+        while True:
+            try:
+                with client.stream("GET", url) as response:
+                    _refuse(response)
+                    has_told = False
+                    for event in parsed_events(response.iter_lines()):
+                        last_s = time.monotonic()
+                        yield event
+                last_s = time.monotonic()
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                why = f"no answer from {url.partition('?')[0]}: {error or type(error).__name__}"
+                if time.monotonic() >= last_s + _PATIENCE_S:
+                    raise CommandError(f"{why}; is the cluster up?") from None
+                if not has_told:
+                    yield "trouble", f"{why}; trying again"
+                has_told = True
+            threading.Event().wait(_AGAIN_S)
+
+
+def _refuse(response: httpx.Response) -> None:
+    if response.status_code != 200:
+        response.read()
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, LookupError, TypeError):
+            message = "it is no gateway, or an older one"
+        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
+        raise CommandError(f"the gateway refused ({response.status_code}): {message}{fix}")
+
+
+def parsed_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The events in a stream, each with its data; the name of a record is empty."""
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+            name = ""
+
+
+def line_of(record: dict[str, Any]) -> str:
+    """A record as a line for people."""
+
+    def told(name: str) -> str:
+        value = record.get(name)
+        return "-" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
+
+    tokens = "/".join(map(told, ("cached_tokens", "matched_tokens", "prompt_tokens")))
+    times = f"waited {told('waited_ms')} first {told('first_byte_ms')} end {told('duration_ms')} ms"
+    status = " ".join(filter(None, (told("status"), record.get("code"))))
+    names = told("gateway"), f"{status} {told('path')}", told("tenant"), told("model")
+    placed = f"→ {told('replica')} {told('why')}" if record.get("replica") else "not placed"
+    line = "  ".join((str(record.get("time", ""))[11:23], *names, placed, tokens, times, told("request_id")))
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """Anybody may write into the store: nothing of it must move the terminal's cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,85 @@
+"""What became of each request, for the access log and for those who watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.endpoints import Endpoint
+from gateway.http.exchange import Exchange
+from gateway.relay.reply import Reply
+from gateway.request.keyring import Caller
+
+
+class Recorder:
+    """Makes the record of each request of one gateway, and gives it to `sinks`. Without sinks it makes none."""
+
+    def __init__(self, gateway: str) -> None:
+        self._gateway = gateway
+        self.sinks: list[Callable[[dict[str, Any]], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Recorder {len(self.sinks)} sinks>"
+
+    def note(
+        self, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
+    ) -> None:
+        """A request is over."""
+        if self.sinks:
+            record = request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
+            for sink in self.sinks:
+                sink(record)
+
+
+def request_record(
+    gateway: str, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
+) -> dict[str, Any]:
+    """All fields are there in each record; those that are not known are null. Times are in milliseconds; `time` is that
+    of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told."""
+    record = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "gateway": gateway,
+        "request_id": reply.request_id,
+        "method": exchange.method,
+        "path": endpoint.label,
+        "status": reply.status,
+        "code": reply.code or None,
+        "tenant": caller.tenant if caller is not None else None,
+        "key": (caller.key if caller is not None else "") or None,
+        "duration_ms": _ms(duration_s),
+        "first_byte_ms": None if reply.first_byte_s is None else _ms(reply.first_byte_s),
+    }
+    return record | _of_job(reply) | _of_placement(reply)
+
+
+def _of_job(reply: Reply) -> dict[str, Any]:
+    job, usage = reply.job, reply.usage
+    prompt_tokens = job.prompt_tokens if job is not None and job.prompt is not None else None
+    return {
+        "model": job.model if job is not None else None,
+        "stream": job.stream if job is not None else None,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else prompt_tokens,
+        "cached_tokens": reply.cached_tokens,
+        "output_tokens": usage.output_tokens if usage is not None else None,
+    }
+
+
+def _of_placement(reply: Reply) -> dict[str, Any]:
+    """Of the last attempt."""
+    if not reply.tickets:
+        return {"attempts": 0} | dict.fromkeys(("replica", "policy", "why", "state", "matched_tokens", "waited_ms"))
+    ticket = reply.tickets[-1]
+    return {
+        "attempts": len(reply.tickets),
+        "replica": ticket.replica,
+        "policy": ticket.request.knobs.name,
+        "why": ticket.why,
+        "state": ticket.state,
+        "matched_tokens": ticket.matched_tokens,
+        "waited_ms": _ms(ticket.request.waited_s),
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
