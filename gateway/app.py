@@ -83,21 +83,17 @@ class Gateway:
         tenants = Tenants(settings)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
-        self.store.on_news = self.holds.wake
-        self.fleet.on_change = self._replicas_changed
+        self.store.on_news, self.fleet.on_change = self.holds.wake, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
         responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts = Attempts(settings, router, *senders)
-        timeouts, target = settings.timeouts, settings.log.access_log
-        self.access_log = AccessLog(target, self.metrics.access_log_dropped) if target else None
-        recorder = Recorder(settings.id)
-        recorder.sinks += [self.access_log] if self.access_log is not None else []
+        timeouts, recorder = settings.timeouts, Recorder(settings.id)
+        self.access_log = _access_log(settings, self.metrics, recorder)
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
-        path = keyring, admission, self.reader, attempts, responses
-        self.proxy = Proxy(*path, self.metrics, timeouts, recorder)
+        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, recorder)
 
         # The paths that this gateway answers itself.
         self.status = Status(
@@ -157,6 +153,15 @@ class Gateway:
             await self.proxy(exchange)
         else:
             await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
+
+
+def _access_log(settings: GatewaySettings, metrics: Metrics, recorder: Recorder) -> AccessLog | None:
+    """The access log, which gets its records from the recorder; None if there is none."""
+    if settings.log.access_log is None:
+        return None
+    access_log = AccessLog(settings.log.access_log, metrics.access_log_dropped)
+    recorder.sinks.append(access_log)
+    return access_log
 
 
 def _store(settings: GatewaySettings, gateway: str) -> Store:

@@ -290,7 +290,7 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)
       return {
         why = is_blocked and 'concurrency' or (is_behind and 'others_wait' or 'no_room'), refusal = refusal,
-        ahead = ahead, expected_ms = expected_ms,
+        ahead = ahead, expected_ms = expected_ms > 0 and expected_ms or cjson.null,
       }
     elseif explain then
       return nil

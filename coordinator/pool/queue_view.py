@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import is_number, pairs, readable
+from coordinator.registry import ReplicaRecord, each, is_number, pairs, readable
 
 _MOST_LINES, _MOST_TENANTS = 32, 32
 _PARKED = 1e15
@@ -89,15 +89,14 @@ async def _line(pool: Pool, name: str, now_ms: int) -> list[Waiting]:
 
 async def _rooms(pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float) -> list[Room]:
     keys = pool.keys
-    active, backlog, rates = map(
-        pairs,
-        await asyncio.gather(*(pool.read("HGETALL", key) for key in (keys.active, keys.backlog_tokens, keys.rates))),
-    )
+    hashes = keys.replicas, keys.active, keys.backlog_tokens, keys.rates
+    records, *others = await asyncio.gather(*(pool.read("HGETALL", key) for key in hashes))
+    replicas, (active, backlog, rates) = each(records, ReplicaRecord.parse), map(pairs, others)
     rooms = []
-    for name in sorted(pool.records):
+    for name in sorted(replicas):
         requests, tokens = _number(active.get(name)), _number(backlog.get(name))
         backlog_s = tokens / (_number(rates.get(name)) or prefill_tokens_per_s)
-        state = pool.records[name].state
+        state = replicas[name].state
         has_room = state == "ready" and (not slots or requests < slots) and (not max_wait_s or backlog_s < max_wait_s)
         rooms.append(Room(name, state, requests, slots or None, round(backlog_s, 3), max_wait_s, has_room))
     return rooms

@@ -106,6 +106,9 @@ class Metrics:
         self.worker_reads = FastCounter(
             "kvgate_worker_reads", "Bodies that were read in another process because they take long.", (), registry
         )
+        self.access_log_dropped = FastCounter(
+            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
+        )
         self.events = EventMetrics(registry)
         self._add_queue(registry)
         self._add_tokens(registry)
@@ -206,9 +209,6 @@ class Metrics:
         )
         self.retries_withheld = FastCounter(
             "kvgate_retries_withheld", "Retries that were not made because the retry budget was spent.", (), registry
-        )
-        self.access_log_dropped = FastCounter(
-            "kvgate_access_log_dropped", "Lines of the access log that could not be written.", (), registry
         )
         self.broken_streams = FastCounter(
             "kvgate_broken_streams",

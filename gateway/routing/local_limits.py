@@ -78,8 +78,8 @@ class LocalBuckets:
         left: list[int] = []
         for kind, per_min in zip(_KINDS, rates, strict=True):
             ms = self._empty_at(kind, tenant, now_ms) - now_ms
-            free = max(0, math.floor((_MINUTE_MS - ms + _ROUNDING_MS) * per_min / _MINUTE_MS))
-            left += [free if per_min else -1, math.ceil(ms)]
+            free = math.floor((_MINUTE_MS - ms + _ROUNDING_MS) * per_min / _MINUTE_MS)
+            left += [min(int(per_min), max(0, free)) if per_min else -1, math.ceil(ms)]
         return tuple(left)
 
 

@@ -38,7 +38,7 @@ _BOUNDS = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must be at least {min_length} characters",
-    "too_short": "must be at least {min_length} characters",
+    "too_short": "must be at least {min_length} long",
 }
 _PATTERNS = {
     r"^[a-z0-9._-]{1,48}$": "must be 1 to 48 of a-z, 0-9, '.', '_' and '-'",

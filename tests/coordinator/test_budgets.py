@@ -245,6 +245,17 @@ async def test_tokens_a_minute_are_reserved_and_then_corrected_once(
         assert abs(after - (6000 - 100 - reserved)) < 30, "what leaked meanwhile"
 
 
+async def test_no_more_is_left_than_the_limit_allows(redis_server: RedisServer, client: redis.Redis) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        limits = {"requests_per_min": 1, "tokens_per_min": 200_000}
+        await placed(one, limited("used", **limits))
+        one.done("used", Used(0, 0))
+        await drained(one)
+        with pytest.raises(OverLimit) as refused:
+            await other.place(limited("next", **limits))
+        assert refused.value.left[2] == 200_000
+
+
 async def test_a_huge_estimate_gives_back_no_more_than_it_took(redis_server: RedisServer, client: redis.Redis) -> None:
     async with two_gateways(redis_server) as (one, _):
         limits = {"tokens_per_min": 6000}

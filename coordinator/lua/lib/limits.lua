@@ -93,7 +93,8 @@ do
     local left = {}
     for i, kind in ipairs(KINDS) do
       local per_min, ms = asked[kind], empty_at(tenants_key, kind, asked.tenant, now) - now
-      left[2 * i - 1] = per_min == 0 and -1 or math.max(0, math.floor((MINUTE_MS - ms + ROUNDING_MS) * per_min / MINUTE_MS))
+      local free = math.floor((MINUTE_MS - ms + ROUNDING_MS) * per_min / MINUTE_MS)
+      left[2 * i - 1] = per_min == 0 and -1 or math.min(per_min, math.max(0, free))
       left[2 * i] = math.ceil(ms)
     end
     return string.format('%d %d %d %d', unpack(left))

@@ -18,6 +18,10 @@ from gateway.ops.cli.errors import CommandError
 if TYPE_CHECKING:
     import httpx
 
+_HEADING = (
+    "time  gateway  status path  tenant  model  → replica why  "
+    "tokens cached/predicted/all  ms waited, first byte, end  request id"
+)
 _SILENCE_S, _AGAIN_S, _PATIENCE_S = 30.0, 1.0, 60.0
 
 Only = Annotated[str | None, typer.Option(help="Only those of this one.")]
@@ -48,6 +52,8 @@ def watch(
     wanted = {"tenant": tenant, "model": model, "replica": replica, "request_id": request_id}
     query = urlencode({name: value for name, value in wanted.items() if value is not None})
     url = f"{gateway_url(gateway, state_dir)}/v1/decisions?{query}"
+    if not as_json:
+        typer.echo(_HEADING, err=True)
     with suppress(KeyboardInterrupt):
         for event, data in watched(url, api_key):
             if event == "dropped":
