@@ -26,6 +26,8 @@ from gateway.request.admission import Admission, holder_of
 from gateway.request.body import receive_body
 from gateway.request.keyring import Keyring
 
+_SELECTED = frozenset({"tenant", "model", "replica", "request_id"})
+"""What of the decisions one may ask for."""
 _GET_OR_HEAD = ["GET", "HEAD"]  # load balancers and uptime checks send HEAD; the exchange then sends no body
 
 
@@ -126,6 +128,9 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
         request_id: str | None = None,
     ) -> Response:
         _refuse_others(keyring, request)
+        if unknown := sorted(set(request.query_params) - _SELECTED):
+            message = f"{unknown[0]}: is not known here; known: {', '.join(sorted(_SELECTED))}."
+            raise ApiError(400, "invalid_value", message, unknown[0])
         wanted = {"tenant": tenant, "model": model, "replica": replica, "request_id": request_id}
         asked = {name: value for name, value in wanted.items() if value is not None}
         if not decisions.has_room:

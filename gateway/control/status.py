@@ -80,6 +80,8 @@ class Status:
         }
         if (missing := self._fleet.problems()) and ready:
             body["not_ready"] = missing
+        if drained := [member.id for member in self._fleet.targets if self._fleet.is_draining(member.id)]:
+            body["draining"] = drained
         if taken := self._fleet.taken_ids():
             body["taken_ids"] = taken
         if not store_up:

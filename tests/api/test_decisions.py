@@ -108,6 +108,11 @@ def counted(seen: Seen) -> int:
     return len(seen.records) + sum(data for name, data in seen.events if name == "dropped")
 
 
+def test_a_misspelt_selection_is_refused(stage: Stage) -> None:
+    refused = stage.get("/v1/decisions?tenat=a")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenat")
+
+
 def test_it_is_for_admins(guarded: Stage) -> None:
     refused = guarded.get("/v1/decisions", headers={"authorization": "Bearer secret-alice"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_key_required")

@@ -57,14 +57,19 @@ def check_config(
       kvgate check-config configs/gateway.yaml
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
+    from gateway.access_log import STDOUT
     from gateway.ops.doctor.checks.tenants import findings
 
     settings = load(file)
+    log = settings.log.access_log
+    if log is not None and log != STDOUT and not Path(log).parent.is_dir():
+        typer.echo(f"warning: log.access_log: the folder of {log!r} is not there", err=True)
     for finding in findings(settings):
         typer.echo(f"warning: {finding.subject}: {finding.sentence}", err=True)
     followed = [name for name, section in settings.discovery if section is not None]
     if not settings.replicas and not followed:
-        typer.echo(f"{file}: OK, but no replicas and no discovery: every request will be answered 503")
+        but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"
+        typer.echo(f"{file}: OK, but {but}")
         return
     replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")

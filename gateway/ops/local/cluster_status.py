@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ from gateway.ops.local.processes import Process, Stopped, stop
 from gateway.ops.local.state_dir import Cluster, ClusterProcess, agent_id, forget_cluster, read_cluster, read_processes
 
 State = Literal["ready", "not ready", "dead"]
+_DRAINED = "drained: it gets no new requests until kvgate undrain, or until its engine restarts"
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,14 @@ async def cluster_status(state_dir: Path) -> list[MemberStatus]:
         answers, (redis_problem, statuses) = await asked, await others
     warnings = [warning for answer in answers for warning in answer.store_warnings]
     heard = frozenset().union(*(answer.exact for answer in answers))
+    drained = frozenset().union(*(answer.draining for answer in answers))
+    statuses = [replace(one, detail=one.detail or _DRAINED) if one.id in drained else one for one in statuses]
     agents = {process.id: process for process in processes if process.kind == "agent"}
     return [
         _redis_status(cluster, redis, redis_problem, warnings),
         *statuses,
         *(
-            _agent_status(member, agents[name], member.id in heard)
+            _agent_status(member, agents[name], member.id in heard, member.id in drained)
             for member in cluster.replicas
             if (name := agent_id(member.id)) in agents
         ),
@@ -74,8 +77,8 @@ async def _replica_status(http: httpx.AsyncClient, member: ClusterProcess, proce
     return MemberStatus("replica", member.id, member.url, member.pid, _state(process, problem), problem or "")
 
 
-def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool) -> MemberStatus:
-    problem = None if is_heard else "no gateway hears it, or its replica is not ready"
+def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool, is_drained: bool) -> MemberStatus:
+    problem = None if is_heard or is_drained else "no gateway hears it, or its replica is not ready"
     return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
 
 

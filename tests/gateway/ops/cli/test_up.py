@@ -21,6 +21,7 @@ from bench.cluster import SimReplica
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
 from gateway.ops.local.state_dir import read_processes
+from tests import polling
 from tests.gateway.ops.cli.conftest import Kvgate
 from tests.redis_server import RedisServer, running_redis
 
@@ -107,6 +108,22 @@ def test_status_shows_a_healthy_cluster(shared_kvgate: Kvgate, cluster: dict[str
     table = shared_kvgate.run("status", "--state-dir", str(shared_kvgate.state_dir))
     assert table.returncode == 0
     assert cluster["gateways"][1]["url"] in table.stdout
+
+
+def test_a_drained_replica_is_no_trouble_for_status(shared_kvgate: Kvgate, cluster: dict[str, Any]) -> None:
+    replica, where = cluster["replicas"][0]["id"], ("--state-dir", str(shared_kvgate.state_dir))
+
+    def details() -> list[str]:
+        members = json.loads(shared_kvgate.run("status", *where, "--json").stdout)
+        assert {member["state"] for member in members} == {"ready"}
+        return [member["id"] for member in members if member["detail"].startswith("drained: ")]
+
+    try:
+        assert shared_kvgate.run("drain", replica, *where).returncode == 0
+        polling.wait_until(lambda: details() == [replica])
+    finally:
+        shared_kvgate.run("undrain", replica, *where)
+    polling.wait_until(lambda: details() == [])
 
 
 @pytest.mark.parametrize("state_dir", ["state", "other"])
