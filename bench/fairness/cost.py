@@ -3,7 +3,7 @@
 Questions about documents that many requests share (the mix `rag` of `bench.routing`, twice as long) go to three
 replicas through four gateways. Clients send one request after the other: three for four slots of the replicas, and
 three for two. Without the queue, requests wait in the replicas. With the queue, each replica gets as many as it runs at
-once, and the others wait in Redis. Both get the same requests in the same order, seed by seed.
+once, or twice as many, and the others wait in Redis. Both get the same requests in the same order, seed by seed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bench.workloads import Session
 
 MOST_LOST = 0.02
 CLIENTS_PER_SLOT = (0.75, 1.5)
+CAPS_PER_SLOT = (1, 2)
 SEEDS = (11, 12, 13)
 _GATEWAYS, _SLOTS, _SPEED = 4, 8, 2.0
 _RAG = MIXES["rag"]
@@ -45,6 +46,8 @@ class CostRow(Row):
     clients: int
     slots: int
     """Of all replicas."""
+    cap: int
+    """With the queue: how many requests a replica gets at most."""
     seeds: list[int]
     requests_per_s: tuple[float, float]
     cache_share: tuple[float, float]
@@ -70,12 +73,15 @@ def measure(seeds: Sequence[int]) -> Iterator[CostRow]:
     for clients_per_slot in CLIENTS_PER_SLOT:
         clients = round(clients_per_slot * _SLOTS * _RAG.replicas)
         mix = replace(_RAG, make=partial(_RAG.make, size=Size(requests=2)), concurrency=clients)
-        yield _row(mix, seeds, [(_one(mix, seed, True), _one(mix, seed, False)) for seed in seeds])
+        without = [_one(mix, seed, None) for seed in seeds]
+        for cap in (each * _SLOTS for each in CAPS_PER_SLOT):
+            yield _row(mix, seeds, cap, list(zip([_one(mix, seed, cap) for seed in seeds], without, strict=True)))
 
 
-def _one(mix: Mix, seed: int, has_queue: bool) -> routing.Row:
-    settings = config([], {}, _SLOTS) if has_queue else config([], {"max_wait_s": 0}, None)
-    system = System("with queue" if has_queue else "without queue", _GATEWAYS, partial(_start, settings))
+def _one(mix: Mix, seed: int, cap: int | None) -> routing.Row:
+    """With the queue and this cap; without a cap, without the queue."""
+    settings = config([], {}, cap) if cap else config([], {"max_wait_s": 0}, None)
+    system = System("with queue" if cap else "without queue", _GATEWAYS, partial(_start, settings))
     with simulated(mix, _SPEED, _SLOTS) as fresh, fresh() as fleet:
         return asyncio.run(routing.measure(fleet, mix, mix.make(seed), system, seed))
 
@@ -88,7 +94,7 @@ async def _start(
         yield random_spread(cluster.gateway_urls, seed)
 
 
-def _row(mix: Mix, seeds: Sequence[int], pairs: Sequence[tuple[routing.Row, routing.Row]]) -> CostRow:
+def _row(mix: Mix, seeds: Sequence[int], cap: int, pairs: Sequence[tuple[routing.Row, routing.Row]]) -> CostRow:
     def medians(of: Any, digits: int) -> tuple[float, float]:
         with_queue, without = ([of(pair[at]) for pair in pairs] for at in (0, 1))
         return round(median(with_queue), digits), round(median(without), digits)
@@ -98,6 +104,7 @@ def _row(mix: Mix, seeds: Sequence[int], pairs: Sequence[tuple[routing.Row, rout
         gateways=_GATEWAYS,
         clients=mix.concurrency,
         slots=_SLOTS * mix.replicas,
+        cap=cap,
         seeds=list(seeds),
         requests_per_s=per_s,
         cache_share=cache_share,
@@ -116,7 +123,7 @@ def table(rows: Sequence[Row]) -> Table:
     drawn = tables.table(
         "Cost: clients ask about shared documents; with the queue, without it",
         (),
-        ("clients", "slots", *figures, "failed", "idle", "goal"),
+        ("clients", "slots", "cap", *figures, "failed", "idle", "goal"),
         caption=f"goal: with the queue at least {1 - MOST_LOST:g} of what there is without it",
     )
     for row in rows:
@@ -124,6 +131,7 @@ def table(rows: Sequence[Row]) -> Table:
             drawn.add_row(
                 str(row.clients),
                 str(row.slots),
+                str(row.cap),
                 "{:.2f}, {:.2f}".format(*row.requests_per_s),
                 f"{row.requests_per_s[0] / row.requests_per_s[1]:.1%}",
                 "{:.1%}, {:.1%}".format(*row.cache_share),
