@@ -128,9 +128,20 @@ def test_garbage_in_the_stream_is_passed_over(stage: Stage, store: redis.Redis) 
         assert all(name == "" for name, _ in seen.events)
 
 
+@contextmanager
+def command(stage: Stage, name: str) -> Iterator[subprocess.Popen[str]]:
+    """`kvgate watch` or `kvgate top` at the second gateway, which is gone afterwards."""
+    words = [sys.executable, "-P", "-m", "gateway.ops.cli", name, "--gateway", stage.gateways[1]]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
 def test_kvgate_watch_prints_a_line_for_each(stage: Stage) -> None:
-    command = [sys.executable, "-P", "-m", "gateway.ops.cli", "watch", "--gateway", stage.gateways[1]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with command(stage, "watch") as process:
         lines: list[str] = []
         reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
         reader.start()
@@ -140,14 +151,14 @@ def test_kvgate_watch_prints_a_line_for_each(stage: Stage) -> None:
         reader.join()
         assert process.stderr is not None
         assert process.stderr.read().startswith("time  gateway  status path")
-    assert process.returncode == 0
+        assert process.wait() == 0
     for part in ("gw0", "200", CHAT, "sim", "→ r", "waited 0", request_id):
         assert part in lines[0]
 
 
+@pytest.mark.slow
 def test_kvgate_top_prints_the_cluster_once_where_there_is_no_terminal(stage: Stage) -> None:
-    command = [sys.executable, "-P", "-m", "gateway.ops.cli", "top", "--gateway", stage.gateways[1]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with command(stage, "top") as process:
         while process.poll() is None:
             ask(stage, fresh("seen"), 0)
         printed, errors = process.communicate()
