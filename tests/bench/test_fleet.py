@@ -112,8 +112,7 @@ def test_follow_ups_find_through_any_gateway_what_one_endless_cache_would_find(t
         assert (row["sessions"], row["errors"]) == (60, 0)
         assert row["requests"] == 60 + row["follow_ups"] > 60
         assert row["cached"] <= row["bound"]
-    # About 0.95 of the bound on an idle machine; a busy one makes gateways leave busy workers more often.
-    assert ours["follow_up_cached"] > 0.75 * ours["follow_up_bound"] > 0.6
+    assert ours["follow_up_cached"] > 0.9 * ours["follow_up_bound"] > 0.8
     assert at_random["same_worker"] < 0.5 < ours["same_worker"]
     assert min(ours[f"{part}_us"] for part in ("gateways", "redis", "replicas", "clients")) > 0
     assert at_random["gateways_us"] == 0
