@@ -122,9 +122,13 @@ class Seats:
                 moved.setdefault(subset, []).append(name)
         for subset, names in moved.items():
             for start in range(0, len(names), _AT_ONCE):
-                seats, is_last = names[start : start + _AT_ONCE], start + _AT_ONCE >= len(names)
-                arguments = {"digest": subset.digest, "is_last": is_last, "seats": seats}
-                self._tell("requeue", None, True, gateway=self._gateway, **arguments)
+                self._tell(
+                    *("requeue", None, True),
+                    gateway=self._gateway,
+                    digest=subset.digest,
+                    is_last=start + _AT_ONCE >= len(names),
+                    seats=names[start : start + _AT_ONCE],
+                )
 
     def use_subsets(self, subsets: Subsets) -> None:
         """Keep the subsets alive on which requests wait."""
@@ -168,7 +172,8 @@ class Seats:
 
         def check(reply: Any) -> None:
             if isinstance(reply, StoreError):
-                self._gone |= {reservation: request} if self._left.pop(reservation, None) else {}
+                if self._left.pop(reservation, None) is not None:
+                    self._gone[reservation] = request
             else:
                 asyncio.get_running_loop().call_later(0 if reply > 0 else _HEARD_S, self._left.pop, reservation, None)
 

@@ -1,7 +1,7 @@
 """The records of requests as they end, on all gateways, for everybody who watches.
 
 Records go through one stream in the store, `kvgate:decisions`. It exists only while somebody watches: a gateway with
-watchers makes it and renews it, and without them it expires. Each gateway looks once a second whether it is there, and
+viewers makes it and renews it, and without them it expires. Each gateway looks once a second whether it is there, and
 sends records only then, all of a quarter of a second in one entry. What is too much is left out and counted. So
 watching costs the store a few small commands a second, however many watch and whatever the load.
 
@@ -27,7 +27,7 @@ FLUSH_S, LOOK_S = 0.25, 1.0
 AT_ONCE = 25
 """Records that a gateway sends in one entry; more are dropped and counted."""
 _ENTRIES, _LIVES_S = 256, 5
-_WATCHERS, _BEHIND = 32, 2000
+_MOST_VIEWERS, _BEHIND = 32, 2000
 _COMMENT_S = 10.0
 
 Record = dict[str, Any]
@@ -70,28 +70,28 @@ class Decisions:
         self._sinks = sinks
         self._waiting: list[Record] = []
         self._dropped = 0
-        self._watchers: set[Viewer] = set()
+        self._viewers: set[Viewer] = set()
         self._last = ""
         """The last entry that was read; empty while nobody watches here."""
         self._is_watched = False
 
     def __repr__(self) -> str:
-        return f"<Decisions {len(self._watchers)} watchers here, {'' if self._is_watched else 'not '}watched>"
+        return f"<Decisions {len(self._viewers)} viewers here, {'' if self._is_watched else 'not '}watched>"
 
     @property
     def has_room(self) -> bool:
         """Whether one more may watch here."""
-        return len(self._watchers) < _WATCHERS
+        return len(self._viewers) < _MOST_VIEWERS
 
     @contextmanager
     def watching(self, wanted: Mapping[str, str]) -> Iterator[Viewer]:
-        """Inside the context, the watcher gets records."""
-        watcher = Viewer(wanted)
-        self._watchers.add(watcher)
+        """Inside the context, the viewer gets records."""
+        viewer = Viewer(wanted)
+        self._viewers.add(viewer)
         try:
-            yield watcher
+            yield viewer
         finally:
-            self._watchers.discard(watcher)
+            self._viewers.discard(viewer)
 
     async def run(self) -> None:
         """Send and read until cancelled."""
@@ -111,21 +111,21 @@ class Decisions:
             await asyncio.sleep(FLUSH_S)
 
     def _tell(self, trouble: str) -> None:
-        for watcher in self._watchers:
-            if watcher.trouble != trouble:
-                watcher.trouble = trouble
-                watcher.has_news.set()
+        for viewer in self._viewers:
+            if viewer.trouble != trouble:
+                viewer.trouble = trouble
+                viewer.has_news.set()
 
     async def _look(self) -> None:
-        """Find out whether anybody watches. With watchers here, see to it that the stream is there. Who begins to watch
+        """Find out whether anybody watches. With viewers here, see to it that the stream is there. Who begins to watch
         gets what comes from then on."""
-        look = ("EXPIRE", self._key, _LIVES_S) if self._watchers else ("EXISTS", self._key)
+        look = ("EXPIRE", self._key, _LIVES_S) if self._viewers else ("EXISTS", self._key)
         is_there = await self._store.ask(*look) == 1
-        if self._watchers and (not is_there or not self._last):
+        if self._viewers and (not is_there or not self._last):
             self._last = (await self._store.ask("XADD", self._key, "*", "g", self._gateway)).decode()
             await self._store.ask("EXPIRE", self._key, _LIVES_S)
             is_there = True
-        elif not self._watchers:
+        elif not self._viewers:
             self._last = ""
         if is_there != self._is_watched:
             self._is_watched = is_there
@@ -149,35 +149,35 @@ class Decisions:
         await self._store.ask("XADD", self._key, *limits, "*", "g", self._gateway, "r", text, "d", dropped)
 
     async def _read(self) -> None:
-        """Hand new entries to the watchers."""
+        """Hand new entries to the viewers."""
         reply = await self._store.ask("XREAD", "COUNT", _ENTRIES, "STREAMS", self._key, self._last)
         for entry, fields in reply[0][1] if reply else ():
             self._last = entry.decode()
             records, dropped = _parsed(dict(zip(fields[::2], fields[1::2], strict=False)))
-            for watcher in self._watchers:
-                watcher.dropped += dropped
+            for viewer in self._viewers:
+                viewer.dropped += dropped
                 for record in records:
-                    watcher.put(record)
+                    viewer.put(record)
 
 
 async def told(decisions: Decisions, wanted: Mapping[str, str], is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
     """What somebody who watches gets, as server-sent events, until `is_over`: a record each; `dropped` with how many
     were left out; `trouble` with why nothing comes. A comment goes first, and whenever nothing came for a while."""
     trouble, quiet_s = "", _COMMENT_S
-    with decisions.watching(wanted) as watcher:
+    with decisions.watching(wanted) as viewer:
         while not is_over():
             if quiet_s >= _COMMENT_S:
                 quiet_s = 0.0
                 yield b": watching\n\n"
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await watcher.has_news.wait()
-            records, dropped = watcher.take()
+                    await viewer.has_news.wait()
+            records, dropped = viewer.take()
             events = [b"data: %b\n\n" % orjson.dumps(record) for record in records]
             if dropped:
                 events.append(b"event: dropped\ndata: %d\n\n" % dropped)
-            if watcher.trouble != trouble:
-                trouble = watcher.trouble
+            if viewer.trouble != trouble:
+                trouble = viewer.trouble
                 events.append(b"event: trouble\ndata: %b\n\n" % orjson.dumps(trouble))
             quiet_s = 0.0 if events else quiet_s + LOOK_S
             if events:

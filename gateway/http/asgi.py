@@ -13,17 +13,17 @@ from gateway.http.exchange import ClientGone, Exchange
 async def run_asgi(app: ASGIApp, exchange: Exchange, added_headers: list[tuple[bytes, bytes]]) -> None:
     """Let `app` answer, and add `added_headers` to its answer."""
     start: dict[str, Any] = {}
-    has_body = False
+    has_all = False
 
     async def receive() -> Message:
-        nonlocal has_body
-        if has_body:  # it waits for the end of the connection, which cancels this task
+        nonlocal has_all
+        if has_all:  # it waits for the end of the connection, which cancels this task
             await asyncio.get_running_loop().create_future()
         try:
             piece = await exchange.receive()
         except ClientGone:
             return {"type": "http.disconnect"}
-        has_body = not piece
+        has_all = not piece
         return {"type": "http.request", "body": bytes(piece), "more_body": bool(piece)}
 
     async def send(message: Message) -> None:

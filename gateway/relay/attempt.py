@@ -225,8 +225,8 @@ class Attempts:
         headers = {}
         if (rank := self._dp_ranks.get(ticket.replica)) is not None:
             headers["x-data-parallel-rank"] = rank
-        priority = self._tenants.engine_priority(job.caller.tenant)
-        if job.endpoint.takes_priority and priority is not None:  # 0, too: a body may name another one
+        priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None
+        if priority is not None:  # 0, too: a body may name another one
             headers["x-vllm-priority"] = str(priority)
         return {**job.headers, **headers} if headers else job.headers
 

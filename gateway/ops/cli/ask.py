@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gateway.ops.cli.errors import CommandError, base_url
+
+if TYPE_CHECKING:
+    import httpx
 
 _TIMEOUT_S = 10.0
 
@@ -43,16 +46,23 @@ def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -
         headers["authorization"] = f"Bearer {api_key}"
     try:
         response = httpx.request(method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-        answer: dict[str, Any] = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
+    return document_of(response)
+
+
+def document_of(response: httpx.Response) -> dict[str, Any]:
+    """The JSON of a gateway's answer. Raises CommandError for any other; NoAnswer if a later one may be better."""
+    status = response.status_code
+    try:
+        document: dict[str, Any] = response.json()
     except ValueError:
-        raise CommandError(f"{url} answered {response.status_code}, but not like a gateway") from None
-    if response.status_code != 200:
-        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
-        refused = NoAnswer if response.status_code >= 500 else CommandError
-        raise refused(f"the gateway refused ({response.status_code}): {_message_in(answer)}{fix}")
-    return answer
+        raise CommandError(f"{response.url} answered {status}, but not like a gateway") from None
+    if status != 200:
+        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if status in (401, 403) else ""
+        kind = NoAnswer if status >= 500 else CommandError
+        raise kind(f"the gateway refused ({status}): {_message_in(document)}{fix}")
+    return document
 
 
 def _message_in(error_body: Any) -> str:

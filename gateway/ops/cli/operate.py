@@ -45,13 +45,14 @@ def drain(
     """
     if timeout_s and not wait:
         raise CommandError("--timeout-s: is only for --wait; give that, too")
-    url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}"
+    replicas_url = f"{gateway_url(gateway, state_dir)}/v1/replicas"
+    url = f"{replicas_url}/{quote(replica, safe='')}"
     answer = ask("POST", f"{url}/drain", api_key)
     if answer["state"] != "draining":
         typer.echo(f"{replica} is {answer['state']}; it gets no requests until its engine restarts, or kvgate undrain")
     elif not wait:
         typer.echo(f"{replica} gets no new requests; in flight: {answer['active_requests']}")
-    replicas = ask("GET", f"{gateway_url(gateway, state_dir)}/v1/replicas", api_key)["replicas"]
+    replicas = ask("GET", replicas_url, api_key)["replicas"]
     if not any(one["state"] == "ready" and one["pool"] == answer["pool"] for one in replicas):
         typer.echo(f"no replica of {answer['pool']} is ready now: requests get a 503, or are held", err=True)
     if wait:

@@ -7,16 +7,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, gateway_url
+from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, document_of, gateway_url
 from gateway.ops.cli.errors import CommandError
-
-if TYPE_CHECKING:
-    import httpx
 
 _HEADING = (
     "time  gateway  status path  tenant  model  → replica why  "
@@ -75,7 +72,9 @@ def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
         while True:
             try:
                 with client.stream("GET", url) as response:
-                    _refuse(response)
+                    if response.status_code != 200:
+                        response.read()
+                        document_of(response)
                     has_told = False
                     for event in parsed_events(response.iter_lines()):
                         last_s = time.monotonic()
@@ -89,17 +88,6 @@ def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
                     yield "trouble", f"{why}; trying again"
                 has_told = True
             threading.Event().wait(_AGAIN_S)
-
-
-def _refuse(response: httpx.Response) -> None:
-    if response.status_code != 200:
-        response.read()
-        try:
-            message = response.json()["error"]["message"]
-        except (ValueError, LookupError, TypeError):
-            message = "it is no gateway, or an older one"
-        fix = " Give an admin key by --api-key or KVGATE_API_KEY." if response.status_code in (401, 403) else ""
-        raise CommandError(f"the gateway refused ({response.status_code}): {message}{fix}")
 
 
 def parsed_events(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
