@@ -92,7 +92,8 @@ class Queue:
 
     async def end_one(self) -> None:
         """Ends a request. Another one must be granted its room."""
-        operands = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[("done", self.live.pop(0), 500)])
+        ended = ("done", self.live.pop(0), "500 500")
+        operands = self._settle.operands(self._pool.keys, gateway=GATEWAY, settled=[ended])
         await self._wire.run(self._settle, operands)
         granted = await self._wire.send("LPOP", self._pool.keys.grants(GATEWAY))
         name, _, reply = orjson.loads(granted)

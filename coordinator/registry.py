@@ -129,6 +129,8 @@ class PoolState:
     """Of the replicas, their breakers, agents and streams; the next heartbeat is told what has changed since."""
     gateways: int = 1
     """How many gateways the store knows, this one included. One that has died counts until it is reaped."""
+    has_waiting: bool = False
+    """Whether requests wait for room."""
 
     def uncounted_ms(self, since_ms: int) -> int:
         """How much of the time since then may not have passed, or passed while the store did not serve."""
@@ -218,7 +220,7 @@ def still_known(
 def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
     """A heartbeat's answer, whatever is in the store; `before` is the state of the last one. A lease that is good ends
     at GOOD_MS: the answer does not say when it ends."""
-    status, expired, worker, now_ms, jumped, reaped, version, is_all, lines, gateways = reply
+    status, expired, worker, now_ms, jumped, reaped, version, is_all, lines, gateways, waiting = reply
     known = before if before is not None else _EMPTY
     told = known
     if is_all or lines:
@@ -242,6 +244,7 @@ def parse_pool_state(reply: Any, before: PoolState | None = None) -> PoolState:
         reaped=reaped,
         version=readable(version),
         gateways=max(1, gateways),
+        has_waiting=waiting == 1,
     )
 
 

@@ -5,13 +5,15 @@ text that Redis gets, the blank line behind this comment defines the declared na
 Redis' error messages are those of the file, up to the first include. `-- include NAME` lines pull in lua/lib/NAME.lua,
 each once, and `-- include FOLDER/NAME` pulls in lua/FOLDER/NAME.lua. A setting in angle brackets stands for its value:
 `-- include policies/<policy>`. `-- include place(SETTINGS, KEYS, ARGV)` makes a Lua function of a whole script, which
-reads its settings from a table. On Redis >= 7 a `#!lua flags=allow-oom` line is put in front, so that coordination
-continues when chunks have filled the memory; Redis 6.2 does not know that line.
+reads its settings from a table. Functions that a script never calls are left out. On Redis >= 7 a
+`#!lua flags=allow-oom` line is put in front, so that coordination continues when chunks have filled the memory; Redis
+6.2 does not know that line.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -74,16 +76,29 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
     """The text of a script with its locals and includes, without a shebang. `knobs` are the settings of `place`."""
     settings = _settings(knobs)
     header, _, body = _file(name).partition("\n\n")
-    text = f"{header}\n{local_line(name, knobs)}\n{body}"
+    text = _without_unused(_with_includes(f"{header}\n{local_line(name, knobs)}\n{body}", settings, set()))
+    return _AS_FUNCTION.sub(lambda include: as_function(include[1]), text)
 
-    return _with_includes(text, settings, set())
+
+_AS_FUNCTION = re.compile(r"^-- include (\w+)\(.*\)$", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"(?:^ *--.*\n)*^( *)(?:local function (\w+)|function (\w+\.\w+))\(.*\n(?:.*\n)*?\1end\n\n?", re.MULTILINE
+)
+
+
+def _without_unused(text: str) -> str:
+    """Without the functions of the includes that the script never calls. Each run makes all functions anew, and Redis'
+    Lua gets slower with all code that it keeps (see bench/place.py)."""
+    named = Counter(re.findall(r"\w+\.\w+|\w+", re.sub(r"--.*", "", text)))
+    used = _FUNCTION.sub(lambda found: found[0] if named[found[2] or found[3]] > 1 else "", text)
+    return text if used == text else _without_unused(used)  # one that only another unused one called
 
 
 def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -> str:
     def included(match: re.Match[str]) -> str:
         file = match[1]
         if "(" in file:
-            return as_function(file.partition("(")[0])
+            return match[0]
         if "<" in file and settings is None:
             return _each_of(file)
         file = re.sub(r"<(\w+)>", lambda setting: str((settings or {})[setting[1]]), file)
@@ -98,9 +113,10 @@ def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -
 
 @cache
 def as_function(name: str) -> str:
-    """A script as a function, without comments. It grants nothing itself: it is what a grant calls."""
+    """A script as a function, without comments. It takes no seats itself: it is what a grant calls."""
     body = _file(name).partition("\n\n")[2]
-    text = re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"grants"}), flags=re.MULTILINE)
+    text = re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"turns"}), flags=re.MULTILINE)
+    text = _without_unused(text)
     return f"local function {name}(SETTINGS, KEYS, ARGV)\n{lua_locals(signature(name), None)}\n{text}\nend"
 
 
@@ -183,10 +199,12 @@ class Standing:
 
 
 class Seat(NamedTuple):
-    """A request has to wait. `expected_ms` is how long it most likely waits; 0 if nothing tells."""
+    """A request has to wait. `expected_ms` is how long it most likely waits; 0 if nothing tells. `room` is a replica
+    that has room for one of those that come before it; "" if there is none."""
 
     since_ms: int
     expected_ms: int
+    room: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +413,7 @@ _REFUSALS = frozenset({b"full", b"full_tenant", b"unreachable"})
 def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
     """The answer of `place`; a status is `stale`, `undeclared`, `none`, `late` or `lost`."""
     if reply[0] == b"wait":
-        return Seat(reply[1], reply[2])
+        return Seat(reply[1], reply[2], str(reply[3], "utf-8", "replace"))
     if reply[0] in _REFUSALS:
         return Refusal(reply[0].decode(), reply[2])
     if reply[0] == b"over_limit":

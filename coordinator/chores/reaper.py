@@ -77,6 +77,7 @@ class Reaper:
         for gateway in gateways:
             while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
                 pass
+        self._pool.settlements.room()
 
     async def handle_claims(self) -> None:
         """Handle the claims of all reservations that were given back. Raises StoreError."""

@@ -15,6 +15,7 @@
 -- include load
 -- include limits
 
+local budget = budget_of(budgets_key, tenants_key)
 check_hashes(gateways_key, flight_key, replicas_key)
 local known_epoch, until_ms = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
 if known_epoch == nil or known_epoch == '0' or tonumber(known_epoch) > tonumber(epoch) then
@@ -39,7 +40,7 @@ for i = ADOPTED_OFFSET + 1, #ARGV, ADOPTED_SIZE do
   if incarnation == current then
     local entry = table.concat({ replica, incarnation, since_ms, backlog, tip }, ' ')
     redis.call('HSET', flight_key, reservation, entry)
-    budget.restate(budgets_key, tenants_key, reservation, stated, now)
+    budget.restate(reservation, stated, now)
     requests[replica] = (requests[replica] or 0) + 1
     backlogs[replica] = (backlogs[replica] or 0) + tonumber(backlog)
     counted = counted + 1

@@ -22,7 +22,7 @@
 --   flag    has_written: the gateway changed replicas' records since its last heartbeat, and must see them now
 -- Returns {status, expired gateways, worker, now_ms, when the clock last jumped, number of reservations in reaped,
 -- version, 1 if all replicas are told, else 0 (those that changed), replicas (flat pairs of a name and its line in
--- `view`; "" if it is gone), number of gateways}. `status` is "ok", or "stale" if this gateway's lease or epoch is not
+-- `view`; "" if it is gone), number of gateways, 1 if requests wait, else 0}. `status` is "ok", or "stale" if this gateway's lease or epoch is not
 -- known: then it must reassert. `worker` is the gateway that holds the lease on the pool's chores (health checks, trimming).
 
 local HOUR_MS = 3600000
@@ -32,6 +32,7 @@ local HOUR_MS = 3600000
 -- include view
 -- include limits
 
+local budget = budget_of(budgets_key, tenants_key)
 check_hashes(breakers_key, agents_key)
 local records = redis.call('HLEN', replicas_key) + redis.call('HLEN', gateways_key)
 local reaped = redis.call('HLEN', reaped_key)
@@ -240,7 +241,7 @@ if known_epoch == epoch then
     redis.call('HDEL', gateways_key, gateway)
     local budgets = redis.pcall('HKEYS', budgets_key)
     for i = 1, #budgets do
-      budget.finish(budgets_key, tenants_key, budgets[i], nil, now)
+      budget.finish(budgets[i], nil, now)
     end
     redis.call('UNLINK', seats_key, charges_key, grants_key, heard_key)
   end
@@ -263,14 +264,36 @@ if does_chores and (worker == nil or worker == gateway or tonumber(worker_until)
   end
 end
 
-if redis.call('EXISTS', waiting_key, seats_key) > 0 then -- some room appears by time alone
--- include grants
-  tend_seats(base_of(waiting_key), gateway, now)
-  grant_turns(base_of(waiting_key), now)
+if redis.call('EXISTS', seats_key) == 1 then
+-- include queue
+  -- Puts seats back into line that somebody else took out of it; it looks at some each time.
+  local function tend_seats(base)
+    local ids = redis.pcall('HRANDFIELD', seats_key, 8)
+    for i = 1, #ids do
+      local seat = seat_of(base, gateway, ids[i])
+      if not seat then
+        redis.call('HDEL', seats_key, ids[i])
+      else
+        local name = string.format('%d %s', seat.band, seat.queue)
+        local line = line_key(base, name, seat.tenant)
+        local is_standing = type(redis.pcall('ZSCORE', line, member_of(gateway, ids[i], seat))) == 'string'
+        if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
+          type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
+          stand_in_line(base, gateway, ids[i], seat, now)
+          if sum_of(field_of(base .. 'waiting', name)) == 0 then
+            count_seats(base, name, 1, tokens_of(seat))
+          end
+        end
+      end
+    end
+  end
+
+  tend_seats(base_of(waiting_key))
 end
 
 local is_all, lines = told(id, view_version, version)
 return {
   status, expired, worker or '', now, jumped or '', reaped,
   id .. '-' .. string.format('%d', view_version), is_all, lines, redis.call('HLEN', gateways_key),
+  redis.call('EXISTS', waiting_key),
 }

@@ -3,7 +3,7 @@
 -- "-<incarnation> <ms>" when the drain of this incarnation is over: then a statement that it is drained is an old one.
 --
 -- KEYS
---   hash    replicas, draining, active, agents, asks, waiting
+--   hash    replicas, draining, active, agents, asks
 -- ARGV
 --   text    replica
 --   flag    is_over: the replica gets requests again. Its agent says again what it holds, because its keys were
@@ -32,10 +32,6 @@ if state ~= before then
   stand(base_of(replicas_key), replica, now, math.huge)
   if is_over and field_of(agents_key, replica) and not field_of(asks_key, replica) then
     write('HSET', asks_key, replica, 'restate')
-  end
-  if is_over and redis.call('EXISTS', waiting_key) == 1 then
--- include grants
-    grant_turns(base_of(waiting_key), now, { replica })
   end
 end
 return { state, sum_of(field_of(active_key, replica)) }

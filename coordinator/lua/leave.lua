@@ -10,18 +10,16 @@
 
 -- include time
 -- include limits
--- include grants
+-- include queue
 
 local left, base, now = 0, base_of(waiting_key), now_ms()
+local budget = budget_of(budgets_key, tenants_key)
 for i = SEATS_OFFSET + 1, #ARGV do
   if remove_seat(base, gateway, ARGV[i]) then
     left = left + 1
     if not field_of(flight_key, ARGV[i]) then -- its gateway may have placed it without the store
-      budget.finish(budgets_key, tenants_key, ARGV[i], 0, now)
+      budget.finish(ARGV[i], 0, now)
     end
   end
-end
-if left > 0 then
-  grant_turns(base, now)
 end
 return left

@@ -1,7 +1,7 @@
 -- Changes a replica's state, unless the process that found it hanging, or working again, comes too late.
 --
 -- KEYS
---   hash    replicas, waiting, draining
+--   hash    replicas, draining
 -- ARGV
 --   text    replica, incarnation
 --   text    before: the state that it was seen in
@@ -20,8 +20,4 @@ local is_drained = string.match(field_of(draining_key, replica) or '', '^%S+') =
 local state_now = after == 'ready' and is_drained and 'draining' or after
 redis.call('HSET', replicas_key, replica, table.concat({ incarnation, state_now, rest }, ' '))
 stand(base_of(replicas_key), replica, now_ms(), math.huge)
-if redis.call('EXISTS', waiting_key) == 1 then
--- include grants
-  grant_turns(base_of(waiting_key), now_ms(), { replica })
-end
 return 1

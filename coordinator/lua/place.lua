@@ -53,8 +53,8 @@
 --          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none)},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
---         {"wait", since_ms, ms that it most likely waits (0: not known)}: no replica has room, or others wait that come
---         first. It has a seat, and is granted later: see lib/grants.lua;
+--         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
+--         has room, or others wait that come first. It has a seat, and is granted later: see lib/grants.lua;
 --         {"full" | "full_tenant" | "unreachable", now_ms, the same}: it has none, because too many wait, or it would wait
 --         too long;
 --         {"over_limit", now_ms, ms until it would be let in, "requests" | "tokens", what is left}: of its tenant's limits
@@ -71,6 +71,9 @@ if deadline_ms > 0 and now > deadline_ms and not is_kept then
   return { 'late', now }
 end
 
+-- Most often there are none of these: one call tells.
+local has_any = redis.call('EXISTS', tiers_key, breakers_key, waiting_key) > 0
+
 -- include load
 -- include owned
 -- include costs
@@ -78,7 +81,7 @@ end
 -- include chain
 -- include tiers
 
-local has_tiers = redis.pcall('HLEN', tiers_key) ~= 0 -- policies see it
+local has_tiers = has_any and redis.pcall('HLEN', tiers_key) ~= 0 -- policies see it
 
 local WEIGHS_CACHES, nominate, choose
 -- include policies/<policy>
@@ -102,17 +105,18 @@ if release ~= '' and not explain and not is_kept then
     redis.call('HDEL', flight_key, release)
     give_back(entry, replicas_key, active_key, backlog_tokens_key)
   end
-  budget.move(budgets_key, tenants_key, release, reservation)
+  budget_of(budgets_key, tenants_key).move(release, reservation)
 end
 
-local asked = budget.asked(limits, line)
+local budget = limits ~= '' and budget_of(budgets_key, tenants_key)
+local asked = budget and budget.asked(limits, line)
 if asked and not asked.is_admitted and not explain and not is_kept and not field_of(budgets_key, reservation) then
-  local which, over_ms = budget.refusal(tenants_key, asked, now)
+  local which, over_ms = budget.refusal(asked, now)
   if which then
-    return { 'over_limit', now, over_ms, which, budget.left(tenants_key, asked, now) }
+    return { 'over_limit', now, over_ms, which, budget.left(asked, now) }
   end
 end
-local is_blocked = asked ~= nil and budget.is_at_limit(tenants_key, asked)
+local is_blocked = asked and budget.is_at_limit(asked)
 if is_blocked and is_kept then
   return { 'blocked' }
 end
@@ -174,6 +178,12 @@ local function weigh(names, depth, held)
   return fleet, best, stored_keys, stored_tokens, hits
 end
 
+-- A grant may know where room has come. Others most likely have none, and are not looked at.
+local room_on = is_kept and pinned == '' and SETTINGS.room_on or nil
+if room_on then
+  subset.orders = nil
+end
+
 local deepest = deepest_existing(count)
 local orders = WEIGHS_CACHES and subset.orders or nil
 local names, desperate, depth, held, top = nil, false, {}, {}, deepest
@@ -201,12 +211,11 @@ end
 
 if not chosen then
   local new_tokens = prompt_tokens - tokens_at(deepest)
-  names, desperate = candidates_of(subset, nominate, new_tokens)
-  if #names == 0 then
-    return { 'none' }
-  end
-  if is_kept and desperate and pinned == '' then
+  names, desperate = candidates_of(subset, nominate, new_tokens, room_on)
+  if is_kept and desperate and pinned == '' and (room_on or #names > 0) then
     return { 'wait' } -- a try is better than a refusal, but this one may still wait
+  elseif #names == 0 then
+    return { 'none' }
   end
   depth, held, top = walk(deepest, names, orders, not explain, start)
   if orders then
@@ -249,6 +258,12 @@ if is_kept and now < SETTINGS.prefers_until_ms and (depth[names[chosen]] or 0) <
   return { 'prefers' }
 end
 must_wait = must_wait or is_blocked
+if room_on then -- others that own the chain were seen, but not weighed
+  for _, deep in pairs(depth) do
+    best_depth = math.max(best_depth, deep)
+  end
+  fleet.held_tokens = tokens_at(best_depth)
+end
 
 local replica = names[chosen]
 local incarnation = string.sub(life_of_name[replica], 1, -2)
@@ -278,9 +293,9 @@ local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded)
 -- Takes a seat, or is charged if others wait. A function, because Lua allows 200 local names in one. With `explain` it
 -- returns why the request would wait (nil if it would not), and for how long.
 local waits
-if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting_key) == 1) then
+if room_share > 0 and not is_kept and (must_wait or (has_any and redis.call('EXISTS', waiting_key) == 1)) then
   local function take_turn()
--- include grants
+-- include turns
     local base, queue = base_of(waiting_key), queue_of(digest, pinned, tried)
     local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
@@ -324,14 +339,12 @@ if room_share > 0 and not is_kept and (must_wait or redis.call('EXISTS', waiting
       until_ms = more_tokens > 0 and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0,
     }, now)
     if asked then
-      budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, false)
+      budget.reserve(reservation, asked, uncached, now, false)
     end
     if is_blocked then
       park(base, band .. ' ' .. queue, tenant, now)
-    elseif not must_wait then
-      grant_turns(base, now, { replica }, 1)
     end
-    return { 'wait', since_ms, expected_ms }
+    return { 'wait', since_ms, expected_ms, (is_blocked or must_wait) and '' or replica }
   end
   local answer = take_turn()
   if answer and not explain then
@@ -356,7 +369,7 @@ if explain then
   return { 'ok', cjson.encode({
     policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
     prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, must_wait = waits ~= nil,
-    waits = waits, limits = asked and budget.left(tenants_key, asked, now), replicas = listed,
+    waits = waits, limits = asked and budget.left(asked, now), replicas = listed,
   }) }
 end
 
@@ -448,7 +461,7 @@ if claimed_from > 0 or report == 1 then
 end
 
 if asked then
-  budget.reserve(budgets_key, tenants_key, reservation, asked, uncached, now, true)
+  budget.reserve(reservation, asked, uncached, now, true)
 end
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
 count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
@@ -462,5 +475,5 @@ return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
   now, mode, report, stored_keys, stored_tokens,
   math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
-  asked and budget.left(tenants_key, asked, now) or '',
+  asked and budget.left(asked, now) or '',
 }

@@ -18,6 +18,7 @@
 -- include load
 -- include limits
 
+local budget = budget_of(budgets_key, tenants_key)
 check_hashes(gateways_key, flight_key, replicas_key, active_key, backlog_tokens_key, reaped_key)
 local epoch, until_text = string.match(redis.call('HGET', gateways_key, gateway) or '', '^(%d+) (%d+)')
 if epoch == nil or (epoch ~= '0' and tonumber(until_text) >= now_ms()) then
@@ -30,19 +31,18 @@ if count > 0 then
   for i = 1, count do
     give_back(entries[i], replicas_key, active_key, backlog_tokens_key)
     redis.call('HSET', reaped_key, ids[i], entries[i] .. ' ' .. gateway)
-    budget.lapse(budgets_key, tenants_key, ids[i])
+    budget.lapse(ids[i])
   end
   redis.call('HDEL', flight_key, unpack(ids, 1, count))
 end
 local seats = redis.pcall('HKEYS', seats_key)
-if #seats > 0 or redis.call('EXISTS', waiting_key) == 1 then
--- include grants
+if #seats > 0 then
+-- include queue
   local base = base_of(waiting_key)
   for i = 1, math.min(#seats, at_most - count) do
     remove_seat(base, gateway, seats[i])
-    budget.finish(budgets_key, tenants_key, seats[i], 0, now_ms())
+    budget.finish(seats[i], 0, now_ms())
   end
-  grant_turns(base, now_ms())
 end
 local left = #ids - count + math.max(0, #seats - (at_most - count))
 if left == 0 then

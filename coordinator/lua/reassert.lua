@@ -16,6 +16,7 @@
 -- include load
 -- include limits
 
+local budget = budget_of(budgets_key, tenants_key)
 check_hashes(gateways_key, flight_key, replicas_key)
 local known = redis.call('HGET', gateways_key, gateway)
 if known and tonumber(string.match(known, '^%d+') or 0) > tonumber(epoch) then
@@ -34,12 +35,12 @@ end
 local budgets = redis.pcall('HKEYS', budgets_key)
 for i = 1, #budgets do
   if not keep[budgets[i]] and not stated[budgets[i]] then
-    budget.finish(budgets_key, tenants_key, budgets[i], nil, now)
+    budget.finish(budgets[i], nil, now)
   end
 end
 for i = LIVE_OFFSET + 1, #ARGV, LIVE_SIZE do
   if stated[ARGV[i]] and not keep[ARGV[i]] then
-    budget.restate(budgets_key, tenants_key, ARGV[i], ARGV[i + 5], now)
+    budget.restate(ARGV[i], ARGV[i + 5], now)
   end
 end
 
@@ -62,13 +63,13 @@ end
 
 redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now + lease_ms))
 if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
--- include grants
+-- include queue
   local base, seats, charged = base_of(waiting_key), redis.pcall('HKEYS', seats_key), redis.pcall('HKEYS', charges_key)
   for i = 1, #seats do
     if not keep[seats[i]] then
       remove_seat(base, gateway, seats[i])
       if not field_of(flight_key, seats[i]) then -- its gateway may have placed it without the store
-        budget.finish(budgets_key, tenants_key, seats[i], 0, now)
+        budget.finish(seats[i], 0, now)
       end
     end
   end
@@ -77,6 +78,5 @@ if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
       settle_charge(base, gateway, charged[i])
     end
   end
-  grant_turns(base, now)
 end
 return redis.call('HLEN', flight_key)

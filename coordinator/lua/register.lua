@@ -4,7 +4,7 @@
 -- event stream is void (see apply).
 --
 -- KEYS
---   hash    replicas, active, backlog_tokens, owned_tokens, breakers, waiting, draining
+--   hash    replicas, active, backlog_tokens, owned_tokens, breakers, draining
 -- ARGV
 --   text    replica, incarnation
 --   text    state: "ready" | "dead" | "hung" | "draining". A replica that is drained in this incarnation is not ready.
@@ -59,8 +59,4 @@ if record == wanted then
 end
 redis.call('HSET', replicas_key, replica, wanted)
 stand(base_of(replicas_key), replica, now_ms(), math.huge)
-if redis.call('EXISTS', waiting_key) == 1 then
--- include grants
-  grant_turns(base_of(waiting_key), now_ms(), { replica })
-end
 return status

@@ -9,7 +9,7 @@
 -- count as of now.
 --
 -- KEYS
---   hash    replicas, breakers, waiting
+--   hash    replicas, breakers
 -- ARGV
 --   text    replica, incarnation
 --   text    outcome: "failure" | "success"
@@ -54,10 +54,6 @@ if open_until > 0 then
   if outcome == 'success' then
     redis.call('HDEL', breakers_key, replica)
     take_place()
-    if redis.call('EXISTS', waiting_key) == 1 then
--- include grants
-      grant_turns(base_of(waiting_key), now, { replica })
-    end
     return 0
   end
   return record_as(failures + 1, now + open_ms * math.min(2 ^ math.max(0, failures + 1 - min_failures), 12), '')

@@ -6,12 +6,11 @@
 -- ARGV
 --   text    gateway
 --   text    digest: of the replicas that serve the model now
---   flag    is_last: no more seats follow
 --   text    seats...
 -- Returns how many were moved.
 
 -- include time
--- include grants
+-- include queue
 
 local moved, base, now = 0, base_of(waiting_key), now_ms()
 
@@ -34,8 +33,5 @@ for i = SEATS_OFFSET + 1, #ARGV do
     leave_line(base, name, seat.tenant, member, seat)
     moved = moved + 1
   end
-end
-if is_last then
-  grant_turns(base, now)
 end
 return moved

@@ -1,23 +1,29 @@
 -- Gives reserved load back: the prefill backlog at the first token, the whole reservation at the end.
--- A reservation that is settled twice, or was never made, changes nothing. If requests wait, the room goes to them.
+-- A reservation that is settled twice, or was never made, changes nothing. If requests wait, the room goes to them. This is
+-- the only script that grants: whoever makes room in another way tells it so. The code of grants is long, and Redis' Lua
+-- gets slower with every copy that it keeps.
 --
 -- KEYS
 --   hash    flight:<gateway>, replicas, active, backlog_tokens, waiting, charges:<gateway>, tenants, budgets:<gateway>
 -- ARGV
 --   text    gateway
 --   text    settled(event, reservation, used)...: the event is "first_token" or "done". `used` are two numbers of tokens:
---             "<what the request is charged (see lib/fair.lua)> <what it takes of its tenant's limit>"; "" if not known
+--             "<what the request is charged (see lib/fair.lua)> <what it takes of its tenant's limit>"; "" if not known.
+--             With the event "room", the second text is a replica where room may have come ("": any), the third is ""
 -- Returns the number of reservations that were found.
 
 -- include load
 
-local found, freed = 0, {}
+local found, freed, is_said, is_anywhere = 0, {}, false, false
 for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
   local event, reservation = ARGV[i], ARGV[i + 1]
-  local entry = field_of(flight_key, reservation)
-  if entry then
+  local entry = event ~= 'room' and field_of(flight_key, reservation)
+  if event == 'room' then
+    is_said, is_anywhere = true, is_anywhere or reservation == ''
+    freed[#freed + 1] = reservation
+  elseif entry then
     found = found + 1
-    freed[found] = string.match(entry, '^%S+')
+    freed[#freed + 1] = string.match(entry, '^%S+')
     if event == 'done' then
       redis.call('HDEL', flight_key, reservation)
       give_back(entry, replicas_key, active_key, backlog_tokens_key)
@@ -35,20 +41,20 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
 -- include time
 -- include limits
 -- include grants
-  local base, now = base_of(waiting_key), now_ms()
+  local base, now, budget = base_of(waiting_key), now_ms(), budget_of(budgets_key, tenants_key)
   -- What was not found may have been given back by a placement, which grants nothing.
-  local are_all = found * SETTLED_SIZE == #ARGV - SETTLED_OFFSET
+  local are_known = not is_anywhere and #freed * SETTLED_SIZE == #ARGV - SETTLED_OFFSET
   for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
     if ARGV[i] == 'done' then
       local charge_tokens, limit_tokens = string.match(ARGV[i + 2], '^(%d+) (%d+)$')
       settle_charge(base, gateway, ARGV[i + 1], tonumber(charge_tokens))
-      local tenant = budget.finish(budgets_key, tenants_key, ARGV[i + 1], tonumber(limit_tokens), now)
+      local tenant = budget.finish(ARGV[i + 1], tonumber(limit_tokens), now)
       if tenant then
         unpark(base, tenant)
-        freed = nil -- its next request may wait for another replica than this one
+        are_known = false -- its next request may wait for another replica than this one
       end
     end
   end
-  grant_turns(base, now, are_all and freed or nil, are_all and found or nil)
+  grant_turns(base, now, are_known and freed or nil, are_known and not is_said and found or nil)
 end
 return found

@@ -23,4 +23,6 @@ async def drain(run: Callable[..., Awaitable[Any]], replica: str, *, is_over: bo
     """Drain a replica in its present incarnation, or let it have requests again if the drain `is_over`. Harmless when
     repeated. `run` runs a script. Raises StoreError."""
     state, active = await run("drain", replica=replica, is_over=is_over)
+    if is_over:
+        await run("settle", gateway="", settled=[("room", replica, "")])
     return Drained(readable(state), int(active))

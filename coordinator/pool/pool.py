@@ -195,6 +195,7 @@ class Pool:
         live = [_stated(one) for one in self.live.values()]
         kept = [*self._placing, *self.seats.names()]
         self._restate("reassert", gateway=self.gateway, epoch=self._epoch, lease_ms=LEASE_MS, kept=kept, live=live)
+        self.settlements.room()
         self.seats.attached(self.read)
 
     def _restate(self, name: str, **arguments: Any) -> None:
@@ -229,6 +230,7 @@ class Pool:
     def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
         """`serving_now` tells the replicas that may serve a request that waits; None if that is not known."""
         self.seats.follow(self.subsets, serving_now)
+        self.settlements.room()
 
     # -- placing ---------------------------------------------------------------------------------------------
 
@@ -373,7 +375,9 @@ class Pool:
             raise
         self._forget_call(request.reservation)
         placement = parse_placement(answer)
-        if isinstance(placement, Placement):
+        if isinstance(placement, Seat) and placement.room:
+            self.settlements.room(placement.room)
+        elif isinstance(placement, Placement):
             queued_until_ms = self.clock.time_ms(sent_s + wire.write_lag_s + self._budget_s * _QUEUE_SHARE)
             self._window.was_answered(had_queued=0 < queued_until_ms < placement.placed_ms)
         elif placement == "late":
@@ -507,7 +511,9 @@ class Pool:
         """Make a replica known, or correct what is known of it; a new incarnation inherits nothing."""
         self.records[record.replica] = record
         self._has_written = True
-        return self.run("register", **record.register_arguments(only_if_absent))
+        registered = self.run("register", **record.register_arguments(only_if_absent))
+        self.settlements.room(record.replica)
+        return registered
 
     def change_state(self, replica: str, incarnation: str, before: str, after: str) -> None:
         """Change a replica's state in the registry, if it still has this incarnation and that state."""
@@ -516,6 +522,7 @@ class Pool:
             self.records[replica] = replace(record, state=after)
         self._has_written = True
         self.run("mark", replica=replica, incarnation=incarnation, before=before, after=after)
+        self.settlements.room(replica)
 
     def report(self, replica: str, incarnation: str, outcome: str, knobs: BreakerKnobs, successes: int = 0) -> None:
         """Report to a replica's shared breaker: a `failure`, with the successes not reported yet; or a probe's
@@ -531,6 +538,8 @@ class Pool:
             open_ms=knobs.open_ms,
             successes=successes,
         )
+        if outcome == "success":
+            self.settlements.room(replica)
 
     # -- heartbeat -------------------------------------------------------------------------------------------
 
@@ -561,6 +570,8 @@ class Pool:
             self.records = still_known(self.records, self.state, state)
         has_news = state.version != self._version
         self.state, self._version = state, state.version
+        if state.has_waiting and not leaving:
+            self.settlements.room()  # some appears by time alone
         self.seats.use_subsets(self.subsets)
         self.seats.check(self.read)
         self.claims.withdraw_unconfirmed(state)

@@ -122,13 +122,8 @@ class Seats:
                 moved.setdefault(subset, []).append(name)
         for subset, names in moved.items():
             for start in range(0, len(names), _AT_ONCE):
-                self._tell(
-                    *("requeue", None, True),
-                    gateway=self._gateway,
-                    digest=subset.digest,
-                    is_last=start + _AT_ONCE >= len(names),
-                    seats=names[start : start + _AT_ONCE],
-                )
+                piece = names[start : start + _AT_ONCE]
+                self._tell("requeue", None, True, gateway=self._gateway, digest=subset.digest, seats=piece)
 
     def use_subsets(self, subsets: Subsets) -> None:
         """Keep the subsets alive on which requests wait."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from coordinator.scripts import Used
 
 _Settlement = tuple[str, str, str]
-"""An event, a reservation, and the tokens that the request took; "" if they are not known."""
+"""See lua/settle.lua."""
 _COMPANY_S = 0.002
 COUNTED_AT_ONCE = 128
 """Requests in a call that adopts or settles them: some 0.5 ms of Redis' time. Placements of others run between the
@@ -60,6 +60,10 @@ class Settlements:
                 loop.call_soon(self.send)
         elif self._later is None:
             self._later = loop.call_later(_COMPANY_S, self.send)
+
+    def room(self, replica: str = "") -> None:
+        """There may be room on this replica, or on any: requests that wait get it."""
+        self.soon("room", replica)
 
     def send(self) -> None:
         """Send what waits, except settlements of adopted requests."""

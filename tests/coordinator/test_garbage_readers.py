@@ -31,11 +31,11 @@ HASHES = st.lists(st.tuples(NAMES, TEXTS), max_size=4).map(lambda pairs: [text f
 def test_a_heartbeat_brings_what_can_be_read(texts: list[bytes], expired: list[bytes]) -> None:
     worker, facts, record = texts
     lines = [b"good", b"- 0\n" + RECORD.text.encode(), b"facts", facts, b"record", b"- 1\n" + record]
-    reply = [b"ok", expired, worker, 5, record, 0, b"1-1", 1, lines, 2]
+    reply = [b"ok", expired, worker, 5, record, 0, b"1-1", 1, lines, 2, 0]
     fleet = parse_pool_state(reply)
     assert fleet.replicas["good"].url == "http://r0"
     assert all(isinstance(fleet.is_exact(name), bool) for name in fleet.replicas)
-    now = parse_pool_state([*reply[:7], 0, [b"good", b"- 0\ngarbage"], 0], fleet)
+    now = parse_pool_state([*reply[:7], 0, [b"good", b"- 0\ngarbage"], 0, 1], fleet)
     assert now.replicas == fleet.replicas, "one that cannot be read is as it was"
     assert (fleet.gateways, now.gateways) == (2, 1)
 

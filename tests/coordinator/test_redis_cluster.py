@@ -69,7 +69,7 @@ async def test_every_script_finds_all_of_its_keys_on_one_node(
     await client_hset(cluster, pool.keys.owned_tokens, "r0", "x")
     await beaten(pool)
     pool.seats.leave(request("left", []))
-    pool.tell("requeue", gateway="gw0", digest="0" * 32, is_last=True, seats=["gone"])
+    pool.tell("requeue", gateway="gw0", digest="0" * 32, seats=["gone"])
     assert (await drain(pool.run, "r1")).state == "draining"
     assert (await read_demand(pool.run, 1.0)).draining_replicas == 1
     await drained(pool)

@@ -51,6 +51,16 @@ def test_lines_keep_their_numbers_up_to_the_first_include(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_script_has_the_functions_of_the_includes_that_it_calls_and_no_others(name: str) -> None:
+    code = body(name)
+    library = "".join(file.read_text() for file in (LUA / "lib").iterdir())
+    for function in re.findall(r"^ *local function (\w+)", library, re.MULTILINE):
+        made = len(re.findall(rf"function {function}\(", code))
+        named = len(re.findall(rf"(?<![\w.]){function}\(", code))
+        assert named == 0 if made == 0 else named > made, f"{function} is made {made} times and named {named} times"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_headers_name_keys_of_the_data_model_with_their_types(name: str) -> None:
     rows = re.findall(r"^\| `kvgate:(?:\{m\}:)?(\w+)(?::<\w+>)?` \| ([A-Z]+) ", README.read_text(), flags=re.MULTILINE)
     types = {key: kind.lower() for key, kind in rows} | {"chunks": "string"}  # LMCache's keys

@@ -132,7 +132,6 @@ async def _gateway_calls(wire: Recorder) -> None:
     pool.claims.withdraw(asked, placed)
     pool.report("r0", "life1", "failure", BreakerKnobs(5, 0.75, 6, 7), 8)
     pool.register(ReplicaRecord("r0", "life1", "dead", 51, 0, "http://r0"), only_if_absent=True)
-    pool.done("adopted", Used(97, 98))
     pool.seats.leave(asked)
     pool.seats._waiting["res"] = _Waiting(asked)
     pool.replicas_changed(lambda _: _OTHERS)
@@ -142,6 +141,8 @@ async def _gateway_calls(wire: Recorder) -> None:
     await _begun(drain(pool.run, "r0", is_over=True), read_demand(pool.run, 87.5))
     credit(pool, asked, placed, 8)
     tell_measured(pool, asked, placed, 81, [82])
+    await asyncio.sleep(0)
+    pool.settlements.soon("done", "adopted", Used(97, 98))
     await asyncio.sleep(0)
 
 
@@ -167,7 +168,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "reorder": [_SUBSET.digest, 0, 63, 27, 1],
     "settle": ["gw0", "done", "adopted", "97 98"],
     "leave": ["gw0", "res"],
-    "requeue": ["gw0", _OTHERS.digest, 1, "res"],
+    "requeue": ["gw0", _OTHERS.digest, "res"],
     "reassert": ["gw0", 3, 3000, 0, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "adopt": ["gw0", 2, "adopted", "r0", "life1", 31, "tip", "tenant 32 33"],
     "beat": ["gw0", 3, 3000, 1000, 1, 1, "83-84", "85 86", 1],

@@ -4,7 +4,9 @@
 --   record_of    its record; false if it has none
 --   life_of_name the beginning of a record in own:<key> that is of its incarnation: "<incarnation> "; nil if its own
 --                record cannot be read, or there is none
---   floor_of, state_of, capacity_of, breaker_of
+--   capacity_of, breaker_of
+--   floor_of     nil if it is 0
+--   state_of     nil if it is ready
 
 -- include subsets
 -- include tables
@@ -30,8 +32,13 @@ local function learn(names, step)
     record_of[replica] = record
     if record then
       local incarnation, state, capacity, floor = string.match(record, '^(%S+ )(%S+) (%d+) %d+ (%d+) %S')
-      life_of_name[replica], state_of[replica] = incarnation, state
-      capacity_of[replica], floor_of[replica] = tonumber(capacity), tonumber(floor)
+      life_of_name[replica], capacity_of[replica] = incarnation, tonumber(capacity)
+      if incarnation and state ~= 'ready' then
+        state_of[replica] = state
+      end
+      if incarnation and floor ~= '0' then
+        floor_of[replica] = tonumber(floor)
+      end
     end
   end
 end
@@ -45,7 +52,7 @@ local function classify(names)
   end
   learn(names, 1)
   if has_breakers == nil then
-    has_breakers = redis.pcall('HLEN', breakers_key) ~= 0
+    has_breakers = has_any and redis.pcall('HLEN', breakers_key) ~= 0
   end
   local breakers = has_breakers and redis.pcall('HMGET', breakers_key, unpack(names)) or {}
   for i = 1, #names do
@@ -55,10 +62,12 @@ local function classify(names)
       breaker_of[replica] = breakers[i]
       is_open = open_until > now and open_until <= now + longest_open_ms
     end
-    local is_drained = state_of[replica] == 'draining'
-    if life_of_name[replica] and (not is_drained or replica == pinned) then
-      local tier = state_of[replica] ~= 'ready' and not is_drained and dead or (is_open and broken or good)
+    local state = state_of[replica]
+    if life_of_name[replica] and (not state or (state == 'draining' and replica == pinned)) then
+      local tier = is_open and broken or good
       tier[#tier + 1] = replica
+    elseif state and state ~= 'draining' then
+      dead[#dead + 1] = replica
     end
   end
   return good, broken, dead
@@ -68,12 +77,19 @@ end
 
 -- The names to look at, and whether no replica is good. If none is good, the candidates are the ready ones whose breaker
 -- is open. If there are none either, the dead and hung ones are: a try is better than a refusal. A tried replica is never
--- a candidate.
-local function candidates_of(subset, nominate, new_tokens)
+-- a candidate. `only` are the ones to look at, if not all are meant.
+local function candidates_of(subset, nominate, new_tokens, only)
   local good, broken, dead
   if pinned ~= '' then
     local is_member = not subset.is_tried[pinned] and type(redis.pcall('ZSCORE', subset.key, pinned)) == 'string'
     good, broken, dead = classify(is_member and { pinned } or {})
+  elseif only then
+    local members = {}
+    for i = 1, #only do
+      local is_member = not subset.is_tried[only[i]] and type(redis.pcall('ZSCORE', subset.key, only[i])) == 'string'
+      members[#members + 1] = is_member and only[i] or nil
+    end
+    good, broken, dead = classify(members)
   elseif subset.orders then
     good, broken, dead = subset.orders.candidates(nominate, new_tokens)
   else

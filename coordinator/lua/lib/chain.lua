@@ -40,7 +40,7 @@ local function is_valid(record, replica)
     return false
   end
   local floor = floor_of[replica]
-  if floor == 0 then
+  if not floor then
     return true
   end
   local entry = string.match(record, '^%S+ resident %S+ %S+ %S+ %S+ (%d+)')

@@ -3,15 +3,41 @@
 -- this gateway reads:
 --   grants:<gateway>    [seat, ms that it has waited, reply of place] as JSON
 
--- include queue
+-- include turns
 -- include place(SETTINGS, KEYS, ARGV)
 
-local MOST_HEADS, MOST_LINES, LOOKED_AT = 16, 64, 16
+local MOST_HEADS, MOST_LINES, LOOKED_AT, SOON_MS = 16, 64, 16, 1000
+
+-- The parked tenant of a line that was not tried for longest; nil if all were tried in this millisecond. One that was
+-- parked before the clock went back counts, too.
+local function parked_turn(base, name, now)
+  local turns = base .. 'turns:' .. name
+  local function first(from, to)
+    return redis.pcall('ZRANGEBYSCORE', turns, from, to, 'LIMIT', 0, 1)[1]
+  end
+  return first(string.format('%d', PARKED), string.format('(%d', PARKED + now)) or
+    first(string.format('(%d', PARKED + now + SOON_MS), '+inf')
+end
+
+local function unpark_in(base, name, tenant)
+  local turns = base .. 'turns:' .. name
+  local tag = redis.pcall('ZSCORE', turns, tenant)
+  if type(tag) == 'string' and is_parked(tonumber(tag)) then
+    redis.pcall('ZADD', turns, 'XX', start_tag(base, tonumber(string.match(name, '^%d+')), tenant), tenant)
+  end
+end
+
+-- A parked tenant has one request less in flight.
+local function unpark(base, tenant)
+  for _, line in ipairs(waiting_lines(base)) do
+    unpark_in(base, line.name, tenant)
+  end
+end
 
 -- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
 -- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). With
--- `takes_all_room`, its band's part of the room does not count, and it prefers none.
-local function try_seat(base, name, tenant, member, now, takes_all_room, was_parked)
+-- `takes_all_room`, its band's part of the room does not count, and it prefers none. `freed`: as in grant_turns.
+local function try_seat(base, name, tenant, member, now, freed, takes_all_room, was_parked)
   local gateway, id = string.match(member, '^(%S+) (%S+) %S+ %d+$')
   local seat = gateway and seat_of(base, gateway, id)
   local epoch = gateway and string.match(field_of(base .. 'gateways', gateway) or '', '^%d+')
@@ -23,7 +49,7 @@ local function try_seat(base, name, tenant, member, now, takes_all_room, was_par
     end
     return 'gone'
   end
-  seat.settings.takes_all_room = takes_all_room
+  seat.settings.takes_all_room, seat.settings.room_on = takes_all_room, freed
   seat.settings.prefers_until_ms = takes_all_room and 0 or patient_until(seat.until_ms, now)
   local is_run, reply = pcall(place, seat.settings, seat.keys, seat.argv)
   if not is_run then
@@ -87,7 +113,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
     if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     else
-      local outcome = member and try_seat(base, name, tenant, member, now, takes_all_room) or 'prefers'
+      local outcome = member and try_seat(base, name, tenant, member, now, freed, takes_all_room) or 'prefers'
       if outcome == 'waits' then
         is_full = true
         break
@@ -112,7 +138,7 @@ local function grant_parked(base, name, now, most, heads)
     end
     heads = heads - 1
     local member, is_empty = fitting(base, line_key(base, name, tenant), nil, now)
-    local outcome = member and try_seat(base, name, tenant, member, now, false, true)
+    local outcome = member and try_seat(base, name, tenant, member, now, nil, false, true)
     if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     elseif outcome == 'blocked' then
