@@ -50,6 +50,11 @@ def decisions_key(namespace: str = "") -> str:
     return f"{prefix(namespace)}:decisions"
 
 
+def console_secret_key(namespace: str = "") -> str:
+    """The string with which gateways sign sessions of the console."""
+    return f"{prefix(namespace)}:console_secret"
+
+
 @dataclass(frozen=True)  # without slots: cached_property keeps its values in __dict__
 class PoolKeys:
     """The keys of one pool. All carry its hash tag, so that every script stays in one cluster slot."""
@@ -68,6 +73,10 @@ class PoolKeys:
     def anchor(self) -> str:
         """Never written: it tells the slot of all keys of the pool."""
         return f"{self._base}:-"
+
+    @cached_property
+    def history(self) -> str:
+        return f"{self._base}:history"
 
     @cached_property
     def replicas(self) -> str:

@@ -81,17 +81,26 @@ def source(name: str, knobs: PolicyKnobs | None = None) -> str:
 
 
 _AS_FUNCTION = re.compile(r"^-- include (\w+)\(.*\)$", re.MULTILINE)
-_FUNCTION = re.compile(
-    r"(?:^ *--.*\n)*^( *)(?:local function (\w+)|function (\w+\.\w+))\(.*\n(?:.*\n)*?\1end\n\n?", re.MULTILINE
-)
+_FUNCTION = re.compile(r"(?:^--.*\n)*^local function (\w+)\(.*\n(?:.*\n)*?end\n\n?", re.MULTILINE)
+_WORD, _COMMENT = re.compile(r"\w+"), re.compile(r"--.*")
 
 
 def _without_unused(text: str) -> str:
     """Without the functions of the includes that the script never calls. Each run makes all functions anew, and Redis'
     Lua gets slower with all code that it keeps (see bench/place.py)."""
-    named = Counter(re.findall(r"\w+\.\w+|\w+", re.sub(r"--.*", "", text)))
-    used = _FUNCTION.sub(lambda found: found[0] if named[found[2] or found[3]] > 1 else "", text)
-    return text if used == text else _without_unused(used)  # one that only another unused one called
+    functions = {found[1]: found for found in _FUNCTION.finditer(text)}
+    named, unused = Counter(_words(text)), list[re.Match[str]]()
+    while found := [functions.pop(name) for name in list(functions) if named[name] == 1]:
+        unused += found
+        for one in found:  # those that it calls may be unused, too
+            named.subtract(_words(one[0]))
+    for one in sorted(unused, key=lambda one: one.start(), reverse=True):
+        text = text[: one.start()] + text[one.end() :]
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_COMMENT.sub("", text))
 
 
 def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -> str:
