@@ -13,6 +13,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     upstream/    HTTP/1.1 towards replicas; nothing else speaks to them
     replicas/    which replicas there are, whether they live, and what they serve
     control/     the paths that a gateway answers itself: health, readiness, models, explain
+    console/     the cluster on one page, live
     metrics/     what a gateway counts, for Prometheus
     settings/    the configuration file: its fields, checks and defaults
     errors       the exception that ends a request, in OpenAI's JSON shape

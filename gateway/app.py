@@ -6,13 +6,17 @@ import gc
 import secrets
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog
+from gateway.console.cluster import ClusterView
+from gateway.console.history import History
+from gateway.console.routes import add_console
+from gateway.console.sessions import Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
@@ -57,8 +61,7 @@ class Gateway:
         self.settings = settings
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
-        self.metrics = Metrics()
-        self.tasks = Tasks()
+        self.metrics, self.tasks = Metrics(), Tasks()
 
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
@@ -102,7 +105,15 @@ class Gateway:
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
         operations = Operations(settings, self.fleet, self.store)
         own = self.status, self.fleet, keyring, admission, explainer, operations, self.decisions, self.metrics
-        self.control: ASGIApp = build_control(*own, timeouts.body_s)
+        self.control = build_control(*own, timeouts.body_s)
+        self.history = self._console(keyring, operations) if settings.console.enabled else None
+
+    def _console(self, keyring: Keyring, operations: Operations) -> History:
+        """Add the console to the paths that this gateway answers. Returns the part that has to run."""
+        sessions = Sessions(keyring, self.store, self.settings.redis.namespace)
+        view = ClusterView(self.status, operations, self.store)
+        add_console(self.control, sessions, view, self.decisions, lambda: self.status.is_draining)
+        return History(self.store, self.settings.queue.prefill_tokens_per_s)
 
     def _replicas_changed(self) -> None:
         self.holds.wake()
@@ -128,6 +139,8 @@ class Gateway:
         await self.store.first_attempt()  # of the pools just found, which may have connections of their own
         self.tasks.keep(self.moves.run, "moves")
         self.tasks.keep(self.decisions.run, "decisions")
+        if self.history is not None:
+            self.tasks.keep(self.history.run, "history")
         if self.settings.coordinator.apply_events:
             self.tasks.spawn(self.appliers.run(), "appliers")
         if self.settings.store.watch:

@@ -70,6 +70,7 @@ def namespaces() -> list[str] | None:
     return None
 
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDS = {
     "the version before": Need(
         _succeeds(*older_version("coordinator/keys.py")), "git, and a checkout with its history"
@@ -87,5 +88,6 @@ NEEDS = {
     "openssl": Need(_on_path("openssl"), "apt install openssl"),
     "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),
     "namespaces": Need(lambda: namespaces() is not None, "be a user who may `unshare --net --mount true`"),
+    "chromium": Need(lambda: CHROMIUM is not None, "apt install chromium"),
     "a network": Need(lambda: outward_address() is not None, "connect this machine to one"),
 }

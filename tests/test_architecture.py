@@ -30,6 +30,7 @@ LAYERS = (
     "gateway.routing",
     "gateway.relay",
     "gateway.control",
+    "gateway.console",
     "gateway.app",
     "gateway.server",
     "gateway.ops",

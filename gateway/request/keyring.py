@@ -56,6 +56,18 @@ class Keyring:
             raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
         return Caller(found.tenant, found.admin or self._expose_decisions, found.name, found.admin)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no keys are configured: everybody may do everything."""
+        return not self._keys
+
+    def admin(self, name: str) -> Caller | None:
+        """The caller with the admin key of this name; None if there is none."""
+        for _, key in self._keys:
+            if key.name == name and key.admin:
+                return Caller(key.tenant, True, key.name, is_admin=True)
+        return None
+
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
         """The cache salt for the engine. Each tenant has its own, so that no tenant can probe another's cache.
 

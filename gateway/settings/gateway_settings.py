@@ -170,6 +170,10 @@ class LogSettings(Section):
     access_log: Annotated[str, Field(min_length=1)] | None = None
 
 
+class ConsoleSettings(Section):
+    enabled: bool = True
+
+
 def default_id() -> str:
     """This host's name, in the characters of an id. It is unique if each gateway has its own host or container."""
     return re.sub(r"[^a-z0-9._-]", "-", socket.gethostname().lower())[:48] or "gateway"
@@ -194,6 +198,7 @@ class GatewaySettings(Section):
     coordinator: CoordinatorSettings = CoordinatorSettings()
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
+    console: ConsoleSettings = ConsoleSettings()
 
     @field_validator("replicas")
     @classmethod

@@ -141,6 +141,7 @@ def _show_next_steps(console: Console, layout: Cluster, model: str, key: str | N
     )
     steps = f"""
 Try next
+  open {layout.url}/console in a browser: the cluster on one page, live
   curl -si {layout.url}/v1/chat/completions -H 'content-type: application/json'{bearer} \\
     -d {_in_double_quotes(curl_body)}
   {python} -c 'import openai; print({sdk}.models.list())'

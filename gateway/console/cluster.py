@@ -1,0 +1,106 @@
+"""The whole cluster at one moment, as the console draws it. All pages of a gateway share two looks a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from coordinator.errors import StoreError
+from coordinator.pool.pool import Pool
+from coordinator.registry import readable
+from coordinator.store import Store
+from gateway.console.history import EVERY_S, Point, read_history
+from gateway.control.operations import Operations
+from gateway.control.status import Status
+from gateway.errors import ApiError
+
+_EVERY_S = 0.5
+_MOST_GATEWAYS = 64
+
+
+class ClusterView:
+    """Looks at the cluster for the pages of one gateway."""
+
+    def __init__(self, status: Status, operations: Operations, store: Store) -> None:
+        self._status, self._operations, self._store = status, operations, store
+        self._seen: dict[str, Any] = {}
+        self._seen_s = self._history_s = 0.0
+        self._histories: dict[str, list[Point]] = {}
+        self._looking = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ClusterView of {len(self._seen.get('replicas', ()))} replicas>"
+
+    async def look(self) -> dict[str, Any]:
+        """What there is. If the store is away, what this gateway knows, and what was seen last."""
+        async with self._looking:
+            if time.monotonic() - self._seen_s >= _EVERY_S:
+                self._seen = await self._look()
+                self._seen_s = time.monotonic()
+            return self._seen
+
+    async def _look(self) -> dict[str, Any]:
+        _, ready = self._status.readiness()
+        told = {
+            "time_ms": int(time.time() * 1000),
+            "gateway": self._status.gateway,
+            "version": self._status.about["version"],
+            "store": ready["store"],
+            "problems": _problems(ready),
+        }
+        try:
+            return self._seen | told | await self._look_at_store()
+        except (StoreError, ApiError):
+            return {"gateways": [], "replicas": [], "pools": []} | self._seen | told
+
+    async def _look_at_store(self) -> dict[str, Any]:
+        pools = [self._store.pool(name) for name in sorted(self._store.pool_names())]
+        await asyncio.gather(*(pool.read_figures() for pool in pools))
+        replicas = await self._operations.replicas()
+        if time.monotonic() - self._history_s >= EVERY_S:
+            self._history_s = time.monotonic()
+            self._histories = {pool.name: await read_history(pool) for pool in pools}
+        queue = await self._operations.queue()
+        return {
+            "gateways": await self._gateways(pools),
+            "replicas": [each | _figures(self._store.pool(each["pool"]), each["id"]) for each in replicas],
+            "pools": [each | {"history": self._histories.get(each["pool"], [])} for each in queue["pools"]],
+        }
+
+    async def _gateways(self, pools: list[Pool]) -> list[dict[str, Any]]:
+        """Each gateway that some pool knows, by name, and whether its lease is good."""
+        found: dict[str, bool] = {}
+        for pool in pools:
+            flat = await pool.read("HGETALL", pool.keys.gateways)
+            now_ms = pool.state.now_ms if pool.state is not None else 0
+            for name, text in zip(flat[::2], flat[1::2], strict=True):
+                _, _, until = readable(text).partition(" ")
+                is_good = until.isdecimal() and int(until) >= now_ms
+                found[readable(name)] = found.get(readable(name), False) or is_good
+        return [{"id": name, "is_alive": found[name]} for name in sorted(found)[:_MOST_GATEWAYS]]
+
+
+def _figures(pool: Pool, replica: str) -> dict[str, Any]:
+    """What the engine and the cluster tell of a replica besides its load."""
+    engine, state = pool.figures.engines.get(replica, {}), pool.state
+    is_open = state is not None and state.open_until_ms.get(replica, 0) > state.now_ms
+    return {
+        "breaker_open": is_open,
+        "exact": state is not None and state.is_exact(replica),
+        "kv_usage": engine.get("kv_usage"),
+        "engine_waiting": engine.get("waiting"),
+    }
+
+
+def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
+    """What is wrong, in words: the worst first."""
+    found = [{"where": "gateway", "what": reason} for reason in ready["reasons"]]
+    if "store_problem" in ready:
+        found.append({"where": "store", "what": ready["store_problem"]})
+    found += [{"where": f"replica {name}", "what": what} for name, what in ready.get("not_ready", {}).items()]
+    found += [
+        {"where": f"replica {name}", "what": "its id belongs to another engine"} for name in ready.get("taken_ids", ())
+    ]
+    found += [{"where": "store", "what": what} for what in ready.get("store_warnings", ())]
+    return found

@@ -1,0 +1,157 @@
+"""The console shows the whole cluster on each gateway, to admins only, and asks no other origin."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from bench.cluster import Cluster
+from coordinator.keys import console_secret_key
+from gateway.console.sessions import COOKIE
+from gateway.ops.cli.watch import parsed_events
+from tests.api.stage import Stage, chat_body, fresh, running_gateway
+from tests.polling import wait_until
+
+ASSETS = ("/console/console.js", "/console/console.css")
+
+
+@pytest.fixture
+def browser(guarded: Stage) -> Iterator[httpx.Client]:
+    """Keeps cookies, as a browser does, and is not logged in."""
+    with httpx.Client(timeout=20) as client:
+        yield client
+
+
+def log_in(browser: httpx.Client, url: str, key: str) -> httpx.Response:
+    return browser.post(f"{url}/console/login", data={"key": key})
+
+
+def events(url: str, cookies: dict[str, str] | None = None) -> Iterator[tuple[str, Any]]:
+    with httpx.stream("GET", f"{url}/console/live", timeout=20, cookies=cookies) as response:
+        assert response.status_code == 200, response.read()
+        yield from parsed_events(response.iter_lines())
+
+
+def first_cluster(url: str, cookies: dict[str, str] | None = None) -> dict[str, Any]:
+    return next(data for name, data in events(url, cookies) if name == "cluster")
+
+
+def test_without_keys_it_is_open_and_names_nothing_of_another_origin(stage: Stage) -> None:
+    for path in ("/console", *ASSETS):
+        answer = stage.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http:" not in policy
+        assert "https:" not in answer.text
+        assert "<style" not in answer.text
+        assert " style=" not in answer.text
+    assert stage.get("/console/../app.py").status_code == 404
+    assert stage.get("/console/sessions.py").status_code == 404
+
+
+def test_each_gateway_shows_all_gateways_and_replicas_and_the_last_minutes(stage: Stage, open_cluster: Cluster) -> None:
+    for url in stage.gateways:
+        seen = first_cluster(url)
+        assert {one["id"].partition(".")[0] for one in seen["gateways"]} >= {"gw0", "gw1"}
+        assert {one["id"] for one in seen["replicas"]} >= {"r0", "r1", "r2"}
+        assert seen["store"] == "up"
+        wait_until(lambda url=url: any(pool["history"] for pool in first_cluster(url)["pools"]), within_s=15)
+        [point, *_] = next(pool["history"] for pool in first_cluster(url)["pools"] if pool["history"])
+        assert abs(point[0] / 1000 - time.time()) < 1000
+        assert point[1] is not None
+
+
+def test_it_shows_the_requests_of_other_gateways_as_they_end(stage: Stage) -> None:
+    request_id = fresh("console")
+    wanted = [name for name, _ in _until(stage, request_id)]
+    assert "decisions" in wanted
+
+
+def _until(stage: Stage, request_id: str) -> Iterator[tuple[str, Any]]:
+    for name, data in events(stage.gateways[0]):
+        yield name, data
+        if name == "decisions" and any(record["request_id"] == request_id for record in data):
+            assert "messages" not in json.dumps(data)
+            return
+        stage.post("/v1/chat/completions", chat_body(fresh()), 1, headers={"x-request-id": request_id})
+
+
+def test_with_keys_it_needs_an_admin_key_and_says_so(guarded: Stage, browser: httpx.Client) -> None:
+    url = guarded.gateways[0]
+    answer = browser.get(f"{url}/console")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/login")
+    assert browser.get(f"{url}/console/live").json()["error"]["code"] == "login_required"
+    for key, status, words in (("", 401, "Enter"), ("wrong", 401, "not known"), ("secret-alice", 403, "admin: true")):
+        answer = log_in(browser, url, key)
+        assert (answer.status_code, words in answer.text, dict(browser.cookies)) == (status, True, {})
+    assert log_in(browser, url, "x" * 5000).status_code == 413
+
+
+def test_a_session_is_good_at_all_gateways_and_for_the_console_only(guarded: Stage, browser: httpx.Client) -> None:
+    answer = log_in(browser, guarded.gateways[0], "secret-root")
+    cookie = answer.headers["set-cookie"].lower()
+    assert all(flag in cookie for flag in ("httponly", "samesite=strict", "path=/console", "max-age=43200"))
+    assert "secure" not in cookie
+    assert "secret-root" not in cookie
+    held = {COOKIE: answer.cookies[COOKIE]}
+    for url in guarded.gateways:
+        assert httpx.get(f"{url}/console", cookies=held).status_code == 200
+        assert first_cluster(url, held)["replicas"]
+        assert httpx.get(f"{url}/v1/queue", cookies=held).status_code == 401
+    over_tls = httpx.post(
+        f"{guarded.gateways[0]}/console/login", data={"key": "secret-root"}, headers={"x-forwarded-proto": "https"}
+    )
+    assert "secure" in over_tls.headers["set-cookie"].lower()
+
+
+def test_a_session_that_was_changed_or_is_over_is_none(guarded: Stage, browser: httpx.Client) -> None:
+    url = guarded.gateways[0]
+    good = log_in(browser, url, "secret-root").cookies[COOKIE]
+    name, until, signature = good.split(".")
+    others = (
+        f"{b'alice'.hex()}.{until}.{signature}",
+        f"{name}.{int(until) + 1}.{signature}",
+        f"{name}.1.{signature}",
+        f"{name}.{until}.",
+        *("", ".", "..", "a.b.c", "\xb2.\xb2.\xb2", "zz.99999999999." + signature, f"{name}.{'9' * 5000}.x"),
+    )
+    for cookie in others:
+        answer = httpx.get(f"{url}/console", headers=[(b"cookie", f"{COOKIE}={cookie}".encode("latin-1"))])
+        assert (answer.status_code, cookie) == (303, cookie)
+
+
+def test_a_store_that_was_emptied_ends_sessions_and_a_new_login_is_good_everywhere(
+    guarded: Stage, guarded_cluster: Cluster, browser: httpx.Client
+) -> None:
+    log_in(browser, guarded.gateways[1], "secret-root")
+    with redis.Redis.from_url(guarded_cluster.redis_url) as store:
+        store.delete(console_secret_key())
+    held = {COOKIE: log_in(browser, guarded.gateways[0], "secret-root").cookies[COOKIE]}
+    wait_until(lambda: httpx.get(f"{guarded.gateways[1]}/console", cookies=held).status_code == 200)
+
+
+def test_logging_out_needs_the_token_of_the_page(guarded: Stage, browser: httpx.Client) -> None:
+    url = guarded.gateways[0]
+    held = {COOKIE: log_in(browser, url, "secret-root").cookies[COOKIE]}
+    page = httpx.get(f"{url}/console", cookies=held).text
+    token = page.partition('name="token" content="')[2].partition('"')[0]
+    assert len(token) == 64
+    for wrong in ({}, {"x-kvgate-csrf": "0" * 64}):
+        assert httpx.post(f"{url}/console/logout", cookies=held, headers=wrong).status_code == 403
+    answer = httpx.post(f"{url}/console/logout", cookies=held, headers={"x-kvgate-csrf": token})
+    assert (answer.status_code, "max-age=0" in answer.headers["set-cookie"].lower()) == (204, True)
+
+
+def test_a_setting_turns_it_off(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:
+    with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, {"console": {"enabled": False}}) as url:
+        for path in ("/console", "/console/login", "/console/live", *ASSETS):
+            assert httpx.get(url + path).status_code == 404

@@ -1,0 +1,153 @@
+"""The console in a real browser: login, views that change under load, and no request to another origin."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from bench.cluster import Cluster, running_cluster
+from tests.api.stage import api_key, bearer, chat_body, fresh
+from tests.polling import wait_until
+from tests.programs import CHROMIUM, needs
+
+pytestmark = needs("chromium")
+
+CONFIG: dict[str, Any] = {
+    "redis": {"budget_ms": 500},
+    "policy": {"max_active_requests": 1},
+    "security": {
+        "api_keys": [api_key("alice", "research"), api_key("root", "operations", admin=True)],
+        "cache_salt_secret": "canary-cache-salt-secret",
+    },
+}
+SHOWN_WITHIN_MS = 3000
+"""How soon the page has to show that a replica was killed."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "1"), config=CONFIG) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Its sandbox needs rights that containers lack. It only opens pages of our own gateways.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def page_of(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, list[str]]]:
+    """A page in a browser without cookies, and what went wrong there: errors, and requests to other origins."""
+    context = browser.new_context(**options)
+    page, wrong = context.new_page(), list[str]()
+    own = urlsplit(url).netloc
+    page.on("request", lambda asked: wrong.append(asked.url) if urlsplit(asked.url).netloc != own else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+    yield page, wrong
+    context.close()
+    assert wrong == []
+
+
+def log_in(page: Page, url: str) -> None:
+    page.goto(f"{url}/console")
+    page.get_by_label("Admin key").fill("secret-root")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("#link")).to_contain_text("live, from")
+
+
+def ask(url: str, request_id: str, **fields: Any) -> None:
+    headers = {**bearer("alice"), "x-request-id": request_id}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(fresh(), **fields), headers=headers, timeout=20)
+    assert answer.status_code == 200
+
+
+def test_it_lets_in_who_shows_an_admin_key_and_lets_go(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    with page_of(browser, url) as (page, _):
+        page.goto(f"{url}/console")
+        page.get_by_label("Admin key").fill("secret-alice")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("no admin key")
+        log_in(page, url)
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_label("Admin key")).to_be_visible()
+        page.goto(f"{url}/console")
+        expect(page.get_by_label("Admin key")).to_be_visible()
+
+
+def test_requests_of_the_other_gateway_appear_and_open(browser: Browser, cluster: Cluster) -> None:
+    with page_of(browser, cluster.gateway_urls[0], color_scheme="dark") as (page, _):
+        log_in(page, cluster.gateway_urls[0])
+        page.get_by_role("link", name="Decisions").click()
+        wanted = fresh("wanted")
+        # Within a second, the other gateway hears that somebody watches.
+        rows = page.locator("#records tr[data-request]")
+        wait_until(lambda: ask(cluster.gateway_urls[1], fresh("other")) or rows.count())
+        ask(cluster.gateway_urls[1], wanted)
+        page.get_by_label("Request id").fill(wanted)
+        row = page.locator(f"#records tr[data-request='{wanted}']")
+        expect(page.locator("#records tr")).to_have_count(1)
+        row.click()
+        expect(page.get_by_role("dialog")).to_contain_text("/v1/chat/completions")
+        expect(page.get_by_role("dialog")).to_contain_text("gw1")
+
+
+def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[1]
+    with page_of(browser, url, viewport={"width": 390, "height": 800}) as (page, _):
+        log_in(page, url)
+        page.get_by_role("link", name="Queue").click()
+        expect(page.locator("#waiting")).to_contain_text("Nobody waits")
+        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 5):
+            expect(page.locator("#waiting")).to_contain_text("no_room")
+            expect(page.locator("#rooms")).to_contain_text("1 of 1")
+        expect(page.locator("#waiting")).to_contain_text("Nobody waits")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, "a phone scrolls tables, not the page"
+
+
+@contextmanager
+def _held(http: httpx.Client, count: int) -> Iterator[None]:
+    """So many streams of long answers are open, or wait."""
+
+    def read() -> None:
+        with http.stream(
+            "POST", "/v1/chat/completions", json=chat_body(fresh(), stream=True, max_tokens=2000)
+        ) as answer:
+            for _ in answer.iter_lines():
+                if over.is_set():
+                    return
+
+    over = threading.Event()
+    readers = [threading.Thread(target=read) for _ in range(count)]
+    for reader in readers:
+        reader.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for reader in readers:
+            reader.join()
+
+
+def test_a_killed_replica_is_shown_within_seconds(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        expect(page.locator("#problems")).to_contain_text("Nothing.")
+        victim = cluster.replicas[1]
+        victim.kill()
+        expect(page.locator("#problems")).to_contain_text(f"replica {victim.id}", timeout=SHOWN_WITHIN_MS)
+        expect(page.locator(f"tr[data-replica={victim.id}] td.bad")).to_be_visible()
