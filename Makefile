@@ -1,4 +1,4 @@
-# make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C
+# make up     a cluster on this machine, on http://127.0.0.1:8080, until Ctrl-C; ARGS='--load mixed' sends it a gentle load
 # make test   the tests, with real Redis and real processes, in five minutes; ARGS=tests/api runs only these
 # make test-programs  tests that need more programs (openssl, Prometheus, …), and tests of scripts on Redis 6.2 and 7
 # make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
@@ -55,7 +55,7 @@ $(OLDEST_REDIS): $(INSTALLED)
 	@touch $@
 
 up: install
-	@$(BIN)/kvgate up
+	@$(BIN)/kvgate up $(ARGS)
 
 test: install
 	$(BIN)/pytest $(SELECTED)

@@ -15,12 +15,13 @@ from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog
 from gateway.console.cluster import ClusterView
 from gateway.console.history import History
+from gateway.console.prefixes import Prefixes
 from gateway.console.routes import add_console
 from gateway.console.sessions import Sessions
 from gateway.control.decisions import Decisions
 from gateway.control.explain import Explainer
 from gateway.control.operations import Operations
-from gateway.control.routes import build_control
+from gateway.control.routes import ExplainRoute, build_control
 from gateway.control.status import Status
 from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
@@ -83,36 +84,37 @@ class Gateway:
         keyring = Keyring(settings.security)
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
-        tenants = Tenants(settings)
+        tenants, responses = Tenants(settings), StoredResponses(self.store, self.fleet)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self.holds.wake, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
-        responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
-        attempts = Attempts(settings, router, *senders)
-        timeouts, recorder = settings.timeouts, Recorder(settings.id)
+        attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
         self.access_log = _access_log(settings, self.metrics, recorder)
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
-        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, recorder)
+        accounts = self.metrics, settings.timeouts, recorder
+        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, *accounts)
 
         # The paths that this gateway answers itself.
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
+        explained = ExplainRoute(admission, explainer, settings.timeouts.body_s)
         operations = Operations(settings, self.fleet, self.store)
-        own = self.status, self.fleet, keyring, admission, explainer, operations, self.decisions, self.metrics
-        self.control = build_control(*own, timeouts.body_s)
-        self.history = self._console(keyring, operations) if settings.console.enabled else None
+        own = keyring, explained, operations, self.decisions, self.metrics
+        self.control = build_control(self.status, self.fleet, *own)
+        self.history = self._console(keyring, operations, explained) if settings.console.enabled else None
 
-    def _console(self, keyring: Keyring, operations: Operations) -> History:
+    def _console(self, keyring: Keyring, operations: Operations, explained: ExplainRoute) -> History:
         """Add the console to the paths that this gateway answers. Returns the part that has to run."""
         sessions = Sessions(keyring, self.store, self.settings.redis.namespace)
         view = ClusterView(self.status, operations, self.store)
-        add_console(self.control, sessions, view, self.decisions, lambda: self.status.is_draining)
+        shown = view, self.decisions, Prefixes(self.store), explained
+        add_console(self.control, sessions, *shown, lambda: self.status.is_draining)
         return History(self.store, self.settings.queue.prefill_tokens_per_s)
 
     def _replicas_changed(self) -> None:

@@ -2,6 +2,8 @@
 "use strict";
 
 const MOST_ROWS = 300;
+const VIEWS = ["overview", "decisions", "prefixes", "queue", "ask"];
+const PREFIXES_MS = 5000;
 const FILTERS = ["model", "replica", "why", "tenant", "request_id"];
 const at = (id) => document.getElementById(id);
 const records = []; // the newest first
@@ -134,6 +136,32 @@ function showRecord(record) {
   at("record").showModal();
 }
 
+// -- prefixes ---------------------------------------------------------------------------------------------------------
+
+let prefixes = [];
+
+async function readPrefixes() {
+  if (at("prefixes").hidden || document.hidden) return;
+  try {
+    const answer = await fetch("/console/prefixes");
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error.message);
+    prefixes = told.prefixes;
+    at("found").textContent = `${prefixes.length} keys, of those that replicas used last.`;
+    drawPrefixes();
+  } catch (error) {
+    at("found").textContent = `They cannot be read: ${error.message}`;
+  }
+}
+
+function drawPrefixes() {
+  const by = new FormData(at("order")).get("by");
+  const sorted = [...prefixes].sort((a, b) => (b[by] ?? -1) - (a[by] ?? -1));
+  fill("keys", sorted.slice(0, 100).map((each) => element("tr", {}, cell(each.key.slice(0, 12)), cell(each.pool), number(each.tokens),
+    number(each.hits), number(each.copies), cell(new Date(each.last_use_ms).toLocaleTimeString()),
+    cell(each.owners.map(ownerOf).join(", ")))), "No replica holds anything yet.");
+}
+
 // -- queue ------------------------------------------------------------------------------------------------------------
 
 function drawQueue(cluster) {
@@ -145,15 +173,78 @@ function drawQueue(cluster) {
     cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(room.has_room ? "yes" : "no", room.has_room ? "good" : "warn")))), "No replica is known.");
 }
 
+// -- ask --------------------------------------------------------------------------------------------------------------
+
+function drawModels(cluster) {
+  const select = at("models");
+  const known = [...select.options].map((option) => option.value);
+  if (known.join("\n") === cluster.models.join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(...cluster.models.map((name) => element("option", {}, name)));
+  if (cluster.models.includes(chosen)) select.value = chosen;
+}
+
+function asDataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function bodyOf(form) {
+  const fields = new FormData(form);
+  const image = fields.get("image");
+  let content = fields.get("prompt");
+  if (image && image.size) {
+    const part = { type: "image_url", image_url: { url: await asDataUrl(image) } };
+    content = [part, { type: "text", text: content }];
+  }
+  const system = fields.get("system") ? [{ role: "system", content: fields.get("system") }] : [];
+  return JSON.stringify({ model: fields.get("model"), messages: [...system, { role: "user", content }] });
+}
+
+async function explain(event) {
+  event.preventDefault();
+  at("choice").textContent = "asking";
+  try {
+    const headers = { "content-type": "application/json", "x-kvgate-csrf": token };
+    const answer = await fetch("/console/explain", { method: "POST", headers, body: await bodyOf(event.target) });
+    const told = await answer.json();
+    if (answer.ok) drawExplained(told);
+    else at("choice").textContent = told.error.message;
+  } catch (error) {
+    at("choice").textContent = `The gateway did not answer: ${error}`;
+  }
+}
+
+// Where it holds the key (gpu, cpu), and how that is known: an engine has said so (resident), or a gateway assumes it (claim).
+const ownerOf = (owner) => `${owner.replica} (${owner.medium}, ${owner.stale ? "of an earlier life" : owner.kind})`;
+
+function drawExplained(told) {
+  const choice = told.choice;
+  const waits = choice.waits ? `, but it waits first (${choice.waits.why})` : "";
+  at("choice").textContent = choice.replica
+    ? `It would go to ${choice.replica}: ${choice.why}, ${choice.matched_tokens} of ${told.prompt_tokens} tokens matched${waits}.`
+    : `${choice.why}${told.reason ? `: ${told.reason}` : ""}`;
+  fill("costs", told.replicas.map((each) => element("tr", {}, cell(each.replica, each.replica === choice.replica ? "good" : ""),
+    ...["matched_tokens", "charged_tokens", "displaced_tokens", "backlog_tokens", "load_tokens", "cost"].map(
+      (name) => number(each[name] === undefined ? null : Math.round(each[name]))))), "No replica was looked at.");
+  fill("chain", told.chain.map((link) => element("tr", {}, cell(link.key.slice(0, 12)), number(link.tokens), number(link.images),
+    cell(link.owners.map(ownerOf).join(", ") || "nobody"))), "This prompt is too short to have a chain.");
+}
+
 // -- the page ---------------------------------------------------------------------------------------------------------
 
 function showView() {
-  const wanted = ["overview", "decisions", "queue"].includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
+  const wanted = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== wanted;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${wanted}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  readPrefixes();
 }
 
 function listen() {
@@ -164,6 +255,7 @@ function listen() {
     at("link").textContent = `live, from ${cluster.gateway}`;
     drawOverview(cluster);
     drawQueue(cluster);
+    drawModels(cluster);
   });
   source.addEventListener("decisions", (event) => {
     if (at("filters").elements.paused.checked) return;
@@ -193,6 +285,9 @@ at("logout").addEventListener("click", async () => {
 });
 at("filters").addEventListener("input", drawRecords);
 at("filters").addEventListener("submit", (event) => event.preventDefault());
+at("question").addEventListener("submit", explain);
+at("order").addEventListener("input", drawPrefixes);
+setInterval(readPrefixes, PREFIXES_MS);
 window.addEventListener("hashchange", showView);
 showView();
 drawRecords();

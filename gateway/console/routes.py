@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
-from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
+from coordinator.errors import StoreError
 from gateway.console.cluster import ClusterView
+from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions
 from gateway.control.decisions import Decisions
+from gateway.control.routes import ExplainRoute
 from gateway.errors import ApiError
+from gateway.request.keyring import Caller
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -25,17 +30,26 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _ASSETS = {"console.js": "text/javascript", "console.css": "text/css"}
-_TICK_S = 0.25
+_TICK_S, _CHECKED_S = 0.25, 10.0
+_FORM_S = 10.0
 _MOST_FORM_BYTES = 4096
 
 
 def add_console(
-    app: FastAPI, sessions: Sessions, cluster: ClusterView, decisions: Decisions, is_over: Callable[[], bool]
+    app: FastAPI,
+    sessions: Sessions,
+    cluster: ClusterView,
+    decisions: Decisions,
+    prefixes: Prefixes,
+    explained: ExplainRoute,
+    is_over: Callable[[], bool],
 ) -> None:
-    """Add the page, its stream and its login to the application."""
+    """Add the page, its stream, its login and what it asks to the application."""
     folder = files(__package__)
     texts = {name: (folder / name).read_text() for name in ("page.html", "login.html", *_ASSETS)}
     _add_login(app, sessions, texts["login.html"])
+    _add_live(app, sessions, cluster, decisions, is_over)
+    _add_asks(app, sessions, prefixes, explained)
 
     @app.get("/console")
     async def page(request: Request) -> Response:
@@ -43,21 +57,45 @@ def add_console(
             return RedirectResponse("/console/login", 303, _HEADERS)
         return _html(texts["page.html"].replace("{{token}}", sessions.token(_cookie(request))))
 
-    @app.get("/console/live")
-    async def live(request: Request) -> Response:
-        if await sessions.caller(_cookie(request)) is None:
-            raise ApiError(401, "login_required", "Log in at /console/login.")
-        if not decisions.has_room:
-            message = "Too many pages are open on this gateway already; use another one."
-            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
-        events = _live(cluster, decisions, is_over)
-        return StreamingResponse(events, headers=_HEADERS | {"x-accel-buffering": "no"}, media_type="text/event-stream")
-
     @app.get("/console/{name}")
     async def asset(name: str) -> Response:
         if name not in _ASSETS:
             raise ApiError(404, "not_found", "The console has no such page.")
         return Response(texts[name], headers=_HEADERS, media_type=_ASSETS[name])
+
+
+def _add_live(
+    app: FastAPI, sessions: Sessions, cluster: ClusterView, decisions: Decisions, is_over: Callable[[], bool]
+) -> None:
+    @app.get("/console/live")
+    async def live(request: Request) -> Response:
+        await _caller(sessions, request)
+        if not decisions.has_room:
+            message = "Too many pages are open on this gateway already; use another one."
+            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
+
+        async def is_allowed() -> bool:
+            return await sessions.caller(_cookie(request)) is not None
+
+        events = _live(cluster, decisions, is_allowed, is_over)
+        return StreamingResponse(events, headers=_HEADERS | {"x-accel-buffering": "no"}, media_type="text/event-stream")
+
+
+def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: ExplainRoute) -> None:
+    @app.get("/console/prefixes")
+    async def show_prefixes(request: Request) -> Response:
+        await _caller(sessions, request)
+        try:
+            found = {"prefixes": await prefixes.look()}
+        except StoreError as error:
+            raise ApiError(503, "store_unreachable", f"Redis did not answer: {error}. Retry shortly.") from None
+        return Response(orjson.dumps(found), headers=_HEADERS, media_type="application/json")
+
+    @app.post("/console/explain")
+    async def explain(request: Request) -> Response:
+        caller = await _caller(sessions, request)
+        _check_token(sessions, request)
+        return await explained(request, caller, None)
 
 
 def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
@@ -78,8 +116,7 @@ def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
 
     @app.post("/console/logout")
     async def logout(request: Request) -> Response:
-        if not sessions.is_token(_cookie(request), request.headers.get("x-kvgate-csrf", "")):
-            raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
+        _check_token(sessions, request)
         answer = Response(status_code=204, headers=_HEADERS)
         answer.delete_cookie(COOKIE, path="/console", httponly=True, samesite="strict")
         return answer
@@ -91,19 +128,29 @@ _PROBLEMS = {
     "invalid_api_key": "This key is not known here.",
     "admin_key_required": "This is no admin key: it has no `admin: true` in security.api_keys.",
     "request_too_large": "This is too long for a key.",
+    "request_timeout": "The form did not come in time. Try again.",
 }
 
 
-async def _live(cluster: ClusterView, decisions: Decisions, is_over: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def _live(
+    cluster: ClusterView,
+    decisions: Decisions,
+    is_allowed: Callable[[], Awaitable[bool]],
+    is_over: Callable[[], bool],
+) -> AsyncIterator[bytes]:
     """The cluster twice a second as the event `cluster`; records of requests as `decisions`; `dropped` with how many of
-    these were left out."""
-    seen: dict[str, Any] = {}
+    these were left out. It ends when the session does."""
+    seen, checked_s = b"", time.monotonic()
     with decisions.watching({}) as viewer:
         while not is_over():
+            if time.monotonic() - checked_s >= _CHECKED_S:
+                checked_s = time.monotonic()
+                if not await is_allowed():
+                    return
             events = []
             if (now := await cluster.look()) is not seen:
                 seen = now
-                events.append(b"event: cluster\ndata: %b\n\n" % orjson.dumps(seen))
+                events.append(b"event: cluster\ndata: %b\n\n" % seen)
             records, dropped = viewer.take()
             if records:
                 events.append(b"event: decisions\ndata: %b\n\n" % orjson.dumps(records))
@@ -117,11 +164,31 @@ async def _live(cluster: ClusterView, decisions: Decisions, is_over: Callable[[]
 async def _key_in(request: Request) -> str:
     """The key in a form of one field."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_FORM_BYTES:
-            raise ApiError(413, "request_too_large", "key: it is too long.")
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > _MOST_FORM_BYTES:
+                    raise ApiError(413, "request_too_large", "key: it is too long.")
+    except TimeoutError:
+        raise ApiError(408, "request_timeout", "The form did not come in time.") from None
+    except ClientDisconnect:
+        return ""
     return parse_qs(body.decode("latin-1"), encoding="latin-1").get("key", [""])[0].strip()
+
+
+async def _caller(sessions: Sessions, request: Request) -> Caller:
+    """Whose session it is. Raises ApiError if there is none."""
+    caller = await sessions.caller(_cookie(request))
+    if caller is None:
+        raise ApiError(401, "login_required", "Log in at /console/login.")
+    return caller
+
+
+def _check_token(sessions: Sessions, request: Request) -> None:
+    """Raises ApiError unless a page of this session sends the request."""
+    if not sessions.is_token(_cookie(request), request.headers.get("x-kvgate-csrf", "")):
+        raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
 
 
 def _cookie(request: Request) -> str:

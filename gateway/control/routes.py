@@ -24,7 +24,7 @@ from gateway.metrics.gateway_metrics import Metrics
 from gateway.replicas.fleet import Fleet
 from gateway.request.admission import Admission, holder_of
 from gateway.request.body import receive_body
-from gateway.request.keyring import Keyring
+from gateway.request.keyring import Caller, Keyring
 
 _SELECTED = frozenset({"tenant", "model", "replica", "request_id"})
 """What of the decisions one may ask for."""
@@ -35,12 +35,10 @@ def build_control(
     status: Status,
     fleet: Fleet,
     keyring: Keyring,
-    admission: Admission,
-    explainer: Explainer,
+    explained: ExplainRoute,
     operations: Operations,
     decisions: Decisions,
     metrics: Metrics,
-    body_s: float,
 ) -> FastAPI:
     """The FastAPI application. Its errors have OpenAI's error shape."""
     app = FastAPI(
@@ -48,7 +46,7 @@ def build_control(
     )
     _add_probes(app, status, metrics)
     _add_models(app, fleet, keyring)
-    _add_explain(app, keyring, admission, explainer, body_s)
+    _add_explain(app, keyring, explained)
     _add_operations(app, keyring, operations)
     _add_decisions(app, status, keyring, decisions)
     app.add_exception_handler(ApiError, _api_error)  # type: ignore[arg-type]
@@ -91,25 +89,35 @@ def _add_models(app: FastAPI, fleet: Fleet, keyring: Keyring) -> None:
         raise ApiError(404, "model_not_found", "This model is not served here; GET /v1/models lists what is.", "model")
 
 
-def _add_explain(app: FastAPI, keyring: Keyring, admission: Admission, explainer: Explainer, body_s: float) -> None:
-    deadlines = Deadlines()
+class ExplainRoute:
+    """Answers explain requests, from the API and from the console."""
 
-    @app.post("/v1/route/explain")
-    async def explain(request: Request, path: str | None = None) -> Response:
-        headers = dict(request.headers)
-        caller = keyring.identify(headers)
-        if not caller.sees_decisions:
-            raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
-        slot = admission.admit(holder_of(caller, request.client.host if request.client else ""))
+    def __init__(self, admission: Admission, explainer: Explainer, body_s: float) -> None:
+        self._admission, self._explainer, self._body_s = admission, explainer, body_s
+        self._deadlines = Deadlines()
+
+    async def __call__(self, request: Request, caller: Caller, path: str | None) -> Response:
+        """The decision on the request in this body. Raises ApiError."""
+        headers, limits = dict(request.headers), self._admission.limits
+        slot = self._admission.admit(holder_of(caller, request.client.host if request.client else ""))
         more = partial(anext, request.stream(), b"")
         try:
-            body = await receive_body(slot, headers, more, deadlines, body_s, admission.limits.min_body_bytes_per_s)
+            body = await receive_body(slot, headers, more, self._deadlines, self._body_s, limits.min_body_bytes_per_s)
             slot.begin()
-            return _json(200, await explainer.explain(body, headers, caller, slot, path))
+            return _json(200, await self._explainer.explain(body, headers, caller, slot, path))
         except ClientDisconnect:
             return Response(status_code=400)
         finally:
             slot.release()
+
+
+def _add_explain(app: FastAPI, keyring: Keyring, explained: ExplainRoute) -> None:
+    @app.post("/v1/route/explain")
+    async def explain(request: Request, path: str | None = None) -> Response:
+        caller = keyring.identify(dict(request.headers))
+        if not caller.sees_decisions:
+            raise ApiError(403, "admin_key_required", "explain tells what others have sent: it needs an admin key.")
+        return await explained(request, caller, path)
 
 
 def _refuse_others(keyring: Keyring, request: Request) -> None:

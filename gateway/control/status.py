@@ -91,6 +91,10 @@ class Status:
             body["store_warnings"] = list(report.conditions.values())
         return not reasons, body
 
+    def models(self) -> list[str]:
+        """The names of the models that are served."""
+        return [str(card["id"]) for card in self._fleet.model_cards()]
+
     async def refresh_gauges(self) -> None:
         """Set the gauges whose values are kept elsewhere; called for each scrape. Replicas' figures are read from the
         store now: they change all the time, and only scrapes need them. While it is away, they are those read last."""

@@ -142,13 +142,46 @@ def test_a_store_that_was_emptied_ends_sessions_and_a_new_login_is_good_everywhe
 def test_logging_out_needs_the_token_of_the_page(guarded: Stage, browser: httpx.Client) -> None:
     url = guarded.gateways[0]
     held = {COOKIE: log_in(browser, url, "secret-root").cookies[COOKIE]}
-    page = httpx.get(f"{url}/console", cookies=held).text
-    token = page.partition('name="token" content="')[2].partition('"')[0]
+    token = token_of(httpx.get(f"{url}/console", cookies=held).text)
     assert len(token) == 64
     for wrong in ({}, {"x-kvgate-csrf": "0" * 64}):
         assert httpx.post(f"{url}/console/logout", cookies=held, headers=wrong).status_code == 403
     answer = httpx.post(f"{url}/console/logout", cookies=held, headers={"x-kvgate-csrf": token})
     assert (answer.status_code, "max-age=0" in answer.headers["set-cookie"].lower()) == (204, True)
+
+
+def test_a_prompt_is_explained_to_a_page_of_the_session_only(guarded: Stage, browser: httpx.Client) -> None:
+    url = guarded.gateways[0]
+    held = {COOKIE: log_in(browser, url, "secret-root").cookies[COOKIE]}
+    body = chat_body(fresh("a prompt " * 50))
+    assert httpx.post(f"{url}/console/explain", json=body).status_code == 401
+    assert httpx.get(f"{url}/console/prefixes").status_code == 401
+    assert httpx.post(f"{url}/console/explain", json=body, cookies=held).status_code == 403
+    token = token_of(httpx.get(f"{url}/console", cookies=held).text)
+    told = httpx.post(f"{url}/console/explain", json=body, cookies=held, headers={"x-kvgate-csrf": token}).json()
+    assert told["choice"]["replica"] in {each["replica"] for each in told["replicas"]}
+    assert all("cost" in each for each in told["replicas"])
+    wrong = httpx.post(f"{url}/console/explain", content=b"{", cookies=held, headers={"x-kvgate-csrf": token})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def token_of(page: str) -> str:
+    """What pages send with their actions."""
+    return page.partition('name="token" content="')[2].partition('"')[0]
+
+
+def test_the_prefixes_that_were_used_last_are_told_with_who_holds_them(stage: Stage) -> None:
+    text = fresh("a prefix ") * 100
+    for number in range(3):
+        last = stage.chat(f"{text} {number}")
+
+    def held() -> list[dict[str, Any]]:
+        found = stage.get("/console/prefixes").json()["prefixes"]
+        return [each for each in found if each["tokens"] and any(o["kind"] == "resident" for o in each["owners"])]
+
+    wait_until(lambda: any(last.replica == o["replica"] for each in held() for o in each["owners"]), within_s=15)
+    [hottest, *_] = stage.get("/console/prefixes").json()["prefixes"]
+    assert hottest["copies"] == len(hottest["owners"])
 
 
 def test_a_setting_turns_it_off(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from bench.cluster import Cluster, running_cluster
@@ -140,6 +143,46 @@ def _held(http: httpx.Client, count: int) -> Iterator[None]:
         over.set()
         for reader in readers:
             reader.join()
+
+
+def test_a_prompt_with_an_image_is_explained_as_it_is_then_placed(
+    browser: Browser, cluster: Cluster, tmp_path: Path
+) -> None:
+    url, text = cluster.gateway_urls[0], fresh("<b>explained</b> ") * 40
+    image = tmp_path / "image.png"
+    Image.new("RGB", (64, 64), "red").save(image)
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        page.get_by_role("link", name="Ask").click()
+        page.get_by_label("Prompt", exact=True).fill(text)
+        page.get_by_label("Image").set_input_files(image)
+        page.get_by_role("button", name="Explain").click()
+        expect(page.locator("#choice")).to_contain_text("cold")
+        expect(page.locator("#costs tr")).to_have_count(3)
+        expect(page.locator("#chain")).to_contain_text("nobody")
+        part = {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{b64encode(image.read_bytes()).decode()}"},
+        }
+        body = {"model": "sim", "messages": [{"role": "user", "content": [part, {"type": "text", "text": text}]}]}
+        headers = bearer("root")
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body | {"max_tokens": 2}, headers=headers, timeout=20)
+        page.get_by_role("button", name="Explain").click()
+        page.locator("#choice", has_text="It would go to").wait_for()
+        expect(page.locator("#choice")).to_contain_text(f"It would go to {answer.headers['x-kvgate-replica']}: hit")
+        expect(page.locator("#chain")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu")
+
+
+def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, cluster: Cluster) -> None:
+    url, text = cluster.gateway_urls[0], fresh("a hot prefix ") * 60
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        for _ in range(3):
+            answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(text), headers=bearer("root"), timeout=20)
+        page.get_by_role("link", name="Prefixes").click()
+        expect(page.locator("#keys")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu", timeout=10_000)
+        page.get_by_label("First").select_option("the largest")
+        expect(page.locator("#keys tr").first).to_be_visible()
 
 
 def test_a_killed_replica_is_shown_within_seconds(browser: Browser, cluster: Cluster) -> None:

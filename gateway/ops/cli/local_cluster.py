@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,15 @@ from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 
 _DEFAULT_STATE_DIR = Path(".kvgate")
 _DEFAULT_SIMULATED = 2
+
+
+class Load(StrEnum):
+    """What `--load` sends."""
+
+    images = "images"
+    chat = "chat"
+    mixed = "mixed"
+
 
 StateDir = Annotated[
     Path, typer.Option("--state-dir", metavar="DIR", help="The folder with the cluster's files and logs.")
@@ -59,6 +69,14 @@ Config = Annotated[
     ),
 ]
 Demo = Annotated[bool, typer.Option("--demo/--no-demo", help="Send the first requests, unless --detach is given.")]
+LoadKind = Annotated[
+    Load | None,
+    typer.Option(
+        help="Go on sending a gentle load, so that the console has something to show: conversations, questions about "
+        "pictures, or both.",
+        show_default="none",
+    ),
+]
 FrontedReplicas = Annotated[
     list[str] | None,
     typer.Option(
@@ -82,6 +100,7 @@ def up(
     speed: Speed = 1.0,
     config: Config = None,
     demo: Demo = True,
+    load: LoadKind = None,
     replica: FrontedReplicas = None,
 ) -> None:
     """Start a cluster on this machine: Redis, replicas and gateways behind one shared address.
@@ -97,6 +116,7 @@ def up(
       kvgate up
       kvgate up --gateways 4 --replicas 3 --port 8090 --state-dir .kvgate-8090
       kvgate up --detach && kvgate status && kvgate down
+      kvgate up --load mixed
       kvgate up --redis-url redis://127.0.0.1:6379
       kvgate up --replica id=r0,url=http://gpu0:8000 \\
           --replica id=r1,url=http://gpu1:8000
@@ -106,6 +126,8 @@ def up(
 
     if replica and replicas is not None:
         raise CommandError("--replicas counts simulated replicas and --replica names real ones: give one of the two")
+    if load and detach:
+        raise CommandError("--load is sent by this command, so it cannot --detach: give one of the two")
     fronted = tuple(parse_fronted(text) for text in replica or ())
     plan = Plan(
         state_dir=state_dir.resolve(),
@@ -120,7 +142,7 @@ def up(
         base_config=config,
         detach=detach,
     )
-    asyncio.run(run(plan, os.environ, with_demo=demo))
+    asyncio.run(run(plan, os.environ, with_demo=demo, load=load.value if load else None))
 
 
 def down(state_dir: StateDir = _DEFAULT_STATE_DIR) -> None:

@@ -17,23 +17,26 @@ from rich.console import Console
 from rich.markup import escape
 
 from coordinator.keys import prefix
+from gateway.ops.local import gentle_load
 from gateway.ops.local.cluster import LocalCluster
 from gateway.ops.local.demo import DemoRequest, KeyWantedError, first_model, send_requests
 from gateway.ops.local.embedded_redis import without_password
 from gateway.ops.local.plan import Plan
 from gateway.ops.local.state_dir import Cluster
+from gateway.tasks import Tasks
 
 # A prompt of many blocks: an engine always computes a prompt's last block again, so one block could never match.
 _PROMPT = "$(seq -s ' ' 500)"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
-    """Start the plan's cluster and stay until a signal asks to stop. With `detach`, return when it can serve."""
+async def run(plan: Plan, env: Mapping[str, str], with_demo: bool, load: str | None) -> None:
+    """Start the plan's cluster and stay until a signal asks to stop. With `detach`, return when it can serve. `load` is
+    what to send meanwhile."""
     console = Console(highlight=False, soft_wrap=True)
     cluster = LocalCluster(plan, env, say=lambda text: console.print(text, markup=False))
     _cancel_on_signals()
-    ready = False
+    ready, tasks = False, Tasks()
     try:
         layout = await cluster.start()
         ready = True
@@ -46,6 +49,8 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
             model, key = None, "YOUR_KEY"
         if with_demo:
             await _show_demo(console, layout, model, key)
+        if load is not None:
+            _begin_load(console, tasks, layout, model, load)
         _show_next_steps(console, layout, model or "MODEL", key, plan.state_dir)
         async for process, code in cluster.exits():
             console.print(
@@ -56,8 +61,17 @@ async def run(plan: Plan, env: Mapping[str, str], with_demo: bool) -> None:
         if not ready:
             raise SystemExit(130) from None
     finally:
+        await tasks.close()
         if not (plan.detach and ready):
             await _stop(console, cluster)
+
+
+def _begin_load(console: Console, tasks: Tasks, layout: Cluster, model: str | None, load: str) -> None:
+    if model is None:
+        console.print("\n[yellow]no load is sent: this cluster asks for API keys, or lists no model[/]")
+        return
+    tasks.spawn(gentle_load.run(layout, model, load), "load")
+    console.print(f"\n{gentle_load.CLIENTS} clients send a gentle load ({load}) from now on")
 
 
 def _cancel_on_signals() -> None:

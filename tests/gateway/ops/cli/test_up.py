@@ -197,6 +197,7 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
         for first, second in (answers[0:2], answers[2:4]):
             assert first.split("→")[1].split(",")[0] == second.split("→")[1].split(",")[0]
             assert ", 0 tokens matched" not in second
+        assert "/console in a browser" in shown
         curl = re.search(r"curl (?:.*\\\n)?.*", shown)
         assert curl is not None
         assert body_sent_by(curl[0]) == {"model": "sim", "messages": [{"role": "user", "content": NUMBERS}]}
@@ -206,6 +207,29 @@ def test_the_foreground_shows_two_requests_and_stops_cleanly(kvgate: Kvgate) -> 
         assert up.wait(20) == 0
     assert kvgate.alive() == []
     assert not (kvgate.state_dir / "cluster.json").exists()
+
+
+async def test_a_gentle_load_asks_all_gateways_and_hits_caches(kvgate: Kvgate) -> None:
+    with kvgate.up_in_foreground("--no-demo", "--load", "mixed") as up:
+        assert "6 clients send a gentle load (mixed)" in output_until(up, "Ctrl-C stops everything")
+        for gateway in kvgate.cluster()["gateways"]:
+            assert await wait_until(lambda url=gateway["url"]: has_hits(url), 30)
+        up.send_signal(signal.SIGINT)
+        assert up.wait(20) == 0
+    assert kvgate.alive() == []
+
+
+def has_hits(url: str) -> bool:
+    """Whether a gateway has sent requests to replicas that held their prompts."""
+    return (
+        re.search(r'^kvgate_decisions_total{.*why="(partial_)?hit".*} [1-9]', httpx.get(f"{url}/metrics").text, re.M)
+        is not None
+    )
+
+
+async def test_a_load_needs_a_command_that_stays(kvgate: Kvgate) -> None:
+    refused = kvgate.up("--detach", "--load", "chat")
+    assert (refused.returncode, "cannot --detach" in refused.stderr) == (1, True)
 
 
 async def test_down_stops_a_cluster_that_runs_in_the_foreground(kvgate: Kvgate) -> None:

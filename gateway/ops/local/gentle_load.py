@@ -1,0 +1,79 @@
+"""A gentle load for a new cluster, so that there is something to see: some clients ask, read the answer, and think.
+
+`chat` are conversations with one of a few system prompts, each of a few turns. `images` are questions about a few
+pictures. `mixed` is half of each. Each turn goes to the next gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from itertools import cycle
+from typing import Any, Literal
+
+import httpx
+from PIL import Image
+
+from gateway.ops.local.state_dir import Cluster
+
+CLIENTS = 6
+_TURNS, _ANSWER_TOKENS, _THINKS_S = 4, 48, 3.0
+_TIMEOUT_S = 60.0
+_SYSTEM_PROMPTS = [
+    f"You are the assistant of team {team}. " + f"A rule of team {team}: answer in short and plain sentences. " * 40
+    for team in ("red", "green", "blue", "white")
+]
+_COLOURS = ("red", "green", "blue", "black", "white", "orange")
+
+Message = dict[str, Any]
+
+
+Kind = Literal["chat", "images"]
+_KINDS: dict[str, tuple[Kind, ...]] = {"chat": ("chat",), "images": ("images",), "mixed": ("chat", "images")}
+
+
+async def run(cluster: Cluster, model: str, load: str) -> None:
+    """Send until cancelled. Failures are left out here: the cluster tells of them."""
+    gateways = cycle(gateway.url for gateway in cluster.gateways)
+    kinds = _KINDS[load]
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http, asyncio.TaskGroup() as group:
+        for number in range(CLIENTS):
+            group.create_task(_client(http, gateways, model, kinds[number % len(kinds)], random.Random(number)))
+
+
+async def _client(
+    http: httpx.AsyncClient, gateways: Iterator[str], model: str, kind: Kind, dice: random.Random
+) -> None:
+    await asyncio.sleep(dice.random() * _THINKS_S)
+    while True:
+        messages: list[Message] = _beginning(kind, dice)
+        for turn in range(_TURNS):
+            messages.append(
+                {"role": "user", "content": f"Question {dice.randrange(1000)}: what comes next, in turn {turn}?"}
+            )
+            body = {"model": model, "max_tokens": _ANSWER_TOKENS, "messages": messages}
+            answer = "no answer"
+            with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+                reply = await http.post(f"{next(gateways)}/v1/chat/completions", json=body)
+                answer = str(reply.json()["choices"][0]["message"]["content"])
+            messages.append({"role": "assistant", "content": answer})
+            await asyncio.sleep(dice.uniform(0.5, 1.5) * _THINKS_S)
+
+
+def _beginning(kind: Kind, dice: random.Random) -> list[Message]:
+    """The messages before the first question."""
+    if kind == "chat":
+        return [{"role": "system", "content": dice.choice(_SYSTEM_PROMPTS)}]
+    picture = {"type": "image_url", "image_url": {"url": _data_url(dice.choice(_COLOURS))}}
+    content = [picture, {"type": "text", "text": "Here is a picture. I have some questions."}]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": "I see it."}]
+
+
+def _data_url(colour: str) -> str:
+    png = BytesIO()
+    Image.new("RGB", (256, 256), colour).save(png, "PNG")
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
