@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count as numbers
@@ -28,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import record, tables
-from bench.embedded import embedded_redis, info, open_pool, redis_version
+from bench.embedded import embedded_redis, open_pool, redis_version
 from bench.options import count, counts
-from bench.place import GATEWAY, TOKENS_PER_KEY, random_keys
+from bench.place import GATEWAY, TOKENS_PER_KEY, random_keys, script_time_us
 from coordinator.pool.pool import Pool
 from coordinator.redis.wire import Wire
 from coordinator.scripts import PlaceRequest, PolicyKnobs, Standing, load
@@ -112,10 +111,7 @@ class Queue:
         """The time of one call in Redis."""
         await self._wire.send("CONFIG", "RESETSTAT")
         await call()
-        found = re.match(r"calls=(\d+),usec=(\d+)", (await info(self._wire, "commandstats"))["cmdstat_evalsha"])
-        assert found is not None
-        assert int(found[1]) == 1, "something else ran scripts on this Redis"
-        return int(found[2])
+        return await script_time_us(self._wire)
 
 
 def _p99(values: Sequence[int]) -> float:

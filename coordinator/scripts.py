@@ -106,8 +106,6 @@ def _words(text: str) -> list[str]:
 def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -> str:
     def included(match: re.Match[str]) -> str:
         file = match[1]
-        if "(" in file:
-            return match[0]
         if "<" in file and settings is None:
             return _each_of(file)
         file = re.sub(r"<(\w+)>", lambda setting: str((settings or {})[setting[1]]), file)
@@ -117,15 +115,14 @@ def _with_includes(text: str, settings: dict[str, Any] | None, seen: set[str]) -
         text = (_LUA / f"{file if '/' in file else f'lib/{file}'}.lua").read_text()
         return _with_includes(text, settings, seen)
 
-    return re.sub(r"^-- include (\S.*)$", included, text, flags=re.MULTILINE)
+    return re.sub(r"^-- include ([^(\n]+)$", included, text, flags=re.MULTILINE)
 
 
 @cache
 def as_function(name: str) -> str:
     """A script as a function, without comments. It takes no seats itself: it is what a grant calls."""
     body = _file(name).partition("\n\n")[2]
-    text = re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"turns"}), flags=re.MULTILINE)
-    text = _without_unused(text)
+    text = _without_unused(re.sub(r"^ *--.*\n", "", _with_includes(body, None, {"turns"}), flags=re.MULTILINE))
     return f"local function {name}(SETTINGS, KEYS, ARGV)\n{lua_locals(signature(name), None)}\n{text}\nend"
 
 

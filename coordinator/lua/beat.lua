@@ -267,28 +267,24 @@ end
 if redis.call('EXISTS', seats_key) == 1 then
 -- include queue
   -- Puts seats back into line that somebody else took out of it; it looks at some each time.
-  local function tend_seats(base)
-    local ids = redis.pcall('HRANDFIELD', seats_key, 8)
-    for i = 1, #ids do
-      local seat = seat_of(base, gateway, ids[i])
-      if not seat then
-        redis.call('HDEL', seats_key, ids[i])
-      else
-        local name = string.format('%d %s', seat.band, seat.queue)
-        local line = line_key(base, name, seat.tenant)
-        local is_standing = type(redis.pcall('ZSCORE', line, member_of(gateway, ids[i], seat))) == 'string'
-        if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
-          type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
-          stand_in_line(base, gateway, ids[i], seat, now)
-          if sum_of(field_of(base .. 'waiting', name)) == 0 then
-            count_seats(base, name, 1, tokens_of(seat))
-          end
+  local base, ids = base_of(waiting_key), redis.pcall('HRANDFIELD', seats_key, 8)
+  for i = 1, #ids do
+    local seat = seat_of(base, gateway, ids[i])
+    if not seat then
+      redis.call('HDEL', seats_key, ids[i])
+    else
+      local name = string.format('%d %s', seat.band, seat.queue)
+      local line = line_key(base, name, seat.tenant)
+      local is_standing = type(redis.pcall('ZSCORE', line, member_of(gateway, ids[i], seat))) == 'string'
+      if not is_standing or sum_of(field_of(base .. 'waiting', name)) == 0 or
+        type(redis.pcall('ZSCORE', base .. 'turns:' .. name, seat.tenant)) ~= 'string' then
+        stand_in_line(base, gateway, ids[i], seat, now)
+        if sum_of(field_of(base .. 'waiting', name)) == 0 then
+          count_seats(base, name, 1, tokens_of(seat))
         end
       end
     end
   end
-
-  tend_seats(base_of(waiting_key))
 end
 
 local is_all, lines = told(id, view_version, version)

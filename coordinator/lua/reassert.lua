@@ -62,7 +62,7 @@ for id, entry in pairs(stated) do
 end
 
 redis.call('HSET', gateways_key, gateway, epoch .. ' ' .. string.format('%d', now + lease_ms))
-if redis.call('EXISTS', waiting_key, seats_key, charges_key) > 0 then
+if redis.call('EXISTS', seats_key, charges_key) > 0 then
 -- include queue
   local base, seats, charged = base_of(waiting_key), redis.pcall('HKEYS', seats_key), redis.pcall('HKEYS', charges_key)
   for i = 1, #seats do

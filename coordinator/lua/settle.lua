@@ -14,12 +14,12 @@
 
 -- include load
 
-local found, freed, is_said, is_anywhere = 0, {}, false, false
+local found, freed, is_anywhere = 0, {}, false
 for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
   local event, reservation = ARGV[i], ARGV[i + 1]
   local entry = event ~= 'room' and field_of(flight_key, reservation)
   if event == 'room' then
-    is_said, is_anywhere = true, is_anywhere or reservation == ''
+    is_anywhere = is_anywhere or reservation == ''
     freed[#freed + 1] = reservation
   elseif entry then
     found = found + 1
@@ -55,6 +55,7 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
       end
     end
   end
-  grant_turns(base, now, are_known and freed or nil, are_known and not is_said and found or nil)
+  -- An end makes room for one request, a `room` for any number.
+  grant_turns(base, now, are_known and freed or nil, are_known and #freed == found and found or nil)
 end
 return found

@@ -229,8 +229,8 @@ class Pool:
 
     def replicas_changed(self, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
         """`serving_now` tells the replicas that may serve a request that waits; None if that is not known."""
-        self.seats.follow(self.subsets, serving_now)
-        self.settlements.room()
+        if self.seats.follow(self.subsets, serving_now):
+            self.settlements.room()
 
     # -- placing ---------------------------------------------------------------------------------------------
 

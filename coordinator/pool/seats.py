@@ -109,9 +109,10 @@ class Seats:
         """The seats that this gateway has."""
         return list(self._waiting)
 
-    def follow(self, subsets: Subsets, serving_now: Callable[[PlaceRequest], Subset | None]) -> None:
+    def follow(self, subsets: Subsets, serving_now: Callable[[PlaceRequest], Subset | None]) -> bool:
         """Replicas have come or gone: requests wait for those that serve their models now, where they waited before.
         If the store does not hear of it, it refuses their grants once their subset is gone, and they are placed again.
+        Returns whether any moved.
         """
         moved: dict[Subset, list[str]] = {}
         for name, one in self._waiting.items():
@@ -124,6 +125,7 @@ class Seats:
             for start in range(0, len(names), _AT_ONCE):
                 piece = names[start : start + _AT_ONCE]
                 self._tell("requeue", None, True, gateway=self._gateway, digest=subset.digest, seats=piece)
+        return bool(moved)
 
     def use_subsets(self, subsets: Subsets) -> None:
         """Keep the subsets alive on which requests wait."""

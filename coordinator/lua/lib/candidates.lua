@@ -80,10 +80,8 @@ end
 -- a candidate. `only` are the ones to look at, if not all are meant.
 local function candidates_of(subset, nominate, new_tokens, only)
   local good, broken, dead
-  if pinned ~= '' then
-    local is_member = not subset.is_tried[pinned] and type(redis.pcall('ZSCORE', subset.key, pinned)) == 'string'
-    good, broken, dead = classify(is_member and { pinned } or {})
-  elseif only then
+  only = pinned ~= '' and { pinned } or only
+  if only then
     local members = {}
     for i = 1, #only do
       local is_member = not subset.is_tried[only[i]] and type(redis.pcall('ZSCORE', subset.key, only[i])) == 'string'
