@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,16 +20,20 @@ from pathlib import Path
 from statistics import mean
 
 import httpx
+import orjson
 from rich.console import Console
 
 from bench import record, tables
 from bench.cluster import Cluster, running_cluster
 from bench.embedded import info
 from bench.options import count
+from bench.overhead.client import Payload, fixed_rate
+from bench.trees import cpu_s
 from coordinator.redis.wire import Wire
 
 GOAL_SHARE = 0.02
-_TICKS = os.sysconf("SC_CLK_TCK")
+_MESSAGES = [{"role": "user", "content": f"question {Payload.MARK.decode()} " + "and some more words " * 30}]
+_BODY = orjson.dumps({"model": "sim", "messages": _MESSAGES, "max_tokens": 4})
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,6 @@ class Row:
     requests_per_s: float
     gateway_share: float
     commands_per_s: float
-
-
-def cpu_s(pid: int) -> float:
-    """The CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @asynccontextmanager
@@ -65,23 +62,6 @@ async def open_pages(url: str, pages: int) -> AsyncIterator[None]:
             reader.cancel()
 
 
-async def send(url: str, rate: float, seconds: float) -> int:
-    """Sends short requests at this rate. Returns how many were answered well."""
-    async with httpx.AsyncClient(timeout=30) as http:
-
-        async def one(number: int) -> bool:
-            messages = [{"role": "user", "content": f"question {number % 50} " * 40}]
-            body = {"model": "sim", "messages": messages, "max_tokens": 4}
-            return (await http.post(f"{url}/v1/chat/completions", json=body)).status_code == 200
-
-        began_s, tasks = time.monotonic(), list[asyncio.Task[bool]]()
-        async with asyncio.TaskGroup() as group:
-            for number in range(int(rate * seconds)):
-                await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
-                tasks.append(group.create_task(one(number)))
-        return sum(task.result() for task in tasks)
-
-
 async def commands_of(store: Wire) -> int:
     return int((await info(store, "stats"))["total_commands_processed"])
 
@@ -90,13 +70,14 @@ async def turn(cluster: Cluster, store: Wire, pages: int, rate: float, seconds: 
     """Measures while so many pages are open."""
     url, pid = cluster.gateway_urls[0], cluster.gateway_processes[0].pid
     async with open_pages(url, pages):
-        await send(url, rate, 2)
-        began_s, cpu_before_s = time.monotonic(), cpu_s(pid)
+        payload = Payload("/v1/chat/completions", _BODY)
+        await fixed_rate([url], payload, rate, 2)
+        began_s, cpu_before_s = time.monotonic(), cpu_s([pid])
         commands_before = await commands_of(store)
-        answered = await send(url, rate, seconds)
+        answered = (await fixed_rate([url], payload, rate, seconds)).done
         took_s = time.monotonic() - began_s
         commands = await commands_of(store) - commands_before
-        return Row(pages, answered / took_s, (cpu_s(pid) - cpu_before_s) / took_s, commands / took_s)
+        return Row(pages, answered / took_s, (cpu_s([pid]) - cpu_before_s) / took_s, commands / took_s)
 
 
 async def run(options: argparse.Namespace) -> list[Row]:

@@ -6,7 +6,7 @@ import gc
 import secrets
 
 import structlog
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
@@ -62,7 +62,8 @@ class Gateway:
         self.settings = settings
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
-        self.metrics, self.tasks = Metrics(), Tasks()
+        self.metrics = Metrics()
+        self.tasks = Tasks()
 
         # The shared state, and this gateway's work for it beside requests.
         self.store = _store(settings, self.id)
@@ -84,38 +85,39 @@ class Gateway:
         keyring = Keyring(settings.security)
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
-        tenants, responses = Tenants(settings), StoredResponses(self.store, self.fleet)
+        tenants = Tenants(settings)
         self.router = router = Router(settings, self.store, self.metrics, self.fleet, tenants)
         self.holds = Holds(settings.queue, self.fleet, self.store, tenants, self.metrics)
         self.store.on_news, self.fleet.on_change = self.holds.wake, self._replicas_changed
         self.moves = Moves(self.fleet, self.health_checks, self.store, progress, hangs)
+        responses = StoredResponses(self.store, self.fleet)
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
-        attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
+        attempts = Attempts(settings, router, *senders)
+        timeouts, recorder = settings.timeouts, Recorder(settings.id)
         self.access_log = _access_log(settings, self.metrics, recorder)
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
-        accounts = self.metrics, settings.timeouts, recorder
-        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, *accounts)
+        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, recorder)
 
         # The paths that this gateway answers itself.
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
-        explained = ExplainRoute(admission, explainer, settings.timeouts.body_s)
-        operations = Operations(settings, self.fleet, self.store)
-        own = keyring, explained, operations, self.decisions, self.metrics
-        self.control = build_control(self.status, self.fleet, *own)
-        self.history = self._console(keyring, operations, explained) if settings.console.enabled else None
+        self.control, self.history = self._own_paths(keyring, ExplainRoute(admission, explainer, timeouts.body_s))
 
-    def _console(self, keyring: Keyring, operations: Operations, explained: ExplainRoute) -> History:
-        """Add the console to the paths that this gateway answers. Returns the part that has to run."""
-        sessions = Sessions(keyring, self.store, self.settings.redis.namespace)
-        view = ClusterView(self.status, operations, self.store)
-        shown = view, self.decisions, Prefixes(self.store), explained
-        add_console(self.control, sessions, *shown, lambda: self.status.is_draining)
-        return History(self.store, self.settings.queue.prefill_tokens_per_s)
+    def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> tuple[ASGIApp, History | None]:
+        """The application that answers them, and the part of the console that has to run; None if it is turned off."""
+        settings, decisions = self.settings, self.decisions
+        operations = Operations(settings, self.fleet, self.store)
+        control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
+        if not settings.console.enabled:
+            return control, None
+        sessions = Sessions(keyring, self.store, settings.redis.namespace)
+        shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), explained
+        add_console(control, sessions, *shown, lambda: self.status.is_draining)
+        return control, History(self.store, settings.queue.prefill_tokens_per_s)
 
     def _replicas_changed(self) -> None:
         self.holds.wake()

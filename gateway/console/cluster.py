@@ -6,13 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-import orjson
-
 from coordinator.errors import StoreError
 from coordinator.pool.pool import Pool
 from coordinator.registry import readable
 from coordinator.store import Store
 from gateway.console.history import EVERY_S, Point, read_history
+from gateway.console.shared_look import SharedLook
 from gateway.control.operations import Operations
 from gateway.control.status import Status
 from gateway.errors import ApiError
@@ -27,25 +26,18 @@ class ClusterView:
 
     def __init__(self, status: Status, operations: Operations, store: Store) -> None:
         self._status, self._operations, self._store = status, operations, store
-        self._seen: dict[str, Any] = {}
-        self._shown = b""
-        self._seen_s = self._history_s = 0.0
+        self._seen: dict[str, Any] = {"gateways": [], "replicas": [], "pools": []}
+        self._history_s = 0.0
         self._histories: dict[str, list[Point]] = {}
-        self._looking = asyncio.Lock()
+        self._shared = SharedLook(self._look)
 
     def __repr__(self) -> str:
-        return f"<ClusterView of {len(self._seen.get('replicas', ()))} replicas>"
+        return f"<ClusterView of {len(self._seen['replicas'])} replicas>"
 
     async def look(self) -> bytes:
         """What there is, as JSON; the same object until it looks again. If the store is away, what this gateway knows,
         and what was seen last."""
-        async with self._looking:
-            every_s = max(_EVERY_S, _EVERY_S_A_REPLICA * len(self._seen.get("replicas", ())))
-            if time.monotonic() - self._seen_s >= every_s:
-                self._seen = await self._look()
-                self._shown = orjson.dumps(self._seen)
-                self._seen_s = time.monotonic()
-            return self._shown
+        return await self._shared.get(max(_EVERY_S, _EVERY_S_A_REPLICA * len(self._seen["replicas"])))
 
     async def _look(self) -> dict[str, Any]:
         _, ready = self._status.readiness()
@@ -58,10 +50,11 @@ class ClusterView:
             "problems": _problems(ready),
         }
         try:
-            return self._seen | told | await self._look_at_store()
+            told |= await self._look_at_store()
         except (StoreError, ApiError) as error:
             told["problems"].append({"where": "store", "what": f"what is shown here is not of now: {error}"})
-            return {"gateways": [], "replicas": [], "pools": []} | self._seen | told
+        self._seen |= told
+        return self._seen
 
     async def _look_at_store(self) -> dict[str, Any]:
         pools = [self._store.pool(name) for name in sorted(self._store.pool_names())]

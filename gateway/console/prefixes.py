@@ -1,14 +1,14 @@
 """The prefixes that were used last: who holds them, on which medium, and how often they were hit.
 
-A look reads some keys of each replica, the last used first, and is good for 5 s. So it costs the store the same in any
-fleet. What was not used for long, or was used in a part of a large fleet that was not looked at, is not found.
+A look reads some keys of each replica, the last used first, and all owners of each key. It is good for 5 s. The number
+of keys is bounded, that of their owners is not: if a thousand replicas own the same prefix, a look is large and slow.
+What was not used for long, or was used in a part of a large fleet that was not looked at, is not found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import Any
 
 from coordinator.errors import StoreError
@@ -16,6 +16,7 @@ from coordinator.pool.owners import read_owners
 from coordinator.pool.pool import Pool
 from coordinator.registry import readable
 from coordinator.store import Store
+from gateway.console.shared_look import SharedLook
 
 _EVERY_S = 5.0
 _KEYS, _REPLICAS, _FEWEST = 256, 32, 8
@@ -27,22 +28,19 @@ class Prefixes:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: list[dict[str, Any]] = []
-        self._seen_s = float("-inf")
-        self._looking = asyncio.Lock()
+        self._shared = SharedLook(self._look)
 
     def __repr__(self) -> str:
-        return f"<Prefixes, {len(self._seen)} seen>"
+        return f"<Prefixes of {len(self._store.pool_names())} pools>"
 
-    async def look(self) -> list[dict[str, Any]]:
-        """The prefixes, those with the most hits first. Raises StoreError."""
-        async with self._looking:
-            if time.monotonic() - self._seen_s >= _EVERY_S:
-                pools = [self._store.pool(name) for name in sorted(self._store.pool_names())]
-                found = [prefix for pool in pools for prefix in await _of_pool(pool)]
-                self._seen = sorted(found, key=lambda each: (-each["hits"], -each["last_use_ms"]))
-                self._seen_s = time.monotonic()
-            return self._seen
+    async def look(self) -> bytes:
+        """The prefixes, those with the most hits first, as JSON. Raises StoreError."""
+        return await self._shared.get(_EVERY_S)
+
+    async def _look(self) -> dict[str, Any]:
+        pools = [self._store.pool(name) for name in sorted(self._store.pool_names())]
+        found = [prefix for pool in pools for prefix in await _of_pool(pool)]
+        return {"prefixes": sorted(found, key=lambda each: (-each["hits"], -each["last_use_ms"]))}
 
 
 async def _of_pool(pool: Pool) -> list[dict[str, Any]]:

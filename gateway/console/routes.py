@@ -18,6 +18,7 @@ from gateway.console.cluster import ClusterView
 from gateway.console.prefixes import Prefixes
 from gateway.console.sessions import COOKIE, LASTS_S, Sessions
 from gateway.control.decisions import Decisions
+from gateway.control.operations import store_away
 from gateway.control.routes import ExplainRoute
 from gateway.errors import ApiError
 from gateway.request.keyring import Caller
@@ -70,9 +71,7 @@ def _add_live(
     @app.get("/console/live")
     async def live(request: Request) -> Response:
         await _caller(sessions, request)
-        if not decisions.has_room:
-            message = "Too many pages are open on this gateway already; use another one."
-            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
+        decisions.refuse_too_many()
 
         async def is_allowed() -> bool:
             return await sessions.caller(_cookie(request)) is not None
@@ -86,10 +85,10 @@ def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: E
     async def show_prefixes(request: Request) -> Response:
         await _caller(sessions, request)
         try:
-            found = {"prefixes": await prefixes.look()}
+            found = await prefixes.look()
         except StoreError as error:
-            raise ApiError(503, "store_unreachable", f"Redis did not answer: {error}. Retry shortly.") from None
-        return Response(orjson.dumps(found), headers=_HEADERS, media_type="application/json")
+            raise store_away(error) from None
+        return Response(found, headers=_HEADERS, media_type="application/json")
 
     @app.post("/console/explain")
     async def explain(request: Request) -> Response:

@@ -1,7 +1,8 @@
 """Who may see the console: whoever has shown an admin key, for half a day. Without API keys it is open.
 
 A session is a signed cookie with the name of the key. The secret of the signatures is in the store, so each gateway
-knows the sessions of all others. A session ends when its key is no admin key any more.
+knows the sessions of all others. A gateway keeps the secret that it has read. So another secret in the store ends no
+session there until the gateway restarts. A session also ends when no admin key has that name any more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from coordinator.errors import StoreDown, StoreError
 from coordinator.keys import console_secret_key
 from coordinator.store import Store
+from gateway.control.operations import store_away
 from gateway.errors import ApiError
 from gateway.request.keyring import Caller, Keyring
 
@@ -34,11 +36,6 @@ class Sessions:
 
     def __repr__(self) -> str:
         return f"<Sessions, {'open' if self._keyring.is_open else 'for admin keys'}>"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody needs a session."""
-        return self._keyring.is_open
 
     async def begin(self, key: str) -> str:
         """The cookie's value for somebody who shows this API key. Raises ApiError if it is no admin key."""
@@ -74,9 +71,7 @@ class Sessions:
 
     def is_token(self, cookie: str, token: str) -> bool:
         """Whether it is that one. Without API keys there is none: then anybody may call the API, too."""
-        return self.is_open or (
-            bool(self._secret) and token.isascii() and hmac.compare_digest(self.token(cookie), token)
-        )
+        return self._keyring.is_open or (token.isascii() and self._is_signed(f"csrf {cookie}", token))
 
     def _is_signed(self, text: str, signature: str) -> bool:
         return bool(self._secret) and hmac.compare_digest(self._signed(text), signature)
@@ -92,5 +87,4 @@ class Sessions:
             if not self._secret:
                 raise StoreDown("the secret was deleted just now")
         except StoreError as error:
-            message = f"Redis did not answer ({error}), and it has the secret of the sessions. Retry shortly."
-            raise ApiError(503, "store_unreachable", message, headers={"retry-after": "1"}) from None
+            raise store_away(error) from None

@@ -22,6 +22,7 @@ import orjson
 from coordinator.errors import StoreError
 from coordinator.keys import decisions_key
 from coordinator.store import Store
+from gateway.errors import ApiError
 
 FLUSH_S, LOOK_S = 0.25, 1.0
 AT_ONCE = 25
@@ -78,10 +79,11 @@ class Decisions:
     def __repr__(self) -> str:
         return f"<Decisions {len(self._viewers)} viewers here, {'' if self._is_watched else 'not '}watched>"
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may watch here."""
-        return len(self._viewers) < _MOST_VIEWERS
+    def refuse_too_many(self) -> None:
+        """Raises ApiError if no more may watch here."""
+        if len(self._viewers) >= _MOST_VIEWERS:
+            message = "Too many watch the decisions on this gateway already; use another one."
+            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
 
     @contextmanager
     def watching(self, wanted: Mapping[str, str]) -> Iterator[Viewer]:

@@ -50,7 +50,7 @@ class Operations:
             records, active, drained = await asyncio.gather(*(pool.read("HMGET", key, *names) for key in hashes))
             keys = await asyncio.gather(*(pool.read("ZCARD", pool.keys.held(name)) for name in names))
         except StoreError as error:
-            raise _away(error) from None
+            raise store_away(error) from None
         texts = ([readable(text or b"") for text in part] for part in (records, active, drained))
         return [_shown_replica(pool.name, *row) for row in zip(names, *texts, keys, strict=True)]
 
@@ -60,7 +60,7 @@ class Operations:
         try:
             drained = await drain(pool.run, name, is_over=is_over)
         except StoreError as error:
-            raise _away(error) from None
+            raise store_away(error) from None
         if not drained.state:
             raise _unknown(name)
         return {"id": name, "pool": pool.name, "state": drained.state, "active_requests": drained.active}
@@ -90,7 +90,7 @@ class Operations:
         try:
             return await read_demand(pool.run, self._queue.prefill_tokens_per_s)
         except StoreError as error:
-            raise _away(error) from None
+            raise store_away(error) from None
 
     def shown(self, demand: Demand) -> dict[str, Any]:
         """A demand as JSON. `slots` are the requests that the ready replicas may serve at once, null if unlimited."""
@@ -121,7 +121,7 @@ class Operations:
             try:
                 waiting, rooms = await read_queue(pool, self._slots, queue.max_wait_s, queue.prefill_tokens_per_s)
             except StoreError as error:
-                raise _away(error) from None
+                raise store_away(error) from None
             told = {"waiting_requests": demand.waiting_requests, "held_requests": demand.held_requests}
             lines = [asdict(one) | {"band": bands.get(one.band, str(one.band))} for one in waiting]
             pools.append({"pool": name, **told, "waiting": lines, "replicas": [asdict(room) for room in rooms]})
@@ -148,6 +148,7 @@ def _unknown(name: str) -> ApiError:
     return ApiError(404, "replica_not_found", message, "replica")
 
 
-def _away(error: StoreError) -> ApiError:
+def store_away(error: StoreError) -> ApiError:
+    """The refusal when what is asked for is in the store only."""
     message = f"Redis did not answer ({error}), and this is known there only. Retry shortly."
     return ApiError(503, "store_unreachable", message, headers={"retry-after": "1"})

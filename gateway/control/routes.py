@@ -141,9 +141,7 @@ def _add_decisions(app: FastAPI, status: Status, keyring: Keyring, decisions: De
             raise ApiError(400, "invalid_value", message, unknown[0])
         wanted = {"tenant": tenant, "model": model, "replica": replica, "request_id": request_id}
         asked = {name: value for name, value in wanted.items() if value is not None}
-        if not decisions.has_room:
-            message = "Too many watch the decisions on this gateway already; use another one."
-            raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
+        decisions.refuse_too_many()
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         events = told(decisions, asked, lambda: status.is_draining)
         return StreamingResponse(events, headers=headers, media_type="text/event-stream")

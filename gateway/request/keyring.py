@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ApiError
-from gateway.settings.gateway_settings import SecuritySettings
+from gateway.settings.gateway_settings import ApiKey, SecuritySettings
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
@@ -54,7 +54,7 @@ class Keyring:
                 found = key
         if found is None:
             raise ApiError(401, "invalid_api_key", "This API key is not known here.", headers=_CHALLENGE)
-        return Caller(found.tenant, found.admin or self._expose_decisions, found.name, found.admin)
+        return self._caller(found)
 
     @property
     def is_open(self) -> bool:
@@ -65,8 +65,11 @@ class Keyring:
         """The caller with the admin key of this name; None if there is none."""
         for _, key in self._keys:
             if key.name == name and key.admin:
-                return Caller(key.tenant, True, key.name, is_admin=True)
+                return self._caller(key)
         return None
+
+    def _caller(self, key: ApiKey) -> Caller:
+        return Caller(key.tenant, key.admin or self._expose_decisions, key.name, key.admin)
 
     def cache_salt(self, caller: Caller, client_salt: str | None) -> str | None:
         """The cache salt for the engine. Each tenant has its own, so that no tenant can probe another's cache.

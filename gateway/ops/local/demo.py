@@ -87,13 +87,14 @@ def _text() -> str:
 
 def _with_image() -> list[dict[str, Any]]:
     return [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png()}"}},
+        picture(Image.linear_gradient("L")),
         {"type": "text", "text": "What does this picture show?"},
     ]
 
 
-def _png() -> str:
-    """A gradient of 256 x 256 pixels, as base64."""
+def picture(image: Image.Image) -> dict[str, Any]:
+    """The part of a message that has this image."""
     file = BytesIO()
-    Image.linear_gradient("L").save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    image.save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -7,17 +7,16 @@ pictures. `mixed` is half of each. Each turn goes to the next gateway.
 from __future__ import annotations
 
 import asyncio
-import base64
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from io import BytesIO
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from PIL import Image
 
+from gateway.ops.local.demo import picture
 from gateway.ops.local.state_dir import Cluster
 
 CLIENTS = 6
@@ -30,27 +29,39 @@ _SYSTEM_PROMPTS = [
 _COLOURS = ("red", "green", "blue", "black", "white", "orange")
 
 Message = dict[str, Any]
+Beginning = Callable[[random.Random], list[Message]]
 
 
-Kind = Literal["chat", "images"]
-_KINDS: dict[str, tuple[Kind, ...]] = {"chat": ("chat",), "images": ("images",), "mixed": ("chat", "images")}
+def _chat(dice: random.Random) -> list[Message]:
+    """The messages before the first question."""
+    return [{"role": "system", "content": dice.choice(_SYSTEM_PROMPTS)}]
+
+
+def _images(dice: random.Random) -> list[Message]:
+    """The same, with a picture."""
+    image = Image.new("RGB", (256, 256), dice.choice(_COLOURS))
+    content = [picture(image), {"type": "text", "text": "Here is a picture. I have some questions."}]
+    return [{"role": "user", "content": content}, {"role": "assistant", "content": "I see it."}]
+
+
+_LOADS: dict[str, Sequence[Beginning]] = {"chat": (_chat,), "images": (_images,), "mixed": (_chat, _images)}
 
 
 async def run(cluster: Cluster, model: str, load: str) -> None:
     """Send until cancelled. Failures are left out here: the cluster tells of them."""
     gateways = cycle(gateway.url for gateway in cluster.gateways)
-    kinds = _KINDS[load]
+    beginnings = cycle(_LOADS[load])
     async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http, asyncio.TaskGroup() as group:
         for number in range(CLIENTS):
-            group.create_task(_client(http, gateways, model, kinds[number % len(kinds)], random.Random(number)))
+            group.create_task(_client(http, gateways, model, next(beginnings), random.Random(number)))
 
 
 async def _client(
-    http: httpx.AsyncClient, gateways: Iterator[str], model: str, kind: Kind, dice: random.Random
+    http: httpx.AsyncClient, gateways: Iterator[str], model: str, beginning: Beginning, dice: random.Random
 ) -> None:
     await asyncio.sleep(dice.random() * _THINKS_S)
     while True:
-        messages: list[Message] = _beginning(kind, dice)
+        messages = beginning(dice)
         for turn in range(_TURNS):
             messages.append(
                 {"role": "user", "content": f"Question {dice.randrange(1000)}: what comes next, in turn {turn}?"}
@@ -62,18 +73,3 @@ async def _client(
                 answer = str(reply.json()["choices"][0]["message"]["content"])
             messages.append({"role": "assistant", "content": answer})
             await asyncio.sleep(dice.uniform(0.5, 1.5) * _THINKS_S)
-
-
-def _beginning(kind: Kind, dice: random.Random) -> list[Message]:
-    """The messages before the first question."""
-    if kind == "chat":
-        return [{"role": "system", "content": dice.choice(_SYSTEM_PROMPTS)}]
-    picture = {"type": "image_url", "image_url": {"url": _data_url(dice.choice(_COLOURS))}}
-    content = [picture, {"type": "text", "text": "Here is a picture. I have some questions."}]
-    return [{"role": "user", "content": content}, {"role": "assistant", "content": "I see it."}]
-
-
-def _data_url(colour: str) -> str:
-    png = BytesIO()
-    Image.new("RGB", (256, 256), colour).save(png, "PNG")
-    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
