@@ -13,6 +13,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     upstream/    HTTP/1.1 towards replicas; nothing else speaks to them
     replicas/    which replicas there are, whether they live, and what they serve
     control/     the paths that a gateway answers itself: health, readiness, models, explain
+    doctor/      finds what is wrong with a running cluster, and says how to mend it
     console/     the cluster on one page, live
     metrics/     what a gateway counts, for Prometheus
     settings/    the configuration file: its fields, checks and defaults
@@ -22,7 +23,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     tasks        background tasks: keeps them, logs their failures, cancels them on close
     logs         structured logs without prompts, keys or headers
     access_log   one line for each request
-    ops/         the command `kvgate`, the doctor, clusters on one machine, commands for replica hosts
+    ops/         the command `kvgate`, clusters on one machine, commands for replica hosts
     simulator/   a server that behaves like vLLM, for tests and laptops
 
 coordinator/README.md explains the words replica, prefix key, chain, tip, owner, claim, incarnation, reservation, place

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ops.doctor.event_endpoints import outward_address
+from gateway.doctor.event_endpoints import outward_address
 from gateway.ops.local.embedded_redis import WHEEL, server_of_wheel, system_redis
 
 

@@ -29,7 +29,7 @@ LAYERS = (
     "gateway.access_log",
     "gateway.routing",
     "gateway.relay",
-    "gateway.control",
+    "gateway.control gateway.doctor",
     "gateway.console",
     "gateway.app",
     "gateway.server",
@@ -113,7 +113,7 @@ def test_only_upstream_speaks_to_replicas() -> None:
     servers = {name for name in importers("aiohttp", ("gateway", "coordinator")) if "/simulator/" not in name}
     assert servers == {"gateway/ops/agent_control.py"}
     speakers = {name for library in ("httptools", "httpx") for name in importers(library, ("gateway",))}
-    others = ("gateway/http/", "gateway/ops/", "gateway/replicas/discovery/kubernetes.py")
+    others = ("gateway/http/", "gateway/ops/", "gateway/doctor/", "gateway/replicas/discovery/kubernetes.py")
     assert {name for name in speakers if not name.startswith(("gateway/upstream/", *others))} == set()
 
 

@@ -2,7 +2,7 @@
 
 - a gateway when it connects (coordinator/store_connection.py): the version and the policy
 - the watch, every few seconds (coordinator/watch): every check whose kind names a condition
-- `kvgate doctor` (gateway/ops/doctor): all but the two that need what only the watch collects
+- `kvgate doctor` (gateway/doctor): all but the two that need what only the watch collects
 
 A check is a function of what is known (RedisEvidence). It says nothing about facts that its caller did not collect.
 """

@@ -20,7 +20,7 @@ import pytest
 import redis.asyncio as redis
 
 from bench.cluster import Cluster, SimReplica, running_cluster, running_gateways
-from gateway.ops.doctor.event_endpoints import outward_address
+from gateway.doctor.event_endpoints import outward_address
 from gateway.ops.local.ports import free_ports
 from tests.cluster.clients import Load, ask, prose, running_load
 from tests.cluster.gateways import another_gateway

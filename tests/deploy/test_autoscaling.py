@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from coordinator.keys import pool_slug
-from gateway.ops.doctor.checks.tenants import findings
+from gateway.doctor.checks.tenants import findings
 from gateway.settings.gateway_settings import GatewaySettings, load_settings
 from tests.deploy.manifests import (
     KUBERNETES,

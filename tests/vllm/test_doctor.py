@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.vllm.replicas import VllmCluster
-from gateway.ops.doctor.event_endpoints import outward_address
+from gateway.doctor.event_endpoints import outward_address
 from tests.cluster.test_doctor import doctor
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

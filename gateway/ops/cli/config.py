@@ -58,7 +58,7 @@ def check_config(
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
     from gateway.access_log import STDOUT
-    from gateway.ops.doctor.checks.tenants import findings
+    from gateway.doctor.checks.tenants import findings
 
     settings = load(file)
     log = settings.log.access_log

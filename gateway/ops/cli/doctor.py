@@ -13,8 +13,8 @@ import typer
 from gateway.ops.cli.errors import CommandError, base_url
 
 if TYPE_CHECKING:
-    from gateway.ops.doctor.examine import Diagnosis
-    from gateway.ops.doctor.gather import Targets
+    from gateway.doctor.examine import Diagnosis
+    from gateway.doctor.gather import Targets
 
 _COULD_NOT_LOOK = 2
 
@@ -94,8 +94,8 @@ def doctor(
     """
     from dataclasses import replace
 
-    from gateway.ops.doctor.examine import examine
-    from gateway.ops.doctor.gather import gather
+    from gateway.doctor.examine import examine
+    from gateway.doctor.gather import gather
     from gateway.ops.local.errors import ClusterError
 
     try:
@@ -123,8 +123,8 @@ def _targets(
     redis_url: str | None, namespace: str | None, gateway: list[str] | None, config: Path | None, state_dir: Path
 ) -> Targets:
     """The servers to ask: those of the options, or else the cluster of the state directory."""
+    from gateway.doctor.gather import Targets
     from gateway.ops.cli.config import load
-    from gateway.ops.doctor.gather import Targets
     from gateway.ops.local.errors import ClusterError
     from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings

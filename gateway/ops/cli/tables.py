@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.doctor.examine import Diagnosis
 from gateway.ops.cli.config import counted
-from gateway.ops.doctor.examine import Diagnosis
 from gateway.ops.local.cluster_status import MemberStatus
 
 # Wide enough for any row. A terminal wraps long lines itself; a program that reads the output needs whole lines.

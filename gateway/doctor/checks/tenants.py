@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coordinator.finding import Finding, FindingKind, Result
 from coordinator.redis.address import is_cluster
-from gateway.ops.doctor.evidence import Evidence
+from gateway.doctor.evidence import Evidence
 from gateway.routing.tenants import NOBODY
 from gateway.settings.gateway_settings import GatewaySettings
 

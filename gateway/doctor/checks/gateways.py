@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coordinator.finding import FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
+from gateway.doctor.evidence import Evidence, GatewayEvidence, Unknown, grouped
 
 _COORDINATOR = "coordinator."
 

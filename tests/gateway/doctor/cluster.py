@@ -10,7 +10,7 @@ from coordinator.redis.checks import RedisEvidence, SampledKey
 from coordinator.redis.info import RedisInfo, read_info
 from coordinator.registry import AgentRecord, PoolState, ReplicaFigures, ReplicaRecord
 from coordinator.survey import PoolSnapshot, UnreadableRecords
-from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
+from gateway.doctor.evidence import Evidence, GatewayEvidence, LmcacheEvidence, PoolEvidence, ReplicaEvidence
 
 NOW_MS = 1_800_000_000_000
 LIFE = "19a0"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.ops.doctor.examine import examine
-from tests.gateway.ops.doctor.cluster import NOW_MS, with_snapshots
+from gateway.doctor.examine import examine
+from tests.gateway.doctor.cluster import NOW_MS, with_snapshots
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from coordinator.finding import FindingKind, Result
 from coordinator.registry import ReplicaRecord
 from coordinator.survey import PoolSnapshot
-from gateway.ops.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
+from gateway.doctor.evidence import PoolEvidence, ReplicaEvidence, Unknown
 
 _RELEARNING_MS = 600_000
 _BEHIND_MS = 1000

@@ -14,8 +14,8 @@ import orjson
 
 from coordinator.engine.facts import base_card, cache_settings, parse_metrics, parse_models
 from coordinator.keys import pool_slug
-from gateway.ops.doctor.event_endpoints import open_ones
-from gateway.ops.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Span, Unknown
+from gateway.doctor.event_endpoints import open_ones
+from gateway.doctor.evidence import GatewayEvidence, LmcacheEvidence, ReplicaEvidence, Span, Unknown
 from gateway.upstream import Upstream, UpstreamError
 
 _OK, _SERVER_ERRORS = 200, 500

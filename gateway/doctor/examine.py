@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from coordinator.finding import Finding, FindingKind, Result, Unchecked
 from coordinator.redis import checks as redis_checks
-from gateway.ops.doctor.checks import agents, clocks, gateways, lmcache, replicas, tenants
-from gateway.ops.doctor.evidence import Evidence, Unknown
+from gateway.doctor.checks import agents, clocks, gateways, lmcache, replicas, tenants
+from gateway.doctor.evidence import Evidence, Unknown
 
 MODULES = (redis_checks, gateways, replicas, agents, clocks, lmcache, tenants)
 

@@ -13,8 +13,8 @@ import httpx
 from coordinator.errors import StoreError
 from coordinator.redis.checks import RedisEvidence
 from coordinator.survey import PoolSnapshot, Survey
-from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
-from gateway.ops.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
+from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
+from gateway.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream import Upstream
@@ -35,6 +35,8 @@ class Targets:
     """The configured replicas. None if no configuration is known: then only those in Redis are asked."""
     discovers: bool = False
     """Whether the gateways find replicas in other ways, too."""
+    asks_registered: bool = True
+    """Whether replicas that only Redis names are asked, too."""
     lmcache: tuple[str, ...] = ()
     replica_key: str | None = None
     api_key: str | None = None
@@ -61,7 +63,10 @@ async def gather(targets: Targets) -> Evidence:
             pools = await _pools_in_redis(survey, await _pools(survey, gateways, replicas), lasting)
             pools, others = await asyncio.gather(
                 _with_more_snapshots(survey, pools),
-                _each(ask_replica(upstream, replica, False, timeout_s) for replica in _unasked(pools, configured)),
+                _each(
+                    ask_replica(upstream, replica, False, timeout_s)
+                    for replica in (_unasked(pools, configured) if targets.asks_registered else ())
+                ),
             )
             replicas += others
             gateways = await with_keys(http, gateways, _model(replicas), targets.api_key, timeout_s)

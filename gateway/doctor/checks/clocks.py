@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.finding import FindingKind, Result, Unchecked
-from gateway.ops.doctor.evidence import Evidence, Span, Unknown
+from gateway.doctor.evidence import Evidence, Span, Unknown
 
 _TOLERATED_S = 2.0
 _STEP_IS_TOLD_MS = 3_600_000

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gateway.ops.doctor.ask import ask_gateway, ask_lmcache, ask_replica
-from gateway.ops.doctor.evidence import Evidence, ReplicaEvidence, Unknown
-from gateway.ops.doctor.gather import Targets, gather
+from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica
+from gateway.doctor.evidence import Evidence, ReplicaEvidence, Unknown
+from gateway.doctor.gather import Targets, gather
 from gateway.settings.gateway_settings import ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.simulator.server import serving

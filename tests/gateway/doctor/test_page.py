@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.ops.doctor.examine import kinds
-from gateway.ops.doctor.page import page
+from gateway.doctor.examine import kinds
+from gateway.doctor.page import page
 
 YOURS = {"FILE", "PORT"}
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_page_lists_every_finding_as_the_code_has_it() -> None:
-    assert (ROOT / "docs" / "doctor.md").read_text() == page(), "python -m gateway.ops.doctor.page > docs/doctor.md"
+    assert (ROOT / "docs" / "doctor.md").read_text() == page(), "python -m gateway.doctor.page > docs/doctor.md"
 
 
 def test_what_is_in_capitals_is_filled_in_unless_the_page_says_that_it_is_the_readers() -> None:

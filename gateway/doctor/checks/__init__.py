@@ -8,5 +8,5 @@
     tenants    what a configuration says of tenants and their queue
 
 Checks on Redis and on the chunks in it are in coordinator/redis/checks.py: the watch shares them. A new finding is a
-`FindingKind` and a check in the file of its subject, and a case in tests/gateway/ops/doctor/test_findings.py.
+`FindingKind` and a check in the file of its subject, and a case in tests/gateway/doctor/test_findings.py.
 """

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from gateway.ops.doctor import event_endpoints
-from gateway.ops.doctor.event_endpoints import open_ones, target_of
-from gateway.ops.doctor.evidence import Unknown
+from gateway.doctor import event_endpoints
+from gateway.doctor.event_endpoints import open_ones, target_of
+from gateway.doctor.evidence import Unknown
 from tests.programs import needs
 
 THIS_MACHINE = "http://127.0.0.1:8000"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from coordinator.engine.facts import ModelCard
 from coordinator.finding import FindingKind, Result, Unchecked
-from gateway.ops.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
+from gateway.doctor.evidence import Evidence, PoolEvidence, ReplicaEvidence, Unknown, grouped
 
 _NAMES_SESSIONS = (0, 30)
 _NUMBERS = re.compile(r"\d+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.finding import FindingKind, Result
-from gateway.ops.doctor.evidence import Evidence, grouped
+from gateway.doctor.evidence import Evidence, grouped
 
 LMCACHE_UNREACHABLE = FindingKind(
     "lmcache-unreachable",

@@ -1,11 +1,11 @@
-"""docs/doctor.md, made from the kinds of findings: `python -m gateway.ops.doctor.page > docs/doctor.md`."""
+"""docs/doctor.md, made from the kinds of findings: `python -m gateway.doctor.page > docs/doctor.md`."""
 
 from __future__ import annotations
 
 import re
 import sys
 
-from gateway.ops.doctor.examine import kinds
+from gateway.doctor.examine import kinds
 
 _HEAD = """\
 # What `kvgate doctor` finds
@@ -14,7 +14,7 @@ _HEAD = """\
 and exits with 0 if nothing is wrong, with 1 if it found something, and with 2 if there was nothing to look at: a wrong
 option or file, or no cluster. An error is unsafe, or keeps something from working. A warning costs speed, memory or
 certainty. In a fix, the doctor fills in REPLICA, URL, MASTER, NAME and BYTES; you fill in FILE and PORT.
-This page is made from the code: `python -m gateway.ops.doctor.page > docs/doctor.md`.
+This page is made from the code: `python -m gateway.doctor.page > docs/doctor.md`.
 
 | finding | | why it matters | fix |
 |---|---|---|---|

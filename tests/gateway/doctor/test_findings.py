@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator.registry import ReplicaFigures
-from gateway.ops.doctor.evidence import Evidence, LmcacheEvidence, Unknown
-from gateway.ops.doctor.examine import examine, kinds
+from gateway.doctor.evidence import Evidence, LmcacheEvidence, Unknown
+from gateway.doctor.examine import examine, kinds
 from gateway.settings.gateway_settings import build_settings
-from tests.gateway.ops.doctor.cluster import (
+from tests.gateway.doctor.cluster import (
     HASH,
     HEALTHY,
     NOW_MS,

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from gateway.ops.doctor.evidence import Unknown
+from gateway.doctor.evidence import Unknown
 
 _GREETING = b"\xff"
 """The first byte of ZeroMQ's greeting. A proxy that accepts every connection sends nothing."""
