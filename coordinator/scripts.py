@@ -163,6 +163,7 @@ class PolicyKnobs:
     prefill_tokens_per_s: float = 8000.0
     max_waiting: int = 1000
     max_waiting_per_tenant: int = 500
+    tells_costs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +390,8 @@ class Placement(NamedTuple):
     left: tuple[int, ...] = ()
     """What is left of its tenant's limits: requests, ms until all are there again, tokens, ms; -1 where there is no
     limit. Empty if there are none."""
+    costs: bytes = b""
+    """What the candidates cost, as JSON: see lua/place.lua. Empty unless the knobs ask for it."""
 
     @property
     def is_exact(self) -> bool:
@@ -446,6 +449,7 @@ def parse_placement(reply: Any) -> Placement | Seat | Refusal | Exhausted | str:
         stored_tokens=reply[17],
         passed_over_tokens=reply[18],
         left=_numbers(reply[19]) if reply[19] else (),
+        costs=reply[20] if len(reply) > 20 else b"",  # another version may have granted it
     )
 
 

@@ -3,7 +3,8 @@
 Questions about documents that many requests share (the mix `rag` of `bench.routing`, twice as long) go to three
 replicas through four gateways. Clients send one request after the other: three for four slots of the replicas, and
 three for two. Without the queue, requests wait in the replicas. With the queue, each replica gets as many as it runs at
-once, or twice as many, and the others wait in Redis. Both get the same requests in the same order, seed by seed.
+once, or twice as many, and the others wait in Redis. All get the same requests in the same order, seed by seed, and
+run by turns. Runs differ by themselves, too: a second run without the queue tells by how much.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from bench.workloads import Session
 
 MOST_LOST = 0.02
 CLIENTS_PER_SLOT = (0.75, 1.5)
-CAPS_PER_SLOT = (1, 2)
+CAPS_PER_SLOT = (0, 1, 2)
+"""0: no queue."""
 SEEDS = (11, 12, 13)
 _GATEWAYS, _SLOTS, _SPEED = 4, 8, 2.0
 _RAG = MIXES["rag"]
@@ -47,7 +49,7 @@ class CostRow(Row):
     slots: int
     """Of all replicas."""
     cap: int
-    """With the queue: how many requests a replica gets at most."""
+    """With the queue: how many requests a replica gets at most. 0: the first of each pair has no queue either."""
     seeds: list[int]
     requests_per_s: tuple[float, float]
     cache_share: tuple[float, float]
@@ -73,12 +75,16 @@ def measure(seeds: Sequence[int]) -> Iterator[CostRow]:
     for clients_per_slot in CLIENTS_PER_SLOT:
         clients = round(clients_per_slot * _SLOTS * _RAG.replicas)
         mix = replace(_RAG, make=partial(_RAG.make, size=Size(requests=2)), concurrency=clients)
-        without = [_one(mix, seed, None) for seed in seeds]
-        for cap in (each * _SLOTS for each in CAPS_PER_SLOT):
-            yield _row(mix, seeds, cap, list(zip([_one(mix, seed, cap) for seed in seeds], without, strict=True)))
+        runs: dict[int, list[tuple[routing.Row, routing.Row]]] = {each * _SLOTS: [] for each in CAPS_PER_SLOT}
+        for seed in seeds:
+            without = _one(mix, seed, 0)
+            for cap, pairs in runs.items():
+                pairs.append((_one(mix, seed, cap), without))
+        for cap, pairs in runs.items():
+            yield _row(mix, seeds, cap, pairs)
 
 
-def _one(mix: Mix, seed: int, cap: int | None) -> routing.Row:
+def _one(mix: Mix, seed: int, cap: int) -> routing.Row:
     """With the queue and this cap; without a cap, without the queue."""
     settings = config([], {}, cap) if cap else config([], {"max_wait_s": 0}, None)
     system = System("with queue" if cap else "without queue", _GATEWAYS, partial(_start, settings))
@@ -114,7 +120,7 @@ def _row(mix: Mix, seeds: Sequence[int], cap: int, pairs: Sequence[tuple[routing
         by_seed_cache_share=[(one.cache_share, other.cache_share) for one, other in pairs],
         failed=sum(row.failed for pair in pairs for row in pair),
         idle=min(row.idle for pair in pairs for row in pair),
-        goals=goals(per_s, cache_share),
+        goals=goals(per_s, cache_share) if cap else {},
     )
 
 

@@ -75,9 +75,10 @@ class Reaper:
     async def give_back(self, gateways: Sequence[str]) -> None:
         """Give back what these gateways had reserved, unless they live again. Raises StoreError."""
         for gateway in gateways:
-            while await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE):
-                pass
-        self._pool.settlements.room()
+            is_left = True
+            while is_left:
+                is_left = bool(await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE))
+                self._pool.settlements.room()  # each grants some of those that wait
 
     async def handle_claims(self) -> None:
         """Handle the claims of all reservations that were given back. Raises StoreError."""

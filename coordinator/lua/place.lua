@@ -14,6 +14,7 @@
 --   number  max_wait_s: a replica has room while it computes what is ahead of a new prompt in less; 0: always
 --   number  prefill_tokens_per_s: of a replica whose rate is not measured
 --   number  max_waiting, max_waiting_per_tenant: requests that wait, in the pool and of one tenant
+--   number  tells_costs: 1: somebody watches, and wants to see what the candidates cost
 -- KEYS
 --   hash    replicas, breakers, active, backlog_tokens, owned_tokens, gateways, flight:<gateway>
 --   string  turn
@@ -50,7 +51,9 @@
 --          report (1: ask the engine to report reused blocks),
 --          stored keys and tokens that the replica can load beyond those matched (0, 0: none),
 --          tokens that another candidate holds and the replica neither holds nor can load,
---          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none)},
+--          what is left of its tenant's limits (see budget.left in lib/limits.lua; "": it has none),
+--          with `tells_costs` the candidates: a list of {replica, requests in flight, backlog, matched tokens, charged,
+--          displaced, load, cost} (see lib/costs.lua) as JSON, else ""},
 --         {"stale"} (this gateway must reassert), {"undeclared"} (it must declare the subset: see declare),
 --         {"none"} (no replica), {"late", now_ms} (the deadline is over), or with `explain` {"ok", JSON};
 --         {"wait", since_ms, ms that it most likely waits (0: not known), a replica that has room ("": none)}: no replica
@@ -61,7 +64,7 @@
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked"} if its tenant has too many requests in flight.
 
-local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
+local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS, MOST_PATIENT = 10000, 8, 100, 32, 8
 
 -- include time
 
@@ -172,7 +175,7 @@ local function weigh(names, depth, held)
       hits = math.max(hits, hits_of(record))
     end
   end
-  if WEIGHS_CACHES or explain then
+  if WEIGHS_CACHES or explain or tells_costs == 1 then
     prefix_costs(fleet, hits)
   end
   return fleet, best, stored_keys, stored_tokens, hits
@@ -226,8 +229,9 @@ if not chosen then
   chosen = choose(fleet, limit)
 end
 
--- If the chosen replica has no room, the best of those that have. If none has, the request waits.
-local best_held, must_wait = best_depth, false
+-- If the chosen replica has no room, the best of those that have. If none has, the request waits. It may also wait if those
+-- hold less of its prompt than the one that is `full`.
+local best_held, must_wait, full = best_depth, false, nil
 if is_kept and SETTINGS.takes_all_room then
   room_share = 1
 end
@@ -244,6 +248,9 @@ if room_share > 0 and not desperate then
     end
     must_wait = #roomy == 0
     if not must_wait then
+      if WEIGHS_CACHES and not is_kept and (depth[names[chosen]] or 0) == best_held then
+        full = { active = active, cost = fleet.cost[chosen], limit = most_active(fleet.mean_active) }
+      end
       names = roomy
       fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
       limit = guard_limit(fleet)
@@ -258,6 +265,7 @@ if is_kept and now < SETTINGS.prefers_until_ms and (depth[names[chosen]] or 0) <
   return { 'prefers' }
 end
 must_wait = must_wait or is_blocked
+full = (depth[names[chosen]] or 0) < best_held and full or nil
 if room_on then -- others that own the chain were seen, but not weighed
   for _, deep in pairs(depth) do
     best_depth = math.max(best_depth, deep)
@@ -293,31 +301,42 @@ local uncached = math.max(0, math.floor(prompt_tokens - matched_tokens - loaded)
 -- Takes a seat, or is charged if others wait. A function, because Lua allows 200 local names in one. With `explain` it
 -- returns why the request would wait (nil if it would not), and for how long.
 local waits
-if room_share > 0 and not is_kept and (must_wait or (has_any and redis.call('EXISTS', waiting_key) == 1)) then
+local has_waiting = room_share > 0 and not is_kept and has_any and redis.call('EXISTS', waiting_key) == 1
+if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
   local function take_turn()
 -- include turns
     local base, queue = base_of(waiting_key), queue_of(digest, pinned, tried)
     local band, tenant, weight, output_tokens, since, wait_ms, starve_ms =
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
     band = tonumber(band)
-    local is_behind = not must_wait and somebody_waits(base, band, queue, replica, tenant)
-    if explain and (must_wait or is_behind) then
+    local is_behind = has_waiting and not must_wait and somebody_waits(base, band, queue, replica, tenant)
+    -- It waits for the full one if that costs less even with all who wait there. Not too many do: they stand before others.
+    local seats = full and sum_of(field_of(waiting_key, band .. ' ' .. queue)) or MOST_PATIENT
+    local prefers = not must_wait and seats < MOST_PATIENT and full.active + seats < full.limit and
+      full.cost + seats * request_cost_tokens < fleet.cost[chosen]
+    if explain and (must_wait or is_behind or prefers) then
       local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)
       return {
-        why = is_blocked and 'concurrency' or (is_behind and 'others_wait' or 'no_room'), refusal = refusal,
+        why = is_blocked and 'concurrency' or prefers and 'prefers' or is_behind and 'others_wait' or 'no_room',
+        refusal = not prefers and refusal or nil,
         ahead = ahead, expected_ms = expected_ms > 0 and expected_ms or cjson.null,
       }
     elseif explain then
       return nil
     end
-    if not must_wait and not is_behind then
-      charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens), now)
-      note_pace(base, queue, now)
-      return nil
-    end
     local since_ms = since == '0' and now or tonumber(since)
     local left_ms = wait_ms ~= '0' and tonumber(wait_ms) or math.huge
-    local refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, is_blocked)
+    local refusal, expected_ms = nil, 0
+    if must_wait or is_behind or prefers then
+      refusal, expected_ms = refusal_of(base, band, queue, tenant, left_ms, is_blocked)
+    end
+    if not must_wait and not is_behind and (not prefers or refusal) then
+      if has_waiting then
+        charge(base, gateway, reservation, band, tenant, tonumber(weight), uncached + tonumber(output_tokens), now)
+        note_pace(base, queue, now)
+      end
+      return nil
+    end
     if refusal and (since == '0' or refusal == 'unreachable') then -- who has waited before keeps its place
       return { refusal, now, expected_ms }
     end
@@ -328,7 +347,8 @@ if room_share > 0 and not is_kept and (must_wait or (has_any and redis.call('EXI
       local deep = depth[names[i]] or 0
       others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens
     end
-    local more_tokens = WEIGHS_CACHES and tokens_at(best_held) - others_tokens or 0
+    local is_patient = WEIGHS_CACHES and (must_wait or prefers)
+    local more_tokens = is_patient and tokens_at(best_held) - others_tokens or 0
     local rate = sum_of(field_of(rates_key, replica))
     local held_up = math.max(CHARGED_WEIGHT, fleet.active[chosen])
     local patience_ms = held_up * 1000 * more_tokens / (rate > 0 and rate or prefill_tokens_per_s)
@@ -344,7 +364,7 @@ if room_share > 0 and not is_kept and (must_wait or (has_any and redis.call('EXI
     if is_blocked then
       park(base, band .. ' ' .. queue, tenant, now)
     end
-    return { 'wait', since_ms, expected_ms, (is_blocked or must_wait) and '' or replica }
+    return { 'wait', since_ms, expected_ms, (must_wait or prefers) and '' or replica }
   end
   local answer = take_turn()
   if answer and not explain then
@@ -369,7 +389,7 @@ if explain then
   return { 'ok', cjson.encode({
     policy = policy, replica = replica, incarnation = incarnation, why = why, matched_tokens = matched_tokens,
     prompt_tokens = prompt_tokens, stored_tokens = stored_tokens, shared_hits = hits, must_wait = waits ~= nil,
-    waits = waits, limits = asked and budget.left(asked, now), replicas = listed,
+    waits = waits, limits = asked and budget.left(asked, now) or nil, replicas = listed,
   }) }
 end
 
@@ -463,6 +483,18 @@ end
 if asked then
   budget.reserve(reservation, asked, uncached, now, true)
 end
+if is_kept then -- a grant goes on while there is room
+  local rate = field_of(rates_key, replica)
+  SETTINGS.has_more = has_room(fleet.active[chosen] + 1, fleet.backlog[chosen] + uncached, rate, room_share)
+end
+local costs = {}
+for i = 1, tells_costs == 1 and #names or 0 do
+  local terms = fleet.terms
+  costs[i] = {
+    names[i], fleet.active[i], fleet.backlog[i], fleet.matched[i], math.floor(terms.charged[i]),
+    math.floor(terms.displaced[i]), math.floor(terms.load[i]), math.floor(fleet.cost[i]),
+  }
+end
 local in_flight = table.concat({ replica, incarnation, since_text, uncached, tip }, ' ')
 count_in(reservation, in_flight, flight_key, active_key, backlog_tokens_key)
 local failures, open_until = string.match(breaker_of[replica] or '', '^(%d+) (%d+)')
@@ -475,5 +507,5 @@ return {
   'ok', replica, incarnation, url, why, matched, matched_tokens, claimed_from, touch, last_use, uncached, kind, entry,
   now, mode, report, stored_keys, stored_tokens,
   math.max(0, fleet.held_tokens - math.max(fleet.matched[chosen], stored_tokens)),
-  asked and budget.left(asked, now) or '',
+  asked and budget.left(asked, now) or '', tells_costs == 1 and cjson.encode(costs) or '',
 }

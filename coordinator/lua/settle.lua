@@ -14,16 +14,32 @@
 
 -- include load
 
-local found, freed, is_anywhere = 0, {}, false
+local MOST_FREED = 16
+
+-- Where room has come, each replica once. It is not known if a `room` says so; if a reservation was not found: then a
+-- placement may have given it back, which grants nothing; or if these are so many that one may as well look everywhere.
+local found, freed, are_known, has_rooms = 0, {}, true, false
+local function free(replica)
+  for i = 1, #freed do
+    if freed[i] == replica then
+      return
+    end
+  end
+  freed[#freed + 1] = replica
+  are_known = are_known and replica ~= '' and #freed <= MOST_FREED
+end
+
 for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
   local event, reservation = ARGV[i], ARGV[i + 1]
   local entry = event ~= 'room' and field_of(flight_key, reservation)
   if event == 'room' then
-    is_anywhere = is_anywhere or reservation == ''
-    freed[#freed + 1] = reservation
-  elseif entry then
+    has_rooms = true
+    free(reservation)
+  elseif not entry then
+    are_known = false
+  else
     found = found + 1
-    freed[#freed + 1] = string.match(entry, '^%S+')
+    free(string.match(entry, '^%S+') or '')
     if event == 'done' then
       redis.call('HDEL', flight_key, reservation)
       give_back(entry, replicas_key, active_key, backlog_tokens_key)
@@ -42,8 +58,6 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
 -- include limits
 -- include grants
   local base, now, budget = base_of(waiting_key), now_ms(), budget_of(budgets_key, tenants_key)
-  -- What was not found may have been given back by a placement, which grants nothing.
-  local are_known = not is_anywhere and #freed * SETTLED_SIZE == #ARGV - SETTLED_OFFSET
   for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
     if ARGV[i] == 'done' then
       local charge_tokens, limit_tokens = string.match(ARGV[i + 2], '^(%d+) (%d+)$')
@@ -55,7 +69,7 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
       end
     end
   end
-  -- An end makes room for one request, a `room` for any number.
-  grant_turns(base, now, are_known and freed or nil, are_known and #freed == found and found or nil)
+  -- An end makes room for at least one request, a `room` for any number.
+  grant_turns(base, now, are_known and freed or nil, are_known and not has_rooms and found or nil)
 end
 return found

@@ -576,6 +576,21 @@ async def test_room_is_measured_in_seconds_of_prefill_too(redis_server: RedisSer
         assert await other.place(asking("more", knobs)) is not None, "this replica computes faster than assumed"
 
 
+async def test_the_end_of_a_long_prompt_makes_room_for_all_that_fit(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
+    async with two_gateways(redis_server, replicas=1) as (one, other):
+        assert await one.place(asking("long", knobs, prompt_tokens=1000)) is not None
+        tasks = [await queued(client, other, asking(f"half{i}", knobs, prompt_tokens=100)) for i in range(3)]
+        one.first_token("long")
+        assert await tasks[0] is not None
+        assert await tasks[1] is not None
+        assert await waiting(client) == 1, "the two take the two seconds of work that may be ahead"
+        other.first_token("half0")
+        assert await tasks[2] is not None
+
+
 async def test_a_request_that_computes_nothing_never_waits(redis_server: RedisServer, client: redis.Redis) -> None:
     async with two_gateways(redis_server) as (one, other):
         await fill(one)
@@ -627,3 +642,33 @@ async def test_then_it_goes_where_there_is_room(redis_server: RedisServer, clien
             placement = await waits
         assert placement is not None
         assert placement.replica == elsewhere
+
+
+async def test_it_also_waits_for_its_holder_while_others_have_room_but_not_too_many_do(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    prefix = chain(*range(40))
+    async with two_gateways(redis_server) as (one, other):
+        first = await one.place(asking("first", PATIENT, keys=prefix))
+        assert first is not None
+        one.first_token("first")
+        await drained(one)
+        waits = [
+            await queued(client, other, asking(f"continues{i}", PATIENT, keys=[*prefix, *chain(f"more {i}")]))
+            for i in range(2)
+        ]
+        elsewhere = await one.place(asking("new", PATIENT))
+        assert elsewhere is not None
+        assert elsewhere.replica != first.replica, "those who wait for their holder hold up nobody"
+        told = orjson.loads(await one.explain(asking("asked", PATIENT, keys=prefix)) or b"")
+        assert told["waits"]["why"] == "prefers"
+        one.done("first")
+        async with asyncio.timeout(5):
+            placement = await waits[0]
+        assert placement is not None
+        assert (placement.replica, placement.matched_keys) == (first.replica, len(prefix))
+        crowd = [asyncio.ensure_future(one.place(asking(f"crowd{i}", PATIENT, keys=prefix))) for i in range(20)]
+        await eventually(lambda: any(task.done() for task in crowd))
+        assert any((placed := task.result()) and placed.replica != first.replica for task in crowd if task.done())
+        for task in (waits[1], *crowd):
+            task.cancel()

@@ -3,10 +3,11 @@
 -- likely tokens are worth on their medium, plus what can be loaded beyond them). It also has three numbers: count,
 -- held_tokens (the most that any candidate has matched) and mean_active (of the good replicas of the subset).
 
--- A replica with this many active requests or more is not chosen while another one has fewer.
+-- A replica with this many active requests or more is not chosen while another one has fewer. A request that can wait may
+-- choose one that is full.
 local function most_active(mean_active)
   local limit = math.max(min_slack_requests, load_factor * mean_active)
-  return max_active_requests > 0 and math.min(limit, max_active_requests) or limit
+  return max_active_requests > 0 and room_share == 0 and math.min(limit, max_active_requests) or limit
 end
 
 -- The limit for these candidates; none if all of them are above it.
@@ -54,7 +55,7 @@ end
 local ASSUMED_CAPACITY_TOKENS, CHARGED_WEIGHT = 100000, 3
 
 local function prefix_costs(fleet, hits)
-  local cost, terms = {}, explain and { charged = {}, displaced = {}, load = {} } or nil
+  local cost, terms = {}, (explain or tells_costs == 1) and { charged = {}, displaced = {}, load = {} } or nil
   local best_tokens = fleet.held_tokens
   for i = 1, fleet.count do
     if fleet.credit[i] > best_tokens then

@@ -35,8 +35,9 @@ local function unpark(base, tenant)
 end
 
 -- Tries to place a request of a line. Returns "granted", "gone" (it is not there any more), "waits", "prefers" (a replica
--- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). With
--- `takes_all_room`, its band's part of the room does not count, and it prefers none. `freed`: as in grant_turns.
+-- that has no room holds more of its prompt) or "blocked" (its tenant has too many requests in flight). If it is granted,
+-- also whether its replica has room for another one. With `takes_all_room`, its band's part of the room does not count,
+-- and it prefers none. `freed`: as in grant_turns.
 local function try_seat(base, name, tenant, member, now, freed, takes_all_room, was_parked)
   local gateway, id = string.match(member, '^(%S+) (%S+) %S+ %d+$')
   local seat = gateway and seat_of(base, gateway, id)
@@ -70,7 +71,7 @@ local function try_seat(base, name, tenant, member, now, freed, takes_all_room, 
   leave_line(base, name, tenant, member, seat)
   local waited_ms = math.max(0, now - (tonumber(seat.since_ms) or now))
   write('RPUSH', base .. 'grants:' .. gateway, cjson.encode({ id, waited_ms, reply }))
-  return 'granted'
+  return 'granted', seat.settings.has_more
 end
 
 -- The first request of a tenant that one of the replicas in `freed` fits: the replica holds the key that the request waits
@@ -91,9 +92,10 @@ local function fitting(base, line, freed, now)
   return nil, #members == 0
 end
 
--- Grants in one line as long as there is room: `most` seats. All requests of a line can use the same replicas, so if one
--- finds no room, none does. A tenant whose requests wait for other replicas is passed, and keeps its turn; parked ones are
--- left out. Returns how many were granted, how many heads may still be tried, and whether there is no room.
+-- Grants in one line as long as there is room: `most` seats, not counting those that leave room for another one. All
+-- requests of a line can use the same replicas, so if one finds no room, none does. A tenant whose requests wait for other
+-- replicas is passed, and keeps its turn; parked ones are left out. With `takes_all_room`, all are counted. Returns how many
+-- were counted, how many heads may still be tried, and whether there is no room.
 local function grant_line(base, name, now, most, heads, freed, takes_all_room)
   local granted, passed, is_full = 0, 0, false
   while heads > 0 and granted < most do
@@ -113,7 +115,10 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
     if is_empty then
       redis.pcall('ZREM', base .. 'turns:' .. name, tenant)
     else
-      local outcome = member and try_seat(base, name, tenant, member, now, freed, takes_all_room) or 'prefers'
+      local outcome, has_more = 'prefers', false
+      if member then
+        outcome, has_more = try_seat(base, name, tenant, member, now, freed, takes_all_room)
+      end
       if outcome == 'waits' then
         is_full = true
         break
@@ -121,7 +126,7 @@ local function grant_line(base, name, now, most, heads, freed, takes_all_room)
         park(base, name, tenant, now)
       end
       passed = passed + (outcome == 'prefers' and 1 or 0)
-      granted = granted + (outcome == 'granted' and 1 or 0)
+      granted = granted + (outcome == 'granted' and (takes_all_room or not has_more) and 1 or 0)
     end
   end
   return granted, heads, is_full
@@ -190,8 +195,8 @@ end
 
 -- Grants what can be granted, some heads at a time: the bands in order, but first one request of a band that starves.
 -- `freed` are the replicas where room may have come; nil if that may be any. `most` is how many seats are granted at
--- most: a request that ends makes room for one, and to try a second one costs as much as a placement. Heartbeats grant
--- what is left. Parked tenants come last, and only if it is not known where room came.
+-- most, not counting those that leave room for another one: a request that ends most often makes room for one, and to try
+-- a second one costs as much as a placement. Parked tenants come last, and only if it is not known where room came.
 local function grant_turns(base, now, freed, most)
   local lines, heads, granted = in_turn(base, concerned(base, waiting_lines(base), freed, now)), MOST_HEADS, 0
   most = most or MOST_HEADS
