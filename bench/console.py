@@ -48,15 +48,20 @@ class Row:
 
 @asynccontextmanager
 async def open_pages(url: str, pages: int) -> AsyncIterator[None]:
-    """Inside the context, so many read the stream of the console."""
+    """Inside the context, so many read the stream of the console, and its prefixes as often as a page does."""
 
     async def read(http: httpx.AsyncClient) -> None:
         async with http.stream("GET", f"{url}/console/live") as response:
             async for _ in response.aiter_raw():
                 pass
 
+    async def look_at_prefixes(http: httpx.AsyncClient) -> None:
+        while True:
+            (await http.get(f"{url}/console/prefixes")).raise_for_status()
+            await asyncio.sleep(5)
+
     async with httpx.AsyncClient(timeout=None) as http, asyncio.TaskGroup() as group:
-        readers = [group.create_task(read(http)) for _ in range(pages)]
+        readers = [group.create_task(each(http)) for _ in range(pages) for each in (read, look_at_prefixes)]
         yield
         for reader in readers:
             reader.cancel()

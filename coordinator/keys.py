@@ -79,6 +79,10 @@ class PoolKeys:
         return f"{self._base}:history"
 
     @cached_property
+    def first_tokens(self) -> str:
+        return f"{self._base}:first_tokens"
+
+    @cached_property
     def replicas(self) -> str:
         return f"{self._base}:replicas"
 

@@ -13,7 +13,9 @@ from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
 from gateway.access_log import AccessLog
+from gateway.console.asking import ASK_PATH, Asking
 from gateway.console.cluster import ClusterView
+from gateway.console.findings import Findings
 from gateway.console.history import History
 from gateway.console.prefixes import Prefixes
 from gateway.console.routes import add_console
@@ -58,6 +60,9 @@ _log = structlog.get_logger("kvgate")
 class Gateway:
     """The parts of one gateway process, alive between `start` and `stop`."""
 
+    history: History | None = None
+    asking: Asking | None = None
+
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
@@ -97,7 +102,8 @@ class Gateway:
         attempts = Attempts(settings, router, *senders)
         timeouts, recorder = settings.timeouts, Recorder(settings.id)
         self.access_log = _access_log(settings, self.metrics, recorder)
-        self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, recorder.sinks)
+        watched = recorder.sinks, self._watched
+        self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)
         self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, recorder)
 
         # The paths that this gateway answers itself.
@@ -105,19 +111,25 @@ class Gateway:
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
-        self.control, self.history = self._own_paths(keyring, ExplainRoute(admission, explainer, timeouts.body_s))
+        self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, timeouts.body_s))
 
-    def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> tuple[ASGIApp, History | None]:
-        """The application that answers them, and the part of the console that has to run; None if it is turned off."""
+    def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
+        """The application that answers them. Without `console.enabled`, the parts of the console are not made."""
         settings, decisions = self.settings, self.decisions
         operations = Operations(settings, self.fleet, self.store)
         control = build_control(self.status, self.fleet, keyring, explained, operations, decisions, self.metrics)
         if not settings.console.enabled:
-            return control, None
+            return control
         sessions = Sessions(keyring, self.store, settings.redis.namespace)
-        shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), explained
+        findings = Findings(settings, self.fleet, self.tasks)
+        shown = ClusterView(self.status, operations, self.store), decisions, Prefixes(self.store), findings, explained
         add_console(control, sessions, *shown, lambda: self.status.is_draining)
-        return control, History(self.store, settings.queue.prefill_tokens_per_s)
+        self.history = History(self.store, self.metrics.first_tokens, settings.queue.prefill_tokens_per_s)
+        self.asking = Asking(sessions, self.proxy)
+        return control
+
+    def _watched(self, is_watched: bool) -> None:
+        self.router.is_watched = is_watched
 
     def _replicas_changed(self) -> None:
         self.holds.wake()
@@ -168,6 +180,8 @@ class Gateway:
             exchange.path = exchange.path.removesuffix("/")
         if is_proxied(exchange.path):
             await self.proxy(exchange)
+        elif self.asking is not None and exchange.path == ASK_PATH and exchange.method == "POST":
+            await self.asking(exchange)
         else:
             await run_asgi(self.control, exchange, [(b"x-request-id", request_id(exchange.headers).encode())])
 

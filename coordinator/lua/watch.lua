@@ -1,4 +1,5 @@
--- Takes, renews or gives up the lease under which one process watches this Redis. The key has no TTL, because Redis may
+-- Takes, renews or gives up the lease under which one process watches this Redis, and notes there what it has found: it
+-- may do so when the memory is full. The key has no TTL, because Redis may
 -- evict keys that have one. The SET is also an event: a watcher that does not hear it knows that notifications are off.
 -- A lease that lasts longer than lease_ms was written before the clock went back, and is cut to lease_ms.
 --
@@ -7,6 +8,7 @@
 -- ARGV
 --   text    watcher_name
 --   number  lease_ms
+--   text    report: JSON; "": none yet
 --   flag    leaving: give it up
 -- Returns 1 if this watcher holds the lease, else 0.
 
@@ -27,5 +29,6 @@ if leaving then
   redis.call('DEL', watcher_key)
   return 0
 end
-redis.call('SET', watcher_key, watcher_name .. ' ' .. string.format('%d', latest_ms))
+local lease = watcher_name .. ' ' .. string.format('%d', latest_ms)
+redis.call('SET', watcher_key, report == '' and lease or lease .. ' ' .. report)
 return 1

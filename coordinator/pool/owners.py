@@ -1,4 +1,4 @@
-"""Who owns the keys of a chain, for people: `kvgate owners` and /v1/route/explain."""
+"""Who owns the keys of a chain, for people: `kvgate owners`, /v1/route/explain and the console."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from functools import partial
 from typing import Any
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import each
+from coordinator.registry import each, is_number
 
 
-async def read_owners(pool: Pool, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """For each key, shallow to deep, its owners' records. Records of a past incarnation are marked as stale; records
-    that cannot be read are left out."""
-    replies = await asyncio.gather(*(pool.read("HGETALL", pool.keys.own(key)) for key in keys))
+async def read_owners(pool: Pool, keys: Sequence[str], among: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """For each key, shallow to deep, its owners' records: of all replicas, or of those `among` which one looks. Records
+    of a past incarnation are marked as stale; records that cannot be read are left out."""
+    reads = (_read(pool, pool.keys.own(key), among) for key in keys)
     return [
         {"key": key, "owners": list(each(flat, partial(_owner, pool)).values())}
-        for key, flat in zip(keys, replies, strict=True)
+        for key, flat in zip(keys, await asyncio.gather(*reads), strict=True)
     ]
+
+
+async def _read(pool: Pool, key: str, among: Sequence[str]) -> list[bytes]:
+    """The names and records of a key's owners, one after the other."""
+    if not among:
+        return list(await pool.read("HGETALL", key))
+    records = await pool.read("HMGET", key, *among)
+    return [part for name, record in zip(among, records, strict=True) if record for part in (name.encode(), record)]
 
 
 def _owner(pool: Pool, replica: str, record: str) -> dict[str, Any]:
@@ -29,12 +37,19 @@ def _owner(pool: Pool, replica: str, record: str) -> dict[str, Any]:
     return {
         "replica": replica,
         "incarnation": incarnation,
-        "stale": is_past or (kind == "resident" and known is not None and int(by) < known.floor),
+        "stale": is_past or (kind == "resident" and known is not None and _number(by) < known.floor),
         "kind": kind,
         "medium": medium,
-        "span_tokens": int(span_tokens),
-        "hits": int(hits),
-        "last_use_ms": int(last_use_ms),
-        **({"tokens": int(told[0])} if told else {}),
+        "span_tokens": _number(span_tokens),
+        "hits": _number(hits),
+        "last_use_ms": _number(last_use_ms),
+        **({"tokens": _number(told[0])} if told else {}),
         **({"block_hash": told[1]} if told[1:] else {}),
     }
+
+
+def _number(text: str) -> int:
+    """Raises ValueError if it is none, or one that is larger than a counter can be."""
+    if not is_number(text):
+        raise ValueError("no number")
+    return int(text)

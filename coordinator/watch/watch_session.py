@@ -37,6 +37,7 @@ _CHUNKS_PER_TICK = 200
 """2000 chunks/s."""
 _READINGS = 13
 
+_RUNS = "eval", "evalsha"
 _SET, _EVICTED = "set", "evicted"
 OnEvent = Callable[[str, str], None]
 """Is called with an event's name and its key."""
@@ -70,6 +71,9 @@ class Report:
     hears: bool
     largest_chunk_bytes: int
     """In the last minute."""
+    scripts_per_s: float = 0.0
+    script_us: float = 0.0
+    """How many scripts Redis ran since the reading before, and how long one took in the mean."""
 
 
 class KeyEventListener(Wire):
@@ -138,6 +142,8 @@ class WatchSession:
         self._counts: Counter[str] = Counter()
         self._evicted: Counter[KeyKind] = Counter()
         self._readings: deque[_Reading] = deque(maxlen=_READINGS)
+        self._ran: tuple[float, int, float] | None = None
+        """When INFO was read last, and how many scripts had run for how long."""
         self._reading_due_s = self._loop.time() + settings.info_every_s
         self._life_s = 0.0
         """The TTL with which chunks are written. It is that of the last chunk whose SET was heard; until one is heard,
@@ -284,6 +290,7 @@ class WatchSession:
         last_minute = self._last_minute(estimate)
         found = conditions(RedisEvidence(info, last_minute=last_minute))
         _log_changes(self.report.conditions if self.report else {}, found)
+        scripts_per_s, script_us = self._pace(info)
         self.report = Report(
             info=info,
             estimate=estimate,
@@ -295,7 +302,19 @@ class WatchSession:
             evicted=dict(self._evicted),
             hears=self._hears,
             largest_chunk_bytes=last_minute.chunks.largest_bytes,
+            scripts_per_s=scripts_per_s,
+            script_us=script_us,
         )
+
+    def _pace(self, info: RedisInfo) -> tuple[float, float]:
+        """How many scripts Redis has run in a second since the last reading, and the mean time of one in us."""
+        calls, seconds = sum(info.calls[name] for name in _RUNS), sum(info.seconds[name] for name in _RUNS)
+        now_s, (before_s, calls_before, seconds_before) = self._loop.time(), self._ran or (0.0, 0, 0.0)
+        self._ran = now_s, calls, seconds
+        if not before_s or calls <= calls_before:  # the first reading, or Redis began to count anew
+            return 0.0, 0.0
+        new = calls - calls_before
+        return new / (now_s - before_s), (seconds - seconds_before) / new * 1e6
 
     def _last_minute(self, estimate: Estimate) -> LastMinute:
         readings, first, last = self._readings, self._readings[0], self._readings[-1]

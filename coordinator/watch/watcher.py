@@ -19,6 +19,7 @@ from coordinator.redis.address import connect
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire, load_scripts
 from coordinator.scripts import load
+from coordinator.watch.store_report import noted
 from coordinator.watch.watch_session import ANSWER_S, TICK_S, Report, WatchSession, WatchSettings
 
 _log = structlog.get_logger("kvgate.watch")
@@ -84,7 +85,9 @@ class Watcher:
     async def _holds_lease(self, wire: Wire, leaving: bool = False) -> bool:
         script = load("watch", self._allow_oom)
         try:
-            operands = script.operands(watcher=WATCHER, watcher_name=self._who, lease_ms=LEASE_MS, leaving=leaving)
+            report = noted(self.report) if self.report is not None else b""
+            lease = {"watcher_name": self._who, "lease_ms": LEASE_MS, "report": report, "leaving": leaving}
+            operands = script.operands(watcher=WATCHER, **lease)
             return bool(await answered(wire.run(script, operands), ANSWER_S))
         except StoreRefused as error:
             # Before version 7, a full Redis gives nobody the lease. Then everybody watches: it is needed most then.

@@ -8,9 +8,11 @@ from typing import Any
 
 from coordinator.errors import StoreError
 from coordinator.pool.pool import Pool
-from coordinator.registry import readable
+from coordinator.redis.time_limit import answered
+from coordinator.registry import PoolState, is_number, readable
 from coordinator.store import Store
-from gateway.console.history import EVERY_S, Point, read_history
+from coordinator.watch.store_report import read_report
+from gateway.console.history import EVERY_S, POINT, Point, read_history
 from gateway.console.shared_look import SharedLook
 from gateway.control.operations import Operations
 from gateway.control.status import Status
@@ -19,6 +21,8 @@ from gateway.errors import ApiError
 _EVERY_S, _EVERY_S_A_REPLICA = 0.5, 0.002
 """How often it looks at least; less often in a fleet of more than 250, because a look reads each replica's records."""
 _MOST_GATEWAYS = 64
+_WITHIN_S = 1.0
+"""How long it waits for the store: while that is slow, pages are told so, and what was seen last."""
 
 
 class ClusterView:
@@ -26,7 +30,14 @@ class ClusterView:
 
     def __init__(self, status: Status, operations: Operations, store: Store) -> None:
         self._status, self._operations, self._store = status, operations, store
-        self._seen: dict[str, Any] = {"gateways": [], "replicas": [], "pools": []}
+        self._seen: dict[str, Any] = {
+            "gateways": [],
+            "replicas": [],
+            "pools": [],
+            "tenants": [],
+            "report": {},
+            "point": POINT,
+        }
         self._history_s = 0.0
         self._histories: dict[str, list[Point]] = {}
         self._shared = SharedLook(self._look)
@@ -50,9 +61,11 @@ class ClusterView:
             "problems": _problems(ready),
         }
         try:
-            told |= await self._look_at_store()
+            told |= await answered(self._look_at_store(), _WITHIN_S)
         except (StoreError, ApiError) as error:
             told["problems"].append({"where": "store", "what": f"what is shown here is not of now: {error}"})
+        found = told.get("report", {}).get("conditions", {})
+        told["problems"] += [{"where": "store", "what": str(words)} for words in found.values()]
         self._seen |= told
         return self._seen
 
@@ -68,6 +81,8 @@ class ClusterView:
             "gateways": await self._gateways(pools),
             "replicas": [each | _figures(self._store.pool(each["pool"]), each["id"]) for each in replicas],
             "pools": [each | {"history": self._histories.get(each["pool"], [])} for each in queue["pools"]],
+            "tenants": await self._operations.tenants(),
+            "report": await read_report(self._store.ask),
         }
 
     async def _gateways(self, pools: list[Pool]) -> list[dict[str, Any]]:
@@ -78,7 +93,7 @@ class ClusterView:
             now_ms = pool.state.now_ms if pool.state is not None else 0
             for name, text in zip(flat[::2], flat[1::2], strict=True):
                 _, _, until = readable(text).partition(" ")
-                is_good = until.isdecimal() and int(until) >= now_ms
+                is_good = is_number(until) and int(until) >= now_ms
                 found[readable(name)] = found.get(readable(name), False) or is_good
         return [{"id": name, "is_alive": found[name]} for name in sorted(found)[:_MOST_GATEWAYS]]
 
@@ -89,10 +104,23 @@ def _figures(pool: Pool, replica: str) -> dict[str, Any]:
     is_open = state is not None and state.open_until_ms.get(replica, 0) > state.now_ms
     return {
         "breaker_open": is_open,
-        "exact": state is not None and state.is_exact(replica),
+        "agent": _agent(state, replica),
         "kv_usage": engine.get("kv_usage"),
         "engine_waiting": engine.get("waiting"),
     }
+
+
+def _agent(state: PoolState | None, replica: str) -> str:
+    """What the replica's agent is: `none`, `gone` (its lease has run out), `unheard` (no applier reads its events),
+    `relearning`, or `exact`."""
+    agent = state.agents.get(replica) if state is not None else None
+    if state is None or agent is None or agent.mode == "none":
+        return "none"
+    if not state.is_followed(replica):
+        return "gone"
+    if not state.is_exact(replica):
+        return "unheard"
+    return "relearning" if agent.is_relearning else "exact"
 
 
 def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
@@ -104,5 +132,4 @@ def _problems(ready: dict[str, Any]) -> list[dict[str, str]]:
     found += [
         {"where": f"replica {name}", "what": "its id belongs to another engine"} for name in ready.get("taken_ids", ())
     ]
-    found += [{"where": "store", "what": what} for what in ready.get("store_warnings", ())]
     return found

@@ -1,9 +1,7 @@
 """The last 15 minutes of each pool: a point every 5 s, in a list in the store that all gateways read.
 
-The gateway that does the pool's chores writes it. A point is
-[Redis time in ms, requests in flight, requests that wait, mean share of the KV caches in use, tokens that the engines
-found in their prefix caches, tokens that they looked up]. The last two are counters since the engines' starts; null if
-no agent tells.
+The gateway that does the pool's chores writes it. A point is a list of numbers, in the order of POINT. Those that end
+with `_sum` or `_total` are counters: a curve shows by how much they have risen. null: not known.
 """
 
 from __future__ import annotations
@@ -14,20 +12,35 @@ from typing import Any
 
 import orjson
 
-from coordinator.errors import StoreError
+from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.demand import read_demand
+from coordinator.pool.event_lag import read_event_lag_s
 from coordinator.pool.pool import Pool
+from coordinator.registry import is_number
 from coordinator.store import Store
+from gateway.metrics.first_tokens import FirstTokens
 
 EVERY_S, POINTS, _LIVES_S = 5.0, 180, 1800
+POINT = (
+    "time_ms",  # Redis time
+    "running_requests",
+    "waiting_requests",
+    "kv_usage",  # the mean share of the KV caches in use
+    "cached_tokens_total",  # tokens that the engines found in their prefix caches, since their starts
+    "looked_up_tokens_total",  # tokens that they looked up there
+    "first_tokens_total",  # streamed answers that have begun
+    "first_tokens_ms_sum",  # the sum of their times to first token
+    "event_lag_s",  # for how long the oldest event waits to be applied, of the replica that is furthest behind
+    "chores_lag_s",  # how far the pool's chores are behind
+)
 Point = list[float | None]
 
 
 class History:
     """One gateway's side of it. `run()` is a background task."""
 
-    def __init__(self, store: Store, prefill_tokens_per_s: float) -> None:
-        self._store, self._prefill_tokens_per_s = store, prefill_tokens_per_s
+    def __init__(self, store: Store, first_tokens: FirstTokens, prefill_tokens_per_s: float) -> None:
+        self._store, self._first_tokens, self._prefill_tokens_per_s = store, first_tokens, prefill_tokens_per_s
 
     def __repr__(self) -> str:
         return f"<History of {len(self._store.pool_names())} pools>"
@@ -37,23 +50,46 @@ class History:
         while True:
             await asyncio.sleep(EVERY_S)
             for name in self._store.pool_names():
+                pool = self._store.pool(name)
                 with suppress(StoreError):
-                    if (pool := self._store.pool(name)).is_worker:
+                    await self._add_first_tokens(pool)
+                    if pool.is_worker:
                         await self._write(pool)
+
+    async def _add_first_tokens(self, pool: Pool) -> None:
+        """Add what this gateway has measured to the sums of all."""
+        count, sum_s = self._first_tokens.take(pool.name)
+        if count:
+            key = pool.keys.first_tokens
+            added = ("count", count), ("ms", round(sum_s * 1000))
+            try:
+                await asyncio.gather(*(pool.read("HINCRBY", key, name, by) for name, by in added))
+            except StoreRefused:  # somebody else wrote there
+                await pool.read("UNLINK", key)
+            await pool.read("EXPIRE", key, _LIVES_S)
 
     async def _write(self, pool: Pool) -> None:
         await pool.read_figures()
         demand = await read_demand(pool.run, self._prefill_tokens_per_s)
         now_ms = pool.state.now_ms if pool.state is not None else 0
-        point = [now_ms, demand.running_requests, demand.waiting_requests, *_caches(pool)]
+        begun = await pool.read("HMGET", pool.keys.first_tokens, "count", "ms")
+        lags_s = round(await read_event_lag_s(pool), 3), pool.chores_lag_s
+        counts = demand.running_requests, demand.waiting_requests
+        point = [now_ms, *counts, *_caches(pool), *map(_count, begun), *lags_s]
         key = pool.keys.history
-        await pool.read("LPUSH", key, orjson.dumps(point))
+        try:
+            await pool.read("LPUSH", key, orjson.dumps(point))
+        except StoreRefused:  # somebody else wrote there
+            await pool.read("UNLINK", key)
         await asyncio.gather(pool.read("LTRIM", key, 0, POINTS - 1), pool.read("EXPIRE", key, _LIVES_S))
 
 
 async def read_history(pool: Pool) -> list[Point]:
     """The points of one pool, the oldest first; what is no point is left out. Raises StoreError."""
-    texts = await pool.read("LRANGE", pool.keys.history, 0, POINTS - 1)
+    try:
+        texts = await pool.read("LRANGE", pool.keys.history, 0, POINTS - 1)
+    except StoreRefused:  # it is no list: it is about to be written anew
+        return []
     return [point for point in map(_point, reversed(texts)) if point]
 
 
@@ -65,10 +101,14 @@ def _caches(pool: Pool) -> list[float | None]:
     return [share, *(sum(each.get(name, 0) for each in engines) if used else None for name in counters)]
 
 
+def _count(text: bytes | None) -> int:
+    return int(text) if text is not None and is_number(text) else 0
+
+
 def _point(text: bytes) -> Point:
     try:
         found: Any = orjson.loads(text)
     except ValueError:
         return []
-    is_point = isinstance(found, list) and len(found) == 6
+    is_point = isinstance(found, list) and len(found) == len(POINT)
     return found if is_point and all(each is None or isinstance(each, int | float) for each in found) else []

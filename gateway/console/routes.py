@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import orjson
@@ -15,8 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from coordinator.errors import StoreError
 from gateway.console.cluster import ClusterView
+from gateway.console.findings import Findings
 from gateway.console.prefixes import Prefixes
-from gateway.console.sessions import COOKIE, LASTS_S, Sessions
+from gateway.console.sessions import COOKIE, LASTS_S, Sessions, check_token
 from gateway.control.decisions import Decisions
 from gateway.control.operations import store_away
 from gateway.control.routes import ExplainRoute
@@ -30,7 +32,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-_ASSETS = {"console.js": "text/javascript", "console.css": "text/css"}
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
 _TICK_S, _CHECKED_S = 0.25, 10.0
 _FORM_S = 10.0
 _MOST_FORM_BYTES = 4096
@@ -42,14 +44,15 @@ def add_console(
     cluster: ClusterView,
     decisions: Decisions,
     prefixes: Prefixes,
+    findings: Findings,
     explained: ExplainRoute,
     is_over: Callable[[], bool],
 ) -> None:
     """Add the page, its stream, its login and what it asks to the application."""
-    folder = files(__package__)
-    texts = {name: (folder / name).read_text() for name in ("page.html", "login.html", *_ASSETS)}
+    texts = {file.name: file.read_text() for file in (files(__package__) / "page").iterdir()}
+    assets = {name: kind for name in texts if (kind := _TYPES.get(name[name.rfind(".") :]))}
     _add_login(app, sessions, texts["login.html"])
-    _add_live(app, sessions, cluster, decisions, is_over)
+    _add_live(app, sessions, Shown(cluster, decisions, findings), is_over)
     _add_asks(app, sessions, prefixes, explained)
 
     @app.get("/console")
@@ -60,23 +63,32 @@ def add_console(
 
     @app.get("/console/{name}")
     async def asset(name: str) -> Response:
-        if name not in _ASSETS:
+        if name not in assets:
             raise ApiError(404, "not_found", "The console has no such page.")
-        return Response(texts[name], headers=_HEADERS, media_type=_ASSETS[name])
+        return Response(texts[name], headers=_HEADERS, media_type=assets[name])
 
 
-def _add_live(
-    app: FastAPI, sessions: Sessions, cluster: ClusterView, decisions: Decisions, is_over: Callable[[], bool]
-) -> None:
+class Shown(NamedTuple):
+    """What an open page is told of."""
+
+    cluster: ClusterView
+    decisions: Decisions
+    findings: Findings
+
+
+def _add_live(app: FastAPI, sessions: Sessions, shown: Shown, is_over: Callable[[], bool]) -> None:
     @app.get("/console/live")
     async def live(request: Request) -> Response:
         await _caller(sessions, request)
-        decisions.refuse_too_many()
+        shown.decisions.refuse_too_many()
 
         async def is_allowed() -> bool:
-            return await sessions.caller(_cookie(request)) is not None
+            try:
+                return await sessions.caller(_cookie(request)) is not None
+            except ApiError:  # the store is away, and with it the secret
+                return True
 
-        events = _live(cluster, decisions, is_allowed, is_over)
+        events = _live(shown, is_allowed, is_over)
         return StreamingResponse(events, headers=_HEADERS | {"x-accel-buffering": "no"}, media_type="text/event-stream")
 
 
@@ -115,6 +127,7 @@ def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
 
     @app.post("/console/logout")
     async def logout(request: Request) -> Response:
+        await _caller(sessions, request)
         _check_token(sessions, request)
         answer = Response(status_code=204, headers=_HEADERS)
         answer.delete_cookie(COOKIE, path="/console", httponly=True, samesite="strict")
@@ -132,31 +145,33 @@ _PROBLEMS = {
 
 
 async def _live(
-    cluster: ClusterView,
-    decisions: Decisions,
-    is_allowed: Callable[[], Awaitable[bool]],
-    is_over: Callable[[], bool],
+    shown: Shown, is_allowed: Callable[[], Awaitable[bool]], is_over: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """The cluster twice a second as the event `cluster`; records of requests as `decisions`; `dropped` with how many of
-    these were left out. It ends when the session does."""
-    seen, checked_s = b"", time.monotonic()
-    with decisions.watching({}) as viewer:
+    """The cluster twice a second as the event `cluster`; what the doctor finds as `doctor`; records of requests as
+    `decisions`; `dropped` with how many of these were left out; `trouble` with why none come ("": they do). It ends
+    when the session does."""
+    last: dict[str, Any] = {"trouble": b'""'}
+    checked_s = time.monotonic()
+    with shown.decisions.watching({}) as viewer:
         while not is_over():
             if time.monotonic() - checked_s >= _CHECKED_S:
                 checked_s = time.monotonic()
                 if not await is_allowed():
                     return
-            events = []
-            if (now := await cluster.look()) is not seen:
-                seen = now
-                events.append(b"event: cluster\ndata: %b\n\n" % seen)
             records, dropped = viewer.take()
+            now = {
+                "cluster": await shown.cluster.look(),
+                "doctor": shown.findings.latest(),
+                "trouble": orjson.dumps(viewer.trouble),
+            }
+            news = {name: data for name, data in now.items() if data and data != last.get(name)}
+            last |= news
             if records:
-                events.append(b"event: decisions\ndata: %b\n\n" % orjson.dumps(records))
+                news["decisions"] = orjson.dumps(records)
             if dropped:
-                events.append(b"event: dropped\ndata: %d\n\n" % dropped)
-            if events:
-                yield b"".join(events)
+                news["dropped"] = b"%d" % dropped
+            if news:
+                yield b"".join(b"event: %b\ndata: %b\n\n" % (name.encode(), data) for name, data in news.items())
             await asyncio.sleep(_TICK_S)
 
 
@@ -185,9 +200,7 @@ async def _caller(sessions: Sessions, request: Request) -> Caller:
 
 
 def _check_token(sessions: Sessions, request: Request) -> None:
-    """Raises ApiError unless a page of this session sends the request."""
-    if not sessions.is_token(_cookie(request), request.headers.get("x-kvgate-csrf", "")):
-        raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
+    check_token(sessions, _cookie(request), request.headers.get("x-kvgate-csrf", ""))
 
 
 def _cookie(request: Request) -> str:

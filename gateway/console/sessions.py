@@ -1,12 +1,13 @@
 """Who may see the console: whoever has shown an admin key, for half a day. Without API keys it is open.
 
 A session is a signed cookie with the name of the key. The secret of the signatures is in the store, so each gateway
-knows the sessions of all others. A gateway keeps the secret that it has read. So another secret in the store ends no
-session there until the gateway restarts. A session also ends when no admin key has that name any more.
+knows the sessions of all others. Each reads it again every 10 s: if it is deleted from the store, all sessions end.
+What is signed has the key's hash in it, too. So a session ends when its key is no admin key any more, or is another.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -22,8 +23,14 @@ from gateway.request.keyring import Caller, Keyring
 COOKIE = "kvgate_console"
 LASTS_S = 12 * 3600
 _LONGEST = 1000
-_LEARNS_S = 1.0
-"""How often a cookie with a wrong signature makes this gateway read the secret again."""
+_GOOD_S, _DOUBTED_S = 10.0, 1.0
+"""How long a secret that was read is good: less long if a cookie's signature is not by it."""
+
+
+def check_token(sessions: Sessions, cookie: str, token: str) -> None:
+    """Raises ApiError unless a page of this session sends the request."""
+    if not sessions.is_token(cookie, token):
+        raise ApiError(403, "invalid_token", "x-kvgate-csrf: reload the page, and try again.")
 
 
 class Sessions:
@@ -32,7 +39,9 @@ class Sessions:
     def __init__(self, keyring: Keyring, store: Store, namespace: str) -> None:
         self._keyring, self._store, self._key = keyring, store, console_secret_key(namespace)
         self._secret = b""
-        self._learned_s = 0.0
+        self._problem: StoreError = StoreDown("the secret of the sessions was not read")
+        self._asked_s = float("-inf")
+        self._asking = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Sessions, {'open' if self._keyring.is_open else 'for admin keys'}>"
@@ -42,49 +51,55 @@ class Sessions:
         caller = self._keyring.identify({"x-api-key": key})
         if not caller.is_admin:
             raise ApiError(403, "admin_key_required", "The console needs an admin key; this one has `admin: false`.")
-        await self._learn()
+        await self._learn(good_s=0)
         told = f"{caller.key.encode().hex()}.{int(time.time()) + LASTS_S}"
-        return f"{told}.{self._signed(told)}"
+        return f"{told}.{self._signed(told, caller.key)}"
 
     async def caller(self, cookie: str) -> Caller | None:
-        """Whose session this is; None if there is none, or it is over."""
+        """Whose session this is; None if there is none, or it is over. Raises ApiError if the secret is not known, and
+        cannot be read."""
         if self._keyring.is_open:
             return self._keyring.identify({})
         told, _, signature = cookie.rpartition(".")
         name, _, until = told.partition(".")
         if not (cookie.isascii() and len(cookie) <= _LONGEST and until.isdecimal() and int(until) > time.time()):
             return None
-        if not self._is_signed(told, signature):
-            if self._secret and time.monotonic() < self._learned_s + _LEARNS_S:
-                return None
-            await self._learn()  # the store was emptied since, and another gateway has made a new one
-            if not self._is_signed(told, signature):
-                return None
         try:
-            return self._keyring.admin(bytes.fromhex(name).decode())
+            key = bytes.fromhex(name).decode()
         except ValueError:
             return None
+        await self._learn(_GOOD_S)
+        if not self._is_signed(told, key, signature):
+            await self._learn(_DOUBTED_S)  # the store was emptied since, and another gateway has made a new one
+            if not self._is_signed(told, key, signature):
+                return None
+        return self._keyring.admin(key)
 
     def token(self, cookie: str) -> str:
         """What a page of this session sends with each action, and a page of another origin does not know."""
-        return self._signed(f"csrf {cookie}") if self._secret else ""
+        return self._signed(f"csrf {cookie}", "") if self._secret else ""
 
     def is_token(self, cookie: str, token: str) -> bool:
         """Whether it is that one. Without API keys there is none: then anybody may call the API, too."""
-        return self._keyring.is_open or (token.isascii() and self._is_signed(f"csrf {cookie}", token))
+        return self._keyring.is_open or (token.isascii() and self._is_signed(f"csrf {cookie}", "", token))
 
-    def _is_signed(self, text: str, signature: str) -> bool:
-        return bool(self._secret) and hmac.compare_digest(self._signed(text), signature)
+    def _is_signed(self, text: str, key: str, signature: str) -> bool:
+        return bool(self._secret) and hmac.compare_digest(self._signed(text, key), signature)
 
-    def _signed(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+    def _signed(self, text: str, key: str) -> str:
+        signed = text.encode() + self._keyring.sha256_of(key)
+        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
 
-    async def _learn(self) -> None:
-        try:
-            await self._store.ask("SETNX", self._key, secrets.token_hex(32))
-            self._secret = bytes(await self._store.ask("GET", self._key) or b"")
-            self._learned_s = time.monotonic()
+    async def _learn(self, good_s: float) -> None:
+        """Read the secret, unless that was tried within `good_s`: one request reads it, and the others wait for that.
+        While the store is away, the one that was read last is good. Raises ApiError if there is none."""
+        async with self._asking:
+            if time.monotonic() >= self._asked_s + (good_s if self._secret else min(good_s, _DOUBTED_S)):
+                self._asked_s = time.monotonic()
+                try:
+                    await self._store.ask("SETNX", self._key, secrets.token_hex(32))
+                    self._secret = bytes(await self._store.ask("GET", self._key) or b"")
+                except StoreError as error:
+                    self._problem = error
             if not self._secret:
-                raise StoreDown("the secret was deleted just now")
-        except StoreError as error:
-            raise store_away(error) from None
+                raise store_away(self._problem)

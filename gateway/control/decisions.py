@@ -65,10 +65,18 @@ class Viewer:
 class Decisions:
     """One gateway's side of the stream. `run()` is a background task."""
 
-    def __init__(self, store: Store, gateway: str, namespace: str, sinks: list[Callable[[Record], None]]) -> None:
-        """While somebody watches, anywhere, `sinks` has a function that takes the records of this gateway."""
+    def __init__(
+        self,
+        store: Store,
+        gateway: str,
+        namespace: str,
+        sinks: list[Callable[[Record], None]],
+        on_watch: Callable[[bool], None],
+    ) -> None:
+        """While somebody watches, anywhere, `sinks` has a function that takes the records of this gateway. `on_watch`
+        is told when that begins and ends."""
         self._store, self._gateway, self._key = store, gateway, decisions_key(namespace)
-        self._sinks = sinks
+        self._sinks, self._on_watch = sinks, on_watch
         self._waiting: list[Record] = []
         self._dropped = 0
         self._viewers: set[Viewer] = set()
@@ -133,6 +141,7 @@ class Decisions:
             self._is_watched = is_there
             self._waiting.clear()
             (self._sinks.append if is_there else self._sinks.remove)(self._note)
+            self._on_watch(is_there)
 
     def _note(self, record: Record) -> None:
         if len(self._waiting) < AT_ONCE:

@@ -11,11 +11,15 @@ from coordinator.pool.demand import Demand, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
+from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.registry import ReplicaRecord, each, is_number, readable
 from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.replicas.fleet import Fleet
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
+
+_MOST_TENANTS = 200
 
 
 class Operations:
@@ -24,6 +28,7 @@ class Operations:
     def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store) -> None:
         self._slots = settings.policy.max_active_requests or 0
         self._queue = settings.queue
+        self._tenants = settings.tenants
         self._fleet = fleet
         self._store = store
 
@@ -126,6 +131,30 @@ class Operations:
             lines = [asdict(one) | {"band": bands.get(one.band, str(one.band))} for one in waiting]
             pools.append({"pool": name, **told, "waiting": lines, "replicas": [asdict(room) for room in rooms]})
         return {"pools": pools}
+
+    async def tenants(self) -> list[dict[str, Any]]:
+        """The configured tenants, their limits, and what they use of these. Raises StoreError."""
+        pools = [self._store.pool(name) for name in self._store.pool_names()]
+        shown = self._tenants[:_MOST_TENANTS]
+        use = await read_use(pools, [tenant.name for tenant in shown])
+        return [_shown_tenant(tenant, use.get(tenant.name), self._queue.default_band) for tenant in shown]
+
+
+def _shown_tenant(tenant: TenantSettings, use: TenantUse | None, band: str) -> dict[str, Any]:
+    """Where there is no limit, the limit is null, and so is what is used of it."""
+    limits = tenant.limits
+    has_any = use is not None and limits != TenantLimitSettings()
+    return {
+        "name": tenant.name,
+        "band": tenant.priority or band,
+        "weight": tenant.weight,
+        "concurrency": limits.concurrency,
+        "active_requests": use.active_requests if use and has_any else None,
+        "requests_per_min": limits.requests_per_min,
+        "requests_used": use.used(use.requests_ms, limits.requests_per_min) if use else None,
+        "tokens_per_min": limits.tokens_per_min,
+        "tokens_used": use.used(use.tokens_ms, limits.tokens_per_min) if use else None,
+    }
 
 
 def _shown_replica(pool: str, name: str, text: str, active: str, drained: str, keys: int) -> dict[str, Any]:

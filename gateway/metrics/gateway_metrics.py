@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from coordinator.chores.applier import Applied
 from coordinator.pool.demand import Demand
 from gateway.metrics.fast_counters import FastCounter, FastHistogram
+from gateway.metrics.first_tokens import FirstTokens
 
 # Each bound is at most twice the one before, mostly less, because quantiles are interpolated between bounds.
 _LATENCY_S = (
@@ -79,6 +80,7 @@ class Metrics:
             "Bytes held for request bodies, for reading them, and for answers that are not sent yet.",
             registry=registry,
         )
+        self.first_tokens = FirstTokens()
         self.time_to_first_token_s = FastHistogram(
             "kvgate_time_to_first_token_seconds",
             "Time from a request's arrival to the first bytes of its streamed answer.",

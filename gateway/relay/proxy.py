@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -31,6 +32,7 @@ from gateway.settings.limit_settings import TimeoutSettings
 
 _log = structlog.get_logger("kvgate.proxy")
 
+Identify = Callable[[Exchange], Awaitable[Caller]]
 CLIENT_GONE = 499
 """The status that is counted if the client hung up (nginx's convention)."""
 
@@ -60,15 +62,16 @@ class Proxy:
         self._deadlines = Deadlines()
         self._large_bodies = LargeBodies()
 
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers one request. Every ending is counted and logged here."""
+    async def __call__(self, exchange: Exchange, identify: Identify | None = None) -> None:
+        """Answers one request. Every ending is counted and logged here. `identify` says who sends it, if not an API key
+        does."""
         started = time.perf_counter()
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
         slot: AdmissionSlot | None = None
         caller: Caller | None = None
         try:
-            caller = self._keyring.identify(exchange.headers)
+            caller = await identify(exchange) if identify else self._keyring.identify(exchange.headers)
             self._reader.refuse_denied(exchange.path)
             slot = self._admission.admit(holder_of(caller, exchange.peer))
             await self._serve(exchange, reply, caller, slot)
@@ -132,3 +135,5 @@ class Proxy:
         self._metrics.duration_s.observe(duration_s, label)
         if reply.first_byte_s is not None:
             self._metrics.time_to_first_token_s.observe(reply.first_byte_s, label)
+            if reply.job is not None:
+                self._metrics.first_tokens.note(reply.job.served.pool, reply.first_byte_s)

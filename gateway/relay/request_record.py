@@ -6,10 +6,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 from gateway.endpoints import Endpoint
 from gateway.http.exchange import Exchange
 from gateway.relay.reply import Reply
 from gateway.request.keyring import Caller
+from gateway.routing.ticket import Ticket
+
+_OF_PLACEMENT = ("replica", "policy", "why", "state", "matched_tokens", "waited_ms", "costs")
+_COST_FIELDS = (
+    *("replica", "active_requests", "backlog_tokens", "matched_tokens"),
+    *("charged_tokens", "displaced_tokens", "load_tokens", "cost"),
+)
+"""Of a candidate, in the order in which lua/place.lua tells them."""
 
 
 class Recorder:
@@ -36,7 +46,8 @@ def request_record(
     gateway: str, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
 ) -> dict[str, Any]:
     """All fields are there in each record; those that are not known are null. Times are in milliseconds; `time` is that
-    of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told."""
+    of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told.
+    `costs`, of each replica that was looked at, are known only while somebody watches."""
     record = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "gateway": gateway,
@@ -68,7 +79,7 @@ def _of_job(reply: Reply) -> dict[str, Any]:
 def _of_placement(reply: Reply) -> dict[str, Any]:
     """Of the last attempt."""
     if not reply.tickets:
-        return {"attempts": 0} | dict.fromkeys(("replica", "policy", "why", "state", "matched_tokens", "waited_ms"))
+        return {"attempts": 0} | dict.fromkeys(_OF_PLACEMENT)
     ticket = reply.tickets[-1]
     return {
         "attempts": len(reply.tickets),
@@ -78,7 +89,14 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
         "state": ticket.state,
         "matched_tokens": ticket.matched_tokens,
         "waited_ms": _ms(ticket.request.waited_s),
+        "costs": _costs(ticket),
     }
+
+
+def _costs(ticket: Ticket) -> list[dict[str, Any]] | None:
+    if ticket.placement is None or not ticket.placement.costs:
+        return None
+    return [dict(zip(_COST_FIELDS, each, strict=True)) for each in orjson.loads(ticket.placement.costs)]
 
 
 def _ms(seconds: float) -> float:

@@ -68,6 +68,10 @@ class Keyring:
                 return self._caller(key)
         return None
 
+    def sha256_of(self, name: str) -> bytes:
+        """The SHA-256 of the key of this name; empty if there is none."""
+        return next((sha256 for sha256, key in self._keys if key.name == name), b"")
+
     def _caller(self, key: ApiKey) -> Caller:
         return Caller(key.tenant, key.admin or self._expose_decisions, key.name, key.admin)
 

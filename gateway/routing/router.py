@@ -49,7 +49,9 @@ class Router:
         self._metrics = metrics
         self._fleet = fleet
         self._settings = settings
-        self._knobs: dict[str, PolicyKnobs] = {}
+        self._knobs: dict[tuple[str, bool], PolicyKnobs] = {}
+        self.is_watched = False
+        """Whether placements tell what their candidates cost, because somebody watches."""
         self._ids = itertools.count(1)
         self._breaker = breaker_knobs(settings.health)
         self._outcomes: dict[str, ReplicaOutcomes] = {}
@@ -220,9 +222,10 @@ class Router:
         )
 
     def knobs(self, policy: str) -> PolicyKnobs:
-        if policy not in self._knobs:
-            self._knobs[policy] = knobs_of(self._settings, policy)
-        return self._knobs[policy]
+        wanted = policy, self.is_watched
+        if wanted not in self._knobs:
+            self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(self.is_watched))
+        return self._knobs[wanted]
 
     def _fallback_ticket(self, job: Job, pool: Pool, request: PlaceRequest, placed: Reservation) -> Ticket:
         """The ticket of a request that this gateway placed by itself."""

@@ -14,12 +14,14 @@ import redis
 
 from bench.cluster import Cluster
 from coordinator.keys import console_secret_key
+from gateway.console import routes
 from gateway.console.sessions import COOKIE
 from gateway.ops.cli.watch import parsed_events
 from tests.api.stage import Stage, chat_body, fresh, running_gateway
 from tests.polling import wait_until
 
-ASSETS = ("/console/console.js", "/console/console.css")
+PAGE = Path(routes.__file__).parent / "page"
+ASSETS = tuple(f"/console/{file.name}" for file in PAGE.iterdir() if file.suffix in (".js", ".css"))
 
 
 @pytest.fixture
@@ -165,6 +167,19 @@ def test_a_prompt_is_explained_to_a_page_of_the_session_only(guarded: Stage, bro
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_json")
 
 
+def test_a_prompt_is_sent_for_a_page_of_the_session_only(guarded: Stage, browser: httpx.Client) -> None:
+    url = guarded.gateways[1]
+    held = {COOKIE: log_in(browser, guarded.gateways[0], "secret-root").cookies[COOKIE]}
+    token = token_of(httpx.get(f"{url}/console", cookies=held).text)
+    body, sent = chat_body(fresh(), stream=True), f"{url}/console/chat"
+    for cookies, headers, status in (({}, {}, 401), (held, {}, 403), ({}, {"x-kvgate-csrf": token}, 401)):
+        assert httpx.post(sent, json=body, cookies=cookies, headers=headers).status_code == status
+    answer = httpx.post(sent, json=body, cookies=held, headers={"x-kvgate-csrf": token})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.headers["x-kvgate-replica"] in {sim.id for sim in guarded.sims}
+    assert httpx.get(sent, cookies=held).status_code == 404
+
+
 def token_of(page: str) -> str:
     """What pages send with their actions."""
     return page.partition('name="token" content="')[2].partition('"')[0]
@@ -188,3 +203,4 @@ def test_a_setting_turns_it_off(stage: Stage, open_cluster: Cluster, tmp_path: P
     with running_gateway(tmp_path, open_cluster.redis_url, stage.sims, {"console": {"enabled": False}}) as url:
         for path in ("/console", "/console/login", "/console/live", *ASSETS):
             assert httpx.get(url + path).status_code == 404
+        assert httpx.post(f"{url}/console/chat", json=chat_body(fresh())).status_code == 404

@@ -83,6 +83,10 @@ def test_it_shows_the_requests_of_all_gateways_and_ends_without_a_trace(stage: S
             wait_until(lambda gateway=gateway: shows(stage, seen, gateway))
         last = seen.records[-1]
         assert (last["status"], last["path"], last["model"], last["why"]) == (200, CHAT, "sim", "cold")
+        wait_until(lambda: shows(stage, seen, 0) and seen.records[-1]["costs"])
+        costs = {each["replica"]: each["cost"] for each in seen.records[-1]["costs"]}
+        assert set(costs) <= {"r0", "r1", "r2"}
+        assert costs[seen.records[-1]["replica"]] == min(costs.values())
         assert store.exists(key)
     wait_until(lambda: not store.exists(key), within_s=10)
 

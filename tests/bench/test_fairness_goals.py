@@ -77,14 +77,22 @@ def test_a_limit_is_broken_if_more_was_used_at_any_moment() -> None:
         (concurrency_goals(8, 8), [True, True]),
         (concurrency_goals(8, 9), [False, True]),
         (concurrency_goals(7, 8), [True, False]),
-        (cost.goals((9.8, 10), (0.98, 1)), [True, True]),
-        (cost.goals((9.7, 10), (0.97, 1)), [False, False]),
+        (cost.goals(0.98, 0.98), [True, True]),
+        (cost.goals(0.97, 0.97), [False, False]),
         (spread(2, {1: 0.99, 8: 0.985}).goals, [True]),
         (spread(2, {1: 0.999, 8: 0.985}).goals, [False]),
     ],
 )
 def test_verdicts(goals: dict[str, bool], met: list[bool]) -> None:
     assert list(goals.values()) == met
+
+
+def test_what_is_lost_is_told_with_its_error() -> None:
+    assert cost.share_of([(0.98, 1), (0.98, 1)]) == (0.98, 0.0)
+    share, error = cost.share_of([(9, 10), (10, 9), (1, 1)])
+    assert share == 1
+    assert 0.05 < error < 0.07
+    assert cost.share_of([(0.5, 1)]) == (0.5, 0.0)
 
 
 def test_a_row_tells_its_part_and_its_missed_goals() -> None:

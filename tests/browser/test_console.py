@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import redis
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from bench.cluster import Cluster, running_cluster
-from tests.api.stage import api_key, bearer, chat_body, fresh
+from tests.api.stage import api_key, bearer, chat_body, fresh, running_gateway
 from tests.polling import wait_until
 from tests.programs import CHROMIUM, needs
 
@@ -25,6 +26,7 @@ pytestmark = needs("chromium")
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "policy": {"max_active_requests": 1},
+    "tenants": [{"name": "research", "limits": {"concurrency": 40}}],
     "security": {
         "api_keys": [api_key("alice", "research"), api_key("root", "operations", admin=True)],
         "cache_salt_secret": "canary-cache-salt-secret",
@@ -105,6 +107,9 @@ def test_requests_of_the_other_gateway_appear_and_open(browser: Browser, cluster
         row.click()
         expect(page.get_by_role("dialog")).to_contain_text("/v1/chat/completions")
         expect(page.get_by_role("dialog")).to_contain_text("gw1")
+        considered = page.locator("#considered tr")
+        expect(considered).to_have_count(3)
+        expect(considered.locator("td.good")).to_have_count(1)
 
 
 def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Cluster) -> None:
@@ -117,8 +122,10 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
             expect(page.locator("#waiting")).to_contain_text("no_room")
             expect(page.locator("#rooms")).to_contain_text("1 of 1")
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 390, "a phone scrolls tables, not the page"
+        for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
+            page.get_by_role("link", name=view).click()
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 390, f"{view}: a phone scrolls tables and pictures, not the page"
 
 
 @contextmanager
@@ -173,6 +180,56 @@ def test_a_prompt_with_an_image_is_explained_as_it_is_then_placed(
         expect(page.locator("#chain")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu")
 
 
+def test_a_prompt_is_sent_and_its_answer_is_watched_as_it_comes(browser: Browser, cluster: Cluster) -> None:
+    with page_of(browser, cluster.gateway_urls[0]) as (page, _):
+        log_in(page, cluster.gateway_urls[0])
+        page.get_by_role("link", name="Ask").click()
+        page.get_by_label("Prompt", exact=True).fill(fresh("sent"))
+        page.get_by_role("button", name="Send").click()
+        answer = page.get_by_label("Answer")
+        wait_until(lambda: answer.inner_text())
+        expect(page.locator("#sent")).to_contain_text("policy=prefix_kv_aware")
+        seen = len(answer.inner_text())
+        wait_until(lambda: len(answer.inner_text()) > seen)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#sent")).to_have_text("stopped")
+        page.get_by_label("Prompt", exact=True).fill(" ")
+        page.evaluate("document.querySelector('#models').replaceChildren(new Option('nobody serves this'))")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#sent")).to_contain_text("model")
+
+
+def test_the_store_and_the_limits_of_tenants_are_shown(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        page.get_by_role("link", name="Store").click()
+        expect(page.locator("#watched")).to_contain_text("watched by gw", timeout=15_000)
+        expect(page.locator("#figures")).to_contain_text("MiB")
+        expect(page.locator("#kinds")).to_contain_text("KVGate's own")
+        expect(page.locator("#conditions")).to_contain_text("None.")
+        page.get_by_role("link", name="Queue").click()
+        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 2):
+            expect(page.locator("tr[data-tenant=research]")).to_contain_text("2 of 40")
+
+
+def test_what_the_doctor_finds_is_told_with_its_fix(browser: Browser, cluster: Cluster, tmp_path: Path) -> None:
+    with (
+        redis.Redis.from_url(cluster.redis_url) as store,
+        running_gateway(tmp_path, cluster.redis_url, cluster.replicas, {}) as url,
+        page_of(browser, url) as (page, _),
+    ):
+        before = store.config_get("maxmemory-policy")["maxmemory-policy"]
+        store.config_set("maxmemory-policy", "allkeys-lru")
+        page.goto(f"{url}/console")
+        expect(page.locator("#findings")).to_contain_text("maxmemory-policy is allkeys-lru", timeout=20_000)
+        expect(page.locator("#findings")).to_contain_text("CONFIG SET maxmemory-policy volatile-lru")
+        expect(page.locator("#problems")).to_contain_text("allkeys-lru", timeout=10_000)
+        expect(page.get_by_role("img", name="3 gateways, Redis up, 3 replicas")).to_be_visible()
+        store.config_set("maxmemory-policy", before)
+        expect(page.locator("#problems")).to_contain_text("Nothing.", timeout=10_000)
+
+
 def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, cluster: Cluster) -> None:
     url, text = cluster.gateway_urls[0], fresh("a hot prefix ") * 60
     with page_of(browser, url) as (page, _):
@@ -181,7 +238,7 @@ def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, clust
             answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(text), headers=bearer("root"), timeout=20)
         page.get_by_role("link", name="Prefixes").click()
         expect(page.locator("#keys")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu", timeout=10_000)
-        page.get_by_label("First").select_option("the largest")
+        page.locator("#order select").select_option("the largest")
         expect(page.locator("#keys tr").first).to_be_visible()
 
 

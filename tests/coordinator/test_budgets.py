@@ -15,6 +15,7 @@ from coordinator.errors import OverLimit
 from coordinator.keys import PoolKeys
 from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
 from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms
 from tests.coordinator.test_seats import asking, queued, two_gateways, waiting
@@ -30,6 +31,10 @@ def limited(name: str, tenant: str = "t", *, knobs: PolicyKnobs = PLENTY, **limi
     asked = asking(name, knobs, tenant=tenant, keys=chain(name))
     asked.limits = TenantLimits(**limits)
     return asked
+
+
+async def use_of(pool: Pool, tenant: str = "t") -> TenantUse:
+    return (await read_use([pool], [tenant]))[tenant]
 
 
 async def active(client: redis.Redis, tenant: str = "t") -> int:
@@ -467,3 +472,21 @@ async def test_two_pools_of_one_redis_share_a_tenants_limit_and_those_of_a_clust
     assert PoolKeys("a").tenants == PoolKeys("b").tenants == "kvgate:tenants"
     assert PoolKeys("a", "team").tenants == "kvgate:team:tenants"
     assert PoolKeys("a", is_in_cluster=True).tenants == "kvgate:{a}:tenants"
+
+
+async def test_what_tenants_use_of_their_limits_is_told_whatever_is_in_the_store(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        for number, pool in enumerate([one, other]):
+            limits = {"concurrency": 9, "requests_per_min": 10, "tokens_per_min": 1000}
+            await placed(pool, limited(f"used{number}", "a tenant", **limits))
+        use = await use_of(other, "a tenant")
+        assert use.active_requests == 2
+        assert (use.used(use.requests_ms, 10), use.used(use.requests_ms, None)) == (2, None)
+        assert 0 < (use.used(use.tokens_ms, 1000) or 0) <= 1000
+        for garbage in ("nan", "inf", "-5", "9" * 500, "x"):
+            await client.hset(KEYS.tenants, mapping={"active t": garbage, "requests t": garbage, "tokens t": garbage})
+            use = await use_of(one)
+            assert (use.active_requests, use.used(use.tokens_ms, 1000)) == (0, 0)
+        assert await read_use([], ["t"]) == {}

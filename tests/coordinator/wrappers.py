@@ -186,7 +186,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "sweep": ["r0", 43, 128, 44, 45],
     "measure": ["r0", "res", 81, f'{{"tip":"{_KEYS[-1]}","prompt_tokens":81,"token_ids":[82]}}'.encode(), 60],
     "credit": ["r0", "life1", "res", _KEYS[0], 7],
-    "watch": ["gw0", 3000, 0],
+    "watch": ["gw0", 3000, b"", 0],
     "forget": ["r0", "life1"],
     "mark": ["r0", "life1", "ready", "hung"],
     "drain": ["r0", 1],

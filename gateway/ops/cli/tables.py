@@ -78,6 +78,7 @@ def print_owners(explanation: dict[str, Any]) -> None:
 _WAITS = {
     "no_room": "no replica has room",
     "others_wait": "others wait who go first",
+    "prefers": "the replica that holds its prompt is full, and it waits a little for this one",
     "concurrency": "its tenant has as many requests in flight as it may have",
 }
 

@@ -14,6 +14,7 @@ from itertools import cycle
 from typing import Any
 
 import httpx
+import orjson
 from PIL import Image
 
 from gateway.ops.local.demo import picture
@@ -66,10 +67,19 @@ async def _client(
             messages.append(
                 {"role": "user", "content": f"Question {dice.randrange(1000)}: what comes next, in turn {turn}?"}
             )
-            body = {"model": model, "max_tokens": _ANSWER_TOKENS, "messages": messages}
-            answer = "no answer"
+            body = {"model": model, "max_tokens": _ANSWER_TOKENS, "stream": True, "messages": messages}
+            answer = ""
             with suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-                reply = await http.post(f"{next(gateways)}/v1/chat/completions", json=body)
-                answer = str(reply.json()["choices"][0]["message"]["content"])
-            messages.append({"role": "assistant", "content": answer})
+                async with http.stream("POST", f"{next(gateways)}/v1/chat/completions", json=body) as reply:
+                    async for line in reply.aiter_lines():
+                        answer += _text(line)
+            messages.append({"role": "assistant", "content": answer or "no answer"})
             await asyncio.sleep(dice.uniform(0.5, 1.5) * _THINKS_S)
+
+
+def _text(line: str) -> str:
+    """The text in a line of a stream; empty if it has none."""
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return ""
+    return str(orjson.loads(data)["choices"][0]["delta"].get("content") or "")

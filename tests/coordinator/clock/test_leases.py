@@ -92,7 +92,8 @@ async def test_an_agent_is_not_told_to_wait_for_an_hour_and_gets_the_replica_in_
 
 async def test_a_dead_watchers_lease_is_over_in_seconds(pool: Pool, client: redis.Redis, clock: Clock) -> None:
     async def watches(who: str) -> bool:
-        return bool(await pool.run("watch", watcher=WATCHER, watcher_name=who, lease_ms=LEASE_MS, leaving=False))
+        lease = {"watcher_name": who, "lease_ms": LEASE_MS, "report": "", "leaving": False}
+        return bool(await pool.run("watch", watcher=WATCHER, **lease))
 
     assert await watches("gw0")
     await clock.step(-HOUR_MS)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from typing import Any
 
 import pytest
+import redis.asyncio as redis
 from redis.exceptions import OutOfMemoryError
 
 from coordinator.keys import WATCHER
+from coordinator.watch.store_report import read_report
 from tests.coordinator.watch.stage import (
     CHUNK_TTL_S,
     MIB,
@@ -48,6 +51,24 @@ async def test_one_that_dies_is_replaced_when_its_lease_is_over(shared: Shared) 
     async with watching(shared.server.url) as watcher:
         await eventually(lambda: report_of(watcher) if watcher.report else None)
         assert (await shared.client.get(WATCHER)).startswith("gw0 ")
+
+
+async def test_everybody_may_read_what_the_watcher_has_found(shared: Shared) -> None:
+    async def ask(command: str, key: str) -> bytes:
+        async with redis.Redis.from_url(shared.server.url, protocol=2) as client:
+            return bytes(await client.execute_command(command, key) or b"")
+
+    async def told() -> dict[str, Any]:
+        return await read_report(ask)
+
+    async with watching(shared.server.url):
+        report = await eventually(told)
+        assert report["watcher"] == "gw0"
+        assert set(report["kinds"]) == {"coordination", "chunk", "other"}
+        assert report["used_bytes"] > 0
+    for garbage in (b"gw0 5 {", b"gw0 5 []", b"\xff", b"gw0 5 {}"):
+        await shared.client.set(WATCHER, garbage)
+        assert await told() == {}
 
 
 async def test_a_redis_that_hangs_or_restarts_is_watched_again(shared: Shared) -> None:

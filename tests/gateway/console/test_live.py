@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from gateway.console import routes
-from gateway.console.cluster import ClusterView
-from gateway.control.decisions import Decisions, Viewer
+from gateway.control.decisions import Viewer
 
 
 class Quiet:
-    """A cluster, and decisions, of which there is nothing to tell."""
+    """A cluster, findings and decisions, of which there is nothing to tell."""
 
     async def look(self) -> bytes:
         return b"{}"
+
+    def latest(self) -> bytes:
+        return b""
 
     @contextmanager
     def watching(self, wanted: Mapping[str, str]) -> Iterator[Viewer]:
@@ -32,7 +34,7 @@ async def test_an_open_page_is_told_nothing_more_when_its_session_is_over(monkey
     async def is_allowed() -> bool:
         return bool(next(answers))
 
-    quiet = Quiet()
-    told = routes._live(cast("ClusterView", quiet), cast("Decisions", quiet), is_allowed, lambda: False)
+    quiet: Any = Quiet()
+    told = routes._live(routes.Shown(quiet, quiet, quiet), is_allowed, lambda: False)
     assert [event async for event in told] == [b"event: cluster\ndata: {}\n\n"]
     assert list(answers) == [], "it was asked until it said no"

@@ -1,0 +1,45 @@
+"""Sends a prompt from the console's page as a request of the admin whose session it is."""
+
+from __future__ import annotations
+
+from http.cookies import CookieError, SimpleCookie
+
+from gateway.console.sessions import COOKIE, Sessions, check_token
+from gateway.errors import ApiError
+from gateway.http.exchange import Exchange
+from gateway.relay.proxy import Proxy
+from gateway.request.keyring import Caller
+
+ASK_PATH, _API_PATH = "/console/chat", "/v1/chat/completions"
+
+
+class Asking:
+    """Answers what the page sends to ASK_PATH: a chat request, as the API takes it."""
+
+    def __init__(self, sessions: Sessions, proxy: Proxy) -> None:
+        self._sessions, self._proxy = sessions, proxy
+
+    def __repr__(self) -> str:
+        return f"<Asking for {self._sessions}>"
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        exchange.path = _API_PATH
+        await self._proxy(exchange, self._identify)
+
+    async def _identify(self, exchange: Exchange) -> Caller:
+        """Whose session it is. Raises ApiError if there is none, or if no page of it sends the request."""
+        cookie = _cookie(exchange.headers.get("cookie", ""))
+        caller = await self._sessions.caller(cookie)
+        if caller is None:
+            raise ApiError(401, "login_required", "Log in at /console/login.")
+        check_token(self._sessions, cookie, exchange.headers.get("x-kvgate-csrf", ""))
+        return caller
+
+
+def _cookie(header: str) -> str:
+    try:
+        cookies = SimpleCookie(header)
+    except CookieError:
+        return ""
+    return cookies[COOKIE].value if COOKIE in cookies else ""

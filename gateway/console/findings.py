@@ -1,0 +1,74 @@
+"""What the doctor finds, for the pages of one gateway. It looks in the background, once a minute while a page is open.
+
+It looks as `kvgate doctor` does. But it does not ask other gateways, whose addresses it does not know, nor replicas
+that only Redis names. In a large fleet it asks no replica: each costs some milliseconds, and requests would wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+
+from coordinator.finding import Finding
+from gateway.doctor.examine import examine
+from gateway.doctor.gather import Targets, gather
+from gateway.replicas.fleet import Fleet
+from gateway.settings.discovery_settings import DiscoverySettings
+from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
+from gateway.tasks import Tasks
+
+EVERY_S = 60.0
+_MOST_ASKED = 64
+_MOST_SHOWN = 100
+
+
+class Findings:
+    """Looks at the cluster with the doctor's eyes."""
+
+    def __init__(self, settings: GatewaySettings, fleet: Fleet, tasks: Tasks) -> None:
+        self._settings, self._fleet, self._tasks = settings, fleet, tasks
+        self._told = b""
+        self._looked_s = float("-inf")
+        self._looking: asyncio.Task[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Findings, {len(self._told)} bytes>"
+
+    def latest(self) -> bytes:
+        """What was found last, as JSON; empty before the first look has ended. The same object until the next one."""
+        if time.monotonic() - self._looked_s >= EVERY_S and (self._looking is None or self._looking.done()):
+            self._looked_s = time.monotonic()
+            self._looking = self._tasks.spawn(self._look(), "doctor")
+        return self._told
+
+    async def _look(self) -> None:
+        diagnosis = examine(await gather(self._targets()))
+        self._told = orjson.dumps(
+            {
+                "time_ms": int(time.time() * 1000),
+                "findings": [_told(finding) for finding in diagnosis.findings[:_MOST_SHOWN]],
+                "more": max(0, len(diagnosis.findings) - _MOST_SHOWN),
+                "looked_at": diagnosis.looked_at,
+            }
+        )
+
+    def _targets(self) -> Targets:
+        settings, members = self._settings, self._fleet.targets
+        asked = [ReplicaSettings(id=each.id, url=each.url, dp_rank=each.dp_rank) for each in members]
+        key = settings.security.replica_api_key
+        return Targets(
+            redis_url=settings.redis.url,
+            namespace=settings.redis.namespace,
+            replicas=tuple(asked) if len(asked) <= _MOST_ASKED else (),
+            discovers=settings.discovery != DiscoverySettings(),
+            asks_registered=False,
+            replica_key=key.get_secret_value() if key else None,
+            settings=settings,
+        )
+
+
+def _told(finding: Finding) -> dict[str, str]:
+    return {name: getattr(finding, name) for name in ("code", "severity", "subject", "what", "why", "fix")}

@@ -1,0 +1,81 @@
+// The console. It draws what /console/live tells, and asks nobody else.
+
+import { begin as beginAsk, drawModels } from "./ask.js";
+import { addDropped, addRecords, drawRecords, setTrouble } from "./decisions.js";
+import { at } from "./elements.js";
+import { drawFindings, drawOverview } from "./overview.js";
+import { drawPrefixes, readPrefixes } from "./prefixes.js";
+import { drawQueue } from "./queue.js";
+import { drawStore } from "./store.js";
+
+const VIEWS = ["overview", "decisions", "prefixes", "queue", "store", "ask"];
+const PREFIXES_MS = 5000;
+const SILENT_MS = 8000;
+const token = document.querySelector("meta[name=token]").content;
+let heardMs = Date.now();
+
+function showView() {
+  const wanted = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
+  for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== wanted;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${wanted}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  readPrefixes();
+}
+
+function drawCluster(cluster) {
+  heardMs = Date.now();
+  at("link").textContent = `live, from ${cluster.gateway}`;
+  drawOverview(cluster);
+  drawQueue(cluster);
+  drawStore(cluster);
+  drawModels(cluster);
+}
+
+function listen() {
+  const source = new EventSource("/console/live");
+  const on = (name, take) => source.addEventListener(name, (event) => take(JSON.parse(event.data)));
+  source.addEventListener("open", () => { at("link").textContent = "connected"; });
+  on("cluster", drawCluster);
+  on("doctor", drawFindings);
+  on("decisions", addRecords);
+  on("dropped", addDropped);
+  on("trouble", setTrouble);
+  source.addEventListener("error", () => {
+    at("link").textContent = "not connected; trying again";
+    if (source.readyState === EventSource.CLOSED) setTimeout(again, 2000);
+  });
+}
+
+// The stream was refused: the session is over, or too many pages are open.
+async function again() {
+  const answer = await fetch("/console", { redirect: "manual" }).catch(() => null);
+  if (answer && answer.type === "opaqueredirect") location.assign("/console/login");
+  else listen();
+}
+
+// A gateway that hangs keeps the connection open, and says nothing.
+function checkSilence() {
+  const seconds = Math.round((Date.now() - heardMs) / 1000);
+  if (1000 * seconds >= SILENT_MS) at("link").textContent = `nothing heard for ${seconds} s`;
+}
+
+async function logOut() {
+  const answer = await fetch("/console/logout", { method: "POST", headers: { "x-kvgate-csrf": token } }).catch(() => null);
+  if (answer && (answer.ok || answer.status === 401)) location.assign("/console/login");
+  else at("link").textContent = "not logged out: reload the page, and try again";
+}
+
+at("logout").hidden = token === "";
+at("logout").addEventListener("click", logOut);
+at("filters").addEventListener("input", drawRecords);
+at("filters").addEventListener("submit", (event) => event.preventDefault());
+at("order").addEventListener("input", drawPrefixes);
+setInterval(readPrefixes, PREFIXES_MS);
+setInterval(checkSilence, 1000);
+window.addEventListener("hashchange", showView);
+beginAsk();
+showView();
+drawRecords();
+listen();

@@ -1,0 +1,57 @@
+// The records of requests of all gateways, as they end.
+
+import { at, cell, costRow, counted, element, fill, number } from "./elements.js";
+
+const MOST_KEPT = 300;
+const MOST_SHOWN = 100;
+const FILTERS = ["model", "replica", "why", "tenant", "request_id"];
+const records = []; // the newest first
+let dropped = 0;
+let trouble = "";
+
+export function addRecords(added) {
+  if (at("filters").elements.paused.checked) return;
+  records.unshift(...added.reverse());
+  records.length = Math.min(records.length, MOST_KEPT);
+  drawRecords();
+}
+
+export function addDropped(count) {
+  dropped += count;
+  drawRecords();
+}
+
+export function setTrouble(text) {
+  trouble = text;
+  drawRecords();
+}
+
+export function drawRecords() {
+  const filters = new FormData(at("filters"));
+  const wanted = FILTERS.map((name) => [name, (filters.get(name) ?? "").trim()]).filter(([, value]) => value);
+  const shown = records.filter((record) => wanted.every(([name, value]) => String(record[name] ?? "").includes(value)));
+  fill("records", shown.slice(0, MOST_SHOWN).map(rowOf), records.length ? "No request matches the filters." : "No request has ended since this page was opened.");
+  const told = trouble ? ` None come now: ${trouble}.` : "";
+  at("counts").textContent = `${records.length} kept, ${shown.length} match, ${dropped} left out because they were too many.${told}`;
+}
+
+const ms = (value) => (value === null || value === undefined ? "–" : `${counted(value)} ms`);
+
+function rowOf(record) {
+  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(String(record.time ?? "").slice(11, 23)), cell(record.gateway),
+    cell(record.model), cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens),
+    number(record.cached_tokens), cell(ms(record.first_byte_ms), "number"),
+    cell(String(record.status), record.status >= 400 ? "number bad" : "number"));
+  row.addEventListener("click", () => showRecord(record));
+  row.addEventListener("keydown", (event) => event.key === "Enter" && showRecord(record));
+  return row;
+}
+
+function showRecord(record) {
+  const rows = Object.entries(record).filter(([name]) => name !== "costs").flatMap(([name, value]) =>
+    [element("dt", {}, name), element("dd", {}, value === null ? "–" : String(value))]);
+  at("record").querySelector("dl").replaceChildren(...rows);
+  fill("considered", (record.costs ?? []).map((candidate) => costRow(candidate, record.replica)),
+    "Not told: nobody watched yet when it was placed, or Redis did not place it.");
+  at("record").showModal();
+}

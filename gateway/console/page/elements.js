@@ -1,0 +1,54 @@
+// What all views draw with. Text from the cluster is only ever set as text.
+
+export const at = (id) => document.getElementById(id);
+
+export function element(name, attributes, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function drawing(name, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+export const counted = (value) => (isKnown(value) ? Number(value).toLocaleString("en") : "–");
+export const percent = (value) => (isKnown(value) ? `${Math.round(100 * value)} %` : "–");
+export const cell = (text, className = "") => element("td", className ? { class: className } : {}, text ?? "–");
+export const number = (value) => cell(counted(value), "number");
+
+export function size(bytes) {
+  if (!isKnown(bytes)) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; bytes >= 1024 && unit < units.length - 1; unit += 1) bytes /= 1024;
+  return `${bytes.toFixed(bytes < 10 && unit ? 1 : 0)} ${units[unit]}`;
+}
+
+// The rows of a table's body; `none` says why there are none.
+export function fill(id, rows, none) {
+  const body = at(id);
+  if (rows.length === 0) {
+    const columns = body.parentElement.querySelectorAll("th").length;
+    rows = [element("tr", {}, element("td", { colspan: columns, class: "quiet" }, none))];
+  }
+  body.replaceChildren(...rows);
+}
+
+export const card = (title, value, ...more) =>
+  element("div", { class: "card" }, element("span", { class: "quiet" }, title), element("strong", {}, String(value)), ...more);
+
+// Where an owner holds a key (gpu, cpu), and how that is known: an engine has said so (resident), or a gateway assumes it
+// (claim).
+export const ownerOf = (owner) => `${owner.replica} (${owner.medium}, ${owner.stale ? "of an earlier life" : owner.kind})`;
+
+// What each candidate costs, in tokens. The fields have the same names in explain and in the records of requests.
+const TERMS = ["matched_tokens", "charged_tokens", "displaced_tokens", "backlog_tokens", "load_tokens", "cost"];
+export const costRow = (candidate, chosen) => element("tr", {}, cell(candidate.replica, candidate.replica === chosen ? "good" : ""),
+  ...TERMS.map((name) => number(candidate[name] === undefined ? null : Math.round(candidate[name]))));

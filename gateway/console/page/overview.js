@@ -1,0 +1,157 @@
+// What is wrong, the last 15 minutes as curves, and the cluster as a picture and as tables.
+
+import { at, card, cell, drawing, element, fill, number, percent } from "./elements.js";
+
+const CURVE_MS = 15 * 60 * 1000;
+const POINTS_A_MINUTE = 12;
+
+function stateOf(replica) {
+  if (replica.breaker_open) return ["breaker open", "bad"];
+  const classes = { ready: "good", draining: "warn" };
+  return [replica.state, classes[replica.state] ?? "bad"];
+}
+
+const AGENTS = {
+  exact: ["tells what it holds", "good"],
+  relearning: ["relearning", "warn"],
+  unheard: ["nobody reads its events", "warn"],
+  gone: ["its agent is gone", "bad"],
+  none: ["claims only", "quiet"],
+};
+
+function problemsOf(cluster) {
+  const found = cluster.problems.map((problem) => `${problem.where}: ${problem.what}`);
+  for (const gateway of cluster.gateways) {
+    if (!gateway.is_alive) found.push(`gateway ${gateway.id}: its lease has run out`);
+  }
+  for (const replica of cluster.replicas) {
+    const [state, className] = stateOf(replica);
+    if (className === "bad" && !found.some((text) => text.startsWith(`replica ${replica.id}:`))) {
+      found.push(`replica ${replica.id}: ${state}`);
+    }
+    if (replica.agent === "gone" || replica.agent === "unheard") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
+  }
+  return found;
+}
+
+export function drawOverview(cluster) {
+  const problems = problemsOf(cluster);
+  at("problems").replaceChildren(
+    ...(problems.length ? problems.map((text) => element("li", {}, text)) : [element("li", { class: "good" }, "Nothing.")]),
+  );
+  at("picture").replaceChildren(pictureOf(cluster));
+  fill("replicas", cluster.replicas.map((replica) => {
+    const [state, className] = stateOf(replica);
+    const [agent, agentClass] = AGENTS[replica.agent] ?? AGENTS.none;
+    return element("tr", { "data-replica": replica.id }, cell(replica.id), cell(replica.pool), cell(state, className),
+      number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(agent, agentClass));
+  }), "No replica is known.");
+  at("curves").replaceChildren(...cluster.pools.flatMap((pool) => curvesOf(pool, cluster.point)));
+}
+
+export function drawFindings(told) {
+  const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
+    element("strong", {}, `${finding.subject}: `), `${finding.what}: ${finding.why}.`,
+    element("p", {}, "Fix: ", element("code", {}, finding.fix))));
+  at("findings").replaceChildren(...(found.length ? found : [element("li", { class: "good" }, "Nothing.")]));
+  const more = told.more ? ` ${told.more} more are not shown.` : "";
+  at("looked").textContent = `At ${new Date(told.time_ms).toLocaleTimeString()} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
+}
+
+// -- curves -----------------------------------------------------------------------------------------------------------
+
+function curvesOf(pool, names) {
+  const points = pool.history;
+  const values = (name) => points.map((point) => point[names.indexOf(name)]);
+  const ratio = (part, whole) => risen(values(part), values(whole));
+  const last = (list) => list[list.length - 1];
+  const ofCache = ratio("cached_tokens_total", "looked_up_tokens_total");
+  const firstTokens = ratio("first_tokens_ms_sum", "first_tokens_total");
+  const lags = values("event_lag_s");
+  const rounded = (value, unit, digits = 0) => (value === null || value === undefined ? "–" : `${value.toFixed(digits)} ${unit}`);
+  return [
+    curve(`${pool.pool}: requests in flight`, points, values("running_requests"), last(values("running_requests")) ?? 0),
+    curve(`${pool.pool}: requests that wait`, points, values("waiting_requests"), pool.waiting_requests),
+    curve(`${pool.pool}: KV in use`, points, values("kv_usage"), percent(last(values("kv_usage"))), 1),
+    curve(`${pool.pool}: prompt tokens from cache`, points, ofCache, percent(last(ofCache)), 1),
+    curve(`${pool.pool}: time to first token`, points, firstTokens, rounded(last(firstTokens), "ms"), 50),
+    curve(`${pool.pool}: event lag`, points, lags, rounded(last(lags), "s", 1), 1),
+  ];
+}
+
+// By how much one counter has risen within a minute, for each by which the other has; null if that one has not, or if a
+// counter began anew.
+function risen(parts, wholes) {
+  return parts.map((part, i) => {
+    const before = Math.max(0, i - POINTS_A_MINUTE);
+    const rise = part - parts[before];
+    const base = wholes[i] - wholes[before];
+    return wholes[i] === null || wholes[before] === null || base <= 0 || rise < 0 ? null : rise / base;
+  });
+}
+
+function curve(title, points, values, now, least = 4) {
+  const first = Date.now() - CURVE_MS;
+  const highest = values.reduce((most, value) => (value > most ? value : most), least);
+  let path = "";
+  let isOn = false;
+  values.forEach((value, i) => {
+    const x = (100 * (points[i][0] - first)) / CURVE_MS;
+    const isSeen = value !== null && x >= 0;
+    if (isSeen) path += `${isOn ? "L" : "M"}${x.toFixed(1)} ${(29 - (28 * value) / highest).toFixed(1)}`;
+    isOn = isSeen;
+  });
+  const label = `${title}, the last 15 minutes, at most ${highest}`;
+  const attributes = { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": label };
+  return card(title, now, drawing("svg", attributes, drawing("path", { d: path })));
+}
+
+// -- the picture ------------------------------------------------------------------------------------------------------
+
+const WIDTH = 900;
+const MOST_NAMED = 12;
+const A_ROW = 50;
+
+// The places of `count` things from `top` on: rows of 50, evenly over the width.
+function places(count, top) {
+  const across = Math.min(count, A_ROW);
+  return Array.from({ length: count }, (_, i) => ({ x: ((i % A_ROW) + 0.5) * (WIDTH / across), y: top + 18 * Math.floor(i / A_ROW) }));
+}
+
+const line = (from, to, className) => drawing("path", { d: `M${from.x} ${from.y}L${to.x} ${to.y}`, class: `link ${className}` });
+
+function spot(place, radius, className, title) {
+  return drawing("circle", { cx: place.x, cy: place.y, r: radius, class: className }, drawing("title", {}, title));
+}
+
+const named = (place, text, isNamed, below) =>
+  (isNamed ? [drawing("text", { x: place.x, y: place.y + below, "text-anchor": "middle" }, text)] : []);
+
+// Gateways on top, Redis in the middle, replicas below: each with its agent, which tells Redis what the replica holds.
+function pictureOf(cluster) {
+  const { gateways, replicas } = cluster;
+  const store = { x: WIDTH / 2, y: 110 };
+  const isUp = cluster.store === "up";
+  const agents = places(replicas.length, 180);
+  const engines = agents.map((place) => ({ x: place.x, y: place.y + 34 + 18 * Math.floor((replicas.length - 1) / A_ROW) }));
+  const areNamed = replicas.length <= MOST_NAMED;
+  const lines = [];
+  const spots = [];
+  places(gateways.length, 30).forEach((place, i) => {
+    const className = gateways[i].is_alive ? "good" : "bad";
+    lines.push(line(place, store, className));
+    spots.push(spot(place, 8, className, `gateway ${gateways[i].id}`), ...named(place, gateways[i].id, gateways.length <= 6, -14));
+  });
+  replicas.forEach((replica, i) => {
+    const [state, className] = stateOf(replica);
+    const [agent, agentClass] = AGENTS[replica.agent] ?? AGENTS.none;
+    if (areNamed) lines.push(line(agents[i], store, agentClass), line(engines[i], agents[i], agentClass));
+    spots.push(spot(agents[i], areNamed ? 5 : 3, agentClass, `agent of ${replica.id}: ${agent}`));
+    spots.push(spot(engines[i], areNamed ? 10 : 5, className, `replica ${replica.id}: ${state}`));
+    spots.push(...named(engines[i], `${replica.id} · ${state}`, areNamed, 26));
+  });
+  spots.push(spot(store, 14, isUp ? "good" : "bad", `Redis: ${cluster.store}`), drawing("text", { x: store.x + 22, y: store.y + 5 }, `Redis: ${cluster.store}`));
+  const lowest = Math.max(store.y, ...engines.map((place) => place.y)) + 40;
+  const label = `${gateways.length} gateways, Redis ${cluster.store}, ${replicas.length} replicas`;
+  return drawing("svg", { viewBox: `0 0 ${WIDTH} ${lowest}`, role: "img", "aria-label": label }, ...lines, ...spots);
+}

@@ -1,0 +1,36 @@
+// The Redis that all gateways share, as the process that watches it has found it.
+
+import { at, card, cell, counted, element, fill, number, size } from "./elements.js";
+
+const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", other: "other programs'" };
+
+export function drawStore(cluster) {
+  const report = cluster.report;
+  if (report.version === undefined) {
+    at("watched").textContent = "No gateway or coordinator watches this Redis now, or it began just now (docs/store.md).";
+    at("figures").replaceChildren();
+    fill("kinds", [], "Not known.");
+  } else {
+    at("watched").textContent = `Redis ${report.version}, watched by ${report.watcher}. Figures are those of the last 5 s.`;
+    const limit = report.maxmemory_bytes ? `of ${size(report.maxmemory_bytes)}, ${report.policy}` : "no limit";
+    at("figures").replaceChildren(
+      card(`memory (${limit})`, size(report.used_bytes)),
+      card("keys evicted since its start", counted(report.evicted_keys)),
+      card("writes refused since its start", counted(report.refused_writes)),
+      card("scripts a second", counted(report.scripts_per_s)),
+      card("time of a script, in the mean", report.scripts_per_s ? `${report.script_us} µs` : "–"),
+    );
+    fill("kinds", Object.entries(report.kinds).map(([kind, of]) => element("tr", {}, cell(KINDS[kind] ?? kind), number(of.keys),
+      cell(size(of.bytes), "number"), cell(of.evicted === null ? "not heard" : counted(of.evicted), "number"))), "Not known.");
+  }
+  const conditions = Object.entries(report.conditions ?? {});
+  at("conditions").replaceChildren(
+    ...(conditions.length
+      ? conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words))
+      : [element("li", { class: "good" }, "None.")]));
+  fill("chores", cluster.pools.map((pool) => {
+    const last = pool.history[pool.history.length - 1] ?? [];
+    const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };
+    return element("tr", {}, cell(pool.pool), seconds("event_lag_s"), seconds("chores_lag_s"));
+  }), "No pool is known.");
+}
