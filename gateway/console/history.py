@@ -78,19 +78,19 @@ class History:
         point = [now_ms, *counts, *_caches(pool), *map(_count, begun), *lags_s]
         key = pool.keys.history
         try:
-            await pool.read("LPUSH", key, orjson.dumps(point))
+            await pool.read("RPUSH", key, orjson.dumps(point))
         except StoreRefused:  # somebody else wrote there
             await pool.read("UNLINK", key)
-        await asyncio.gather(pool.read("LTRIM", key, 0, POINTS - 1), pool.read("EXPIRE", key, _LIVES_S))
+        await asyncio.gather(pool.read("LTRIM", key, -POINTS, -1), pool.read("EXPIRE", key, _LIVES_S))
 
 
 async def read_history(pool: Pool) -> list[Point]:
     """The points of one pool, the oldest first; what is no point is left out. Raises StoreError."""
     try:
-        texts = await pool.read("LRANGE", pool.keys.history, 0, POINTS - 1)
+        texts = await pool.read("LRANGE", pool.keys.history, -POINTS, -1)
     except StoreRefused:  # it is no list: it is about to be written anew
         return []
-    return [point for point in map(_point, reversed(texts)) if point]
+    return [point for point in map(_point, texts) if point]
 
 
 def _caches(pool: Pool) -> list[float | None]:

@@ -97,7 +97,7 @@ class Sessions:
             if time.monotonic() >= self._asked_s + (good_s if self._secret else min(good_s, _DOUBTED_S)):
                 self._asked_s = time.monotonic()
                 try:
-                    await self._store.ask("SETNX", self._key, secrets.token_hex(32))
+                    await self._store.ask("SET", self._key, secrets.token_hex(32), "NX")
                     self._secret = bytes(await self._store.ask("GET", self._key) or b"")
                 except StoreError as error:
                     self._problem = error

@@ -17,7 +17,9 @@ from coordinator.keys import console_secret_key
 from gateway.console import routes
 from gateway.console.sessions import COOKIE
 from gateway.ops.cli.watch import parsed_events
+from tests.api.conftest import GUARDED
 from tests.api.stage import Stage, chat_body, fresh, running_gateway
+from tests.coordinator.test_acl import RULES
 from tests.polling import wait_until
 
 PAGE = Path(routes.__file__).parent / "page"
@@ -197,6 +199,21 @@ def test_the_prefixes_that_were_used_last_are_told_with_who_holds_them(stage: St
     wait_until(lambda: any(last.replica == o["replica"] for each in held() for o in each["owners"]), within_s=15)
     [hottest, *_] = stage.get("/console/prefixes").json()["prefixes"]
     assert hottest["copies"] == len(hottest["owners"])
+
+
+def test_it_needs_no_more_rights_in_redis_than_the_rest(
+    guarded: Stage, guarded_cluster: Cluster, tmp_path: Path
+) -> None:
+    url = guarded_cluster.redis_url.replace("redis://", "redis://limited:secret@")
+    limited = {"redis": {"url": url, "budget_ms": 500, "namespace": "limited"}, "security": GUARDED["security"]}
+    with redis.Redis.from_url(guarded_cluster.redis_url) as store:
+        store.execute_command("ACL", "SETUSER", "limited", *RULES)
+        with running_gateway(tmp_path, url, guarded.sims, limited) as gateway, httpx.Client() as browser:
+            held = {COOKIE: log_in(browser, gateway, "secret-root").cookies[COOKIE]}
+            wait_until(lambda: any(pool["history"] for pool in first_cluster(gateway, held)["pools"]), within_s=15)
+            assert not any("refused" in one["what"] for one in first_cluster(gateway, held)["problems"])
+            assert httpx.get(f"{gateway}/console/prefixes", cookies=held).status_code == 200
+        store.execute_command("ACL", "DELUSER", "limited")
 
 
 def test_a_setting_turns_it_off(stage: Stage, open_cluster: Cluster, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class Keeper:
         await asyncio.sleep(0)
         if self.is_away:
             raise StoreDown("away")
-        if command == "SETNX" and not self.value:
+        if command == "SET" and not self.value:
+            assert arguments[1:] == ("NX",)
             self.value = arguments[0].encode()
         return self.value
 
