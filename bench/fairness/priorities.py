@@ -5,10 +5,10 @@ cluster, others come, until twice the capacity is asked for. All answers are str
 moments, whatever happened to earlier ones.
 
     more batch   `normal` asks for a fifth of the capacity, and `batch` for 1.3 times as much as there is. Bands are the
-                 defaults: `batch` uses 80 % of the room at most
-    more normal  the same bands; `normal` asks for all of the capacity, and `batch` for half of it. So all room is used
-                 all the time, and each request of `realtime` waits until another one ends
-    kept room    the same load, and `normal` may use 80 % of the room, too
+                 defaults: `normal` and `batch` use 80 % of the room at most
+    more normal  the same bands; `normal` asks for all of the capacity, and `batch` for half of it
+    all room     the same load, and `normal` may use all of the room. So each request of `realtime` waits until another
+                 one ends
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Others:
         return {"realtime": OWN_LOAD, "normal": self.normal, "batch": self.batch}
 
 
-_KEPT_ROOM = [{"name": "realtime"}, {"name": "normal", "room_share": 0.8}, {"name": "batch", "room_share": 0.8}]
+_ALL_ROOM = [{"name": "realtime"}, {"name": "normal", "room_share": 1.0}, {"name": "batch"}]
 OTHERS = {
     "more batch": _Others(0.2, 1.3),
     "more normal": _Others(1.0, 0.5),
-    "kept room": _Others(1.0, 0.5, {"bands": _KEPT_ROOM}),
+    "all room": _Others(1.0, 0.5, {"bands": _ALL_ROOM}),
 }
 
 
@@ -135,7 +135,9 @@ async def _measure(urls: Sequence[str], needs: Needs, others: str, seconds: floa
         tokens_per_s=beside.tokens_per_s,
         failed=alone.failed | beside.failed,
         idle=round(min(alone.idle, beside.idle), 3),
-        goals=goals(alone.ttft_ms(0.99), beside.ttft_ms(0.99), beside.tokens_per_s["batch"]),
+        goals=goals(alone.ttft_ms(0.99), beside.ttft_ms(0.99), beside.tokens_per_s["batch"])
+        if others != "all room"
+        else {},
     )
 
 

@@ -15,6 +15,8 @@ _NEWEST = 0.1
 """The part of the newest answer in the mean."""
 _MAX_TENANTS = 10_000
 _NO_LIMITS = TenantLimitSettings()
+_LEAVES_ROOM = 0.8
+"""The share of the room for a band that leaves some to those before it."""
 
 
 class Tenants:
@@ -22,7 +24,7 @@ class Tenants:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._queue = settings.queue
-        self._bands = {band.name: (rank, band.room_share) for rank, band in enumerate(settings.queue.bands)}
+        self._bands = _bands(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
         self._output_tokens: dict[str, float] = {}
 
@@ -93,3 +95,14 @@ class Tenants:
     def bands(self) -> Sequence[str]:
         """The names of the bands; the first one goes first."""
         return list(self._bands)
+
+
+def _bands(settings: GatewaySettings) -> dict[str, tuple[int, float]]:
+    """The rank of each band by name, and the part of the room that it may use. If this is not configured, a band leaves
+    room to those before it, if anybody has one of these: a tenant, or everybody else (`default_band`)."""
+    used = {settings.queue.default_band, *(tenant.priority for tenant in settings.tenants)}
+    bands, is_first = {}, True
+    for rank, band in enumerate(settings.queue.bands):
+        bands[band.name] = rank, band.room_share or (1.0 if is_first else _LEAVES_ROOM)
+        is_first = is_first and band.name not in used
+    return bands

@@ -16,7 +16,8 @@ class BandSettings(Section):
     """One priority band. Those that stand first in the configuration go first."""
 
     name: Slug
-    room_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    room_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """The part of a replica's room that its requests may use; None: all of it, or 0.8 if anybody has a band before."""
 
 
 class KnownModelSettings(Section):
@@ -42,7 +43,7 @@ class QueueSettings(Section):
     max_waiting: Count = 1000
     max_waiting_per_tenant: Count = 500
     bands: Annotated[list[BandSettings], Field(min_length=1, max_length=MAX_BANDS)] = Field(
-        default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch", room_share=0.8)]
+        default=[BandSettings(name="realtime"), BandSettings(name="normal"), BandSettings(name="batch")]
     )
     default_band: Slug = "normal"
     engine_priority: bool = False
