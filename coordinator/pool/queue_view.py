@@ -6,6 +6,7 @@ It is read in several steps, so a request may be granted in between. Only counts
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -34,7 +35,8 @@ class Waiting:
     oldest_s: float
     """How long the first of them has waited."""
     why: str
-    """`concurrency`: the tenant has as many requests in flight as it may have. `no_room`: no replica has room."""
+    """`concurrency`: the tenant has as many requests in flight as it may have. `no_room`: no replica has room.
+    `prefers`: one has, but the first request waits a little for another one, which holds its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,14 @@ async def read_queue(
     seconds, micros = await pool.read("TIME")
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     lines = sorted(pairs(await pool.read("HGETALL", pool.keys.waiting)))[:_MOST_LINES]
-    found = await asyncio.gather(*(_line(pool, name, now_ms) for name in lines if name.partition(" ")[0].isdigit()))
-    return [one for line in found for one in line], await _rooms(pool, slots, max_wait_s, prefill_tokens_per_s)
+    rooms = await _rooms(pool, slots, max_wait_s, prefill_tokens_per_s)
+    has_room = any(room.has_room for room in rooms)
+    named = [name for name in lines if is_number(name.partition(" ")[0])]
+    found = await asyncio.gather(*(_line(pool, name, now_ms, has_room) for name in named))
+    return [one for line in found for one in line], rooms
 
 
-async def _line(pool: Pool, name: str, now_ms: int) -> list[Waiting]:
+async def _line(pool: Pool, name: str, now_ms: int, has_room: bool) -> list[Waiting]:
     band, _, queue = name.partition(" ")
     turns = await pool.read("ZRANGE", pool.keys.turns(name), 0, _MOST_TENANTS - 1, "WITHSCORES")
     names, tags = [readable(each) for each in turns[::2]], [float(each) for each in turns[1::2]]
@@ -81,10 +86,16 @@ async def _line(pool: Pool, name: str, now_ms: int) -> list[Waiting]:
             tenant=unquote(tenant),
             requests=int(count),
             oldest_s=max(0.0, (now_ms - float(head[1])) / 1000) if head else 0.0,
-            why="concurrency" if tag >= _PARKED else "no_room",
+            why="concurrency" if tag >= _PARKED else "prefers" if has_room and _is_patient(head, now_ms) else "no_room",
         )
         for tenant, tag, count, head in zip(names, tags, counts, heads, strict=True)
     ]
+
+
+def _is_patient(head: Sequence[bytes], now_ms: int) -> bool:
+    """Whether the first one in a line waits for a replica that holds its prompt: see lua/lib/queue.lua."""
+    *_, key, until_ms = [b"-", b"0", *(head[0].split(b" ") if head else [])]
+    return key != b"-" and is_number(until_ms) and int(until_ms) > now_ms
 
 
 async def _rooms(pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float) -> list[Room]:

@@ -16,6 +16,7 @@ import redis.asyncio as redis
 from coordinator.errors import NoRoom, StoreDown, StoreError, StoreRefused
 from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
+from coordinator.pool.queue_view import read_queue
 from coordinator.redis.wire import Wire
 from coordinator.registry import ReplicaRecord
 from coordinator.scripts import Placement, PolicyKnobs, Standing
@@ -660,6 +661,8 @@ async def test_it_also_waits_for_its_holder_while_others_have_room_but_not_too_m
         elsewhere = await one.place(asking("new", PATIENT))
         assert elsewhere is not None
         assert elsewhere.replica != first.replica, "those who wait for their holder hold up nobody"
+        [line], _ = await read_queue(one, 1, 0, 1.0)
+        assert (line.why, line.requests) == ("prefers", 2)
         told = orjson.loads(await one.explain(asking("asked", PATIENT, keys=prefix)) or b"")
         assert told["waits"]["why"] == "prefers"
         one.done("first")
