@@ -230,7 +230,7 @@ if not chosen then
 end
 
 -- If the chosen replica has no room, the best of those that have. If none has, the request waits. It may also wait if those
--- hold less of its prompt than the one that is `full`.
+-- hold less of its prompt than the one that has none: `full` is what that costs.
 local best_held, must_wait, full = best_depth, false, nil
 if is_kept and SETTINGS.takes_all_room then
   room_share = 1
@@ -249,7 +249,7 @@ if room_share > 0 and not desperate then
     must_wait = #roomy == 0
     if not must_wait then
       if WEIGHS_CACHES and not is_kept and (depth[names[chosen]] or 0) == best_held then
-        full = { active = active, cost = fleet.cost[chosen], limit = most_active(fleet.mean_active) }
+        full = fleet.cost[chosen]
       end
       names = roomy
       fleet, best_depth, stored_keys, stored_tokens, hits = weigh(names, depth, held)
@@ -310,10 +310,17 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
     band = tonumber(band)
     local is_behind = has_waiting and not must_wait and somebody_waits(base, band, queue, replica, tenant)
-    -- It waits for the full one if that costs less even with all who wait there. Not too many do: they stand before others.
-    local seats = full and sum_of(field_of(waiting_key, band .. ' ' .. queue)) or MOST_PATIENT
-    local prefers = not must_wait and seats < MOST_PATIENT and full.active + seats < full.limit and
-      full.cost + seats * request_cost_tokens < fleet.cost[chosen]
+    -- It waits for the full one if that costs less even with those of its tenant who wait for the same key there. Not too
+    -- many do: others who stand behind them must be seen by grants.
+    local prefers = false
+    if full and not must_wait then
+      local key, same = string.sub(KEYS[OWN_OFFSET + best_held], -32), 0
+      local line_of = line_key(base, band .. ' ' .. queue, tenant)
+      for _, member in ipairs(redis.pcall('ZRANGE', line_of, 0, 2 * MOST_PATIENT - 1)) do
+        same = same + (string.match(member, ' (%S+) %d+$') == key and 1 or 0)
+      end
+      prefers = same < MOST_PATIENT and full + same * request_cost_tokens < fleet.cost[chosen]
+    end
     if explain and (must_wait or is_behind or prefers) then
       local refusal, expected_ms, ahead = refusal_of(base, band, queue, tenant, math.huge, is_blocked)
       return {
@@ -347,7 +354,7 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
       local deep = depth[names[i]] or 0
       others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens
     end
-    local is_patient = WEIGHS_CACHES and (must_wait or prefers)
+    local is_patient = WEIGHS_CACHES and (must_wait or prefers or not full)
     local more_tokens = is_patient and tokens_at(best_held) - others_tokens or 0
     local rate = sum_of(field_of(rates_key, replica))
     local held_up = math.max(CHARGED_WEIGHT, fleet.active[chosen])

@@ -9,35 +9,43 @@ import { drawQueue } from "./queue.js";
 import { drawStore } from "./store.js";
 
 const VIEWS = ["overview", "decisions", "prefixes", "queue", "store", "ask"];
+const DRAW = { overview: drawOverview, queue: drawQueue, store: drawStore, ask: drawModels };
 const PREFIXES_MS = 5000;
 const SILENT_MS = 8000;
 const token = document.querySelector("meta[name=token]").content;
 let heardMs = Date.now();
+let cluster = null; // as it was told last
+
+const view = () => (VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview");
 
 function showView() {
-  const wanted = VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
+  const wanted = view();
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== wanted;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${wanted}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  draw();
   readPrefixes();
 }
 
-function drawCluster(cluster) {
+// Draws what is seen. What is hidden is drawn when it is shown: a large fleet would keep the browser busy.
+function draw() {
+  if (cluster !== null) DRAW[view()]?.(cluster);
+}
+
+function heard(told) {
+  cluster = told;
   heardMs = Date.now();
   at("link").textContent = `live, from ${cluster.gateway}`;
-  drawOverview(cluster);
-  drawQueue(cluster);
-  drawStore(cluster);
-  drawModels(cluster);
+  draw();
 }
 
 function listen() {
   const source = new EventSource("/console/live");
   const on = (name, take) => source.addEventListener(name, (event) => take(JSON.parse(event.data)));
   source.addEventListener("open", () => { at("link").textContent = "connected"; });
-  on("cluster", drawCluster);
+  on("cluster", heard);
   on("doctor", drawFindings);
   on("decisions", addRecords);
   on("dropped", addDropped);
