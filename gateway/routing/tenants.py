@@ -15,8 +15,9 @@ _NEWEST = 0.1
 """The part of the newest answer in the mean."""
 _MAX_TENANTS = 10_000
 _NO_LIMITS = TenantLimitSettings()
-_LEAVES_ROOM = 0.8
-"""The share of the room for a band that leaves some to those before it."""
+_LEAVES_ROOM, _FEW_SLOTS = 0.8, 5
+"""The share of the room for a band that leaves some to those before it. Of fewer slots than these, it would leave much
+more than a fifth: so the default band, which most requests have, leaves none."""
 
 
 class Tenants:
@@ -100,9 +101,11 @@ class Tenants:
 def _bands(settings: GatewaySettings) -> dict[str, tuple[int, float]]:
     """The rank of each band by name, and the part of the room that it may use. If this is not configured, a band leaves
     room to those before it, if anybody has one of these: a tenant, or everybody else (`default_band`)."""
-    used = {settings.queue.default_band, *(tenant.priority for tenant in settings.tenants)}
+    default, slots = settings.queue.default_band, settings.policy.max_active_requests
+    used = {default, *(tenant.priority for tenant in settings.tenants)}
     bands, is_first = {}, True
     for rank, band in enumerate(settings.queue.bands):
-        bands[band.name] = rank, band.room_share or (1.0 if is_first else _LEAVES_ROOM)
+        has_few = band.name == default and slots is not None and slots < _FEW_SLOTS
+        bands[band.name] = rank, band.room_share or (1.0 if is_first or has_few else _LEAVES_ROOM)
         is_first = is_first and band.name not in used
     return bands

@@ -17,7 +17,7 @@ class BandSettings(Section):
 
     name: Slug
     room_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    """The part of a replica's room that its requests may use; None: all of it, or 0.8 if anybody has a band before."""
+    """The part of a replica's room that its requests may use; None: see docs/tenants.md."""
 
 
 class KnownModelSettings(Section):
