@@ -210,6 +210,10 @@ class PoolKeys:
         return f"{self._base}:paces"
 
     @cached_property
+    def patient(self) -> str:
+        return f"{self._base}:patient"
+
+    @cached_property
     def tenants(self) -> str:
         """Of all pools, where one script can use their keys."""
         return f"{self._base if self.is_in_cluster else prefix(self.namespace)}:tenants"

@@ -64,7 +64,8 @@
 -- A kept call returns {"wait"} if there is still no room, {"prefers"} if it still waits for a replica that holds more of
 -- its prompt, {"blocked"} if its tenant has too many requests in flight.
 
-local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS, MOST_PATIENT = 10000, 8, 100, 32, 8
+local TOUCH_MS, HIT_SAMPLE, REPORT_MS, MIN_MATCH_TOKENS = 10000, 8, 100, 32
+local MOST_PATIENT, LEAST_PATIENCE_MS = 8, 500
 
 -- include time
 
@@ -310,15 +311,22 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
       string.match(line, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
     band = tonumber(band)
     local is_behind = has_waiting and not must_wait and somebody_waits(base, band, queue, replica, tenant)
-    -- It waits for the full one if that costs less even with those of its tenant who wait for the same key there. Not too
-    -- many do: others who stand behind them must be seen by grants.
+    -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times
+    -- the requests that this would hold up there. Then any replica will do.
+    local others_tokens, held_key = stored_tokens, best_held > 0 and string.sub(KEYS[OWN_OFFSET + best_held], -32) or '-'
+    for i = 1, #names do
+      local deep = depth[names[i]] or 0
+      others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens
+    end
+    local more_tokens = WEIGHS_CACHES and tokens_at(best_held) - others_tokens or 0
+    local rate = sum_of(field_of(rates_key, replica))
+    local held_up = math.max(CHARGED_WEIGHT, fleet.active[chosen])
+    local patience_ms = held_up * 1000 * more_tokens / (rate > 0 and rate or prefill_tokens_per_s)
+    -- It waits for the full one, although others have room, if that costs less even with all who wait for the same key. But
+    -- a short time is not worth it: most often a heartbeat sees that it is over.
     local prefers = false
-    if full and not must_wait then
-      local key, same = string.sub(KEYS[OWN_OFFSET + best_held], -32), 0
-      local line_of = line_key(base, band .. ' ' .. queue, tenant)
-      for _, member in ipairs(redis.pcall('ZRANGE', line_of, 0, 2 * MOST_PATIENT - 1)) do
-        same = same + (string.match(member, ' (%S+) %d+$') == key and 1 or 0)
-      end
+    if full and not must_wait and patience_ms >= LEAST_PATIENCE_MS then
+      local same = sum_of(field_of(base .. 'patient', held_key))
       prefers = same < MOST_PATIENT and full + same * request_cost_tokens < fleet.cost[chosen]
     end
     if explain and (must_wait or is_behind or prefers) then
@@ -347,23 +355,12 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
     if refusal and (since == '0' or refusal == 'unreachable') then -- who has waited before keeps its place
       return { refusal, now, expected_ms }
     end
-    -- It waits for a replica that holds its prompt for as long as another one would compute what that one holds, times
-    -- the requests that this would hold up there. Then any replica will do.
-    local others_tokens = stored_tokens
-    for i = 1, #names do
-      local deep = depth[names[i]] or 0
-      others_tokens = deep < best_held and math.max(others_tokens, tokens_at(deep)) or others_tokens
-    end
-    local is_patient = WEIGHS_CACHES and (must_wait or prefers or not full)
-    local more_tokens = is_patient and tokens_at(best_held) - others_tokens or 0
-    local rate = sum_of(field_of(rates_key, replica))
-    local held_up = math.max(CHARGED_WEIGHT, fleet.active[chosen])
-    local patience_ms = held_up * 1000 * more_tokens / (rate > 0 and rate or prefill_tokens_per_s)
+    local is_patient = more_tokens > 0 and (must_wait or prefers or not full)
     take_seat(base, gateway, reservation, {
       band = band, tenant = tenant, weight = weight, tokens = uncached, output_tokens = output_tokens, queue = queue,
       since_ms = since_ms, starve_ms = tonumber(starve_ms), settings = all_settings(), keys = KEYS, argv = ARGV,
-      key = more_tokens > 0 and string.sub(KEYS[OWN_OFFSET + best_held], -32) or '-',
-      until_ms = more_tokens > 0 and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0,
+      key = is_patient and held_key or '-',
+      until_ms = is_patient and now + math.floor(math.min(patience_ms, MOST_PATIENCE_MS)) or 0,
     }, now)
     if asked then
       budget.reserve(reservation, asked, uncached, now, false)

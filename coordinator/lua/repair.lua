@@ -4,7 +4,7 @@
 -- another type is deleted. Sums over dropped records are computed again: load here, in one step; for owned_tokens the
 -- script returns the replicas (see recount). An agent whose records were dropped is asked to say everything again.
 -- One call checks a piece of the records: it goes on at `part` and `offset`, where the call before ended.
--- The script makes the names of reaped, progress, forgotten, draining, rates, waiting, waiting_tokens, paces, fair, holds,
+-- The script makes the names of reaped, progress, forgotten, draining, rates, waiting, waiting_tokens, paces, patient, fair, holds,
 -- flight:<gateway>, budgets:<gateway>, bound:<slot>, held:<replica>, events:<replica> and measured:<replica> from its
 -- KEYS.
 --
@@ -216,6 +216,7 @@ for _, kind in ipairs({ 'waiting', 'waiting_tokens' }) do
 end
 add_part(base .. 'holds', 'holds', record_of('^(%d+) (%d+)$'))
 add_part(base .. 'paces', 'paces', function(text) return #text < 64 and string.find(text, '^%d+ [%d.]+ %d+$') end)
+add_part(base .. 'patient', 'patient', is_number)
 add_part(base .. 'fair', 'fair', function(text) return #text < 64 and string.find(text, '^[%d.]+$') end)
 
 -- Limits: what is in flight is counted again where a count could not be read, and with `check_flight`.

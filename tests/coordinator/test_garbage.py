@@ -58,6 +58,7 @@ HASHES = {
     "budgets:gw0": "a",
     "tenants": "active t",
     "paces": DIGEST,
+    "patient": PROMPT[0],
     f"own:{PROMPT[0]}": "r0",
     f"own:{PROMPT[-1]}": "r0",
 }

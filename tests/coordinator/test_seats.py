@@ -670,8 +670,52 @@ async def test_it_also_waits_for_its_holder_while_others_have_room_but_not_too_m
             placement = await waits[0]
         assert placement is not None
         assert (placement.replica, placement.matched_keys) == (first.replica, len(prefix))
-        crowd = [asyncio.ensure_future(one.place(asking(f"crowd{i}", PATIENT, keys=prefix))) for i in range(20)]
-        await eventually(lambda: any(task.done() for task in crowd))
-        assert any((placed := task.result()) and placed.replica != first.replica for task in crowd if task.done())
-        for task in (waits[1], *crowd):
+        for task in waits:
+            task.cancel()
+
+
+@pytest.mark.parametrize("prefixes", [1, 3])
+@pytest.mark.parametrize("tenants", [1, 12])
+async def test_however_many_want_what_a_full_replica_holds_no_other_stays_idle(
+    redis_server: RedisServer, client: redis.Redis, prefixes: int, tenants: int
+) -> None:
+    knobs = replace(PATIENT, max_active_requests=prefixes)
+    async with two_gateways(redis_server) as (one, other):
+        held = [chain("the same", f"prefix {i}", *range(40)) for i in range(prefixes)]
+        for i, keys in enumerate(held):
+            assert await one.place(asking(f"first{i}", knobs, keys=keys, pinned="r0")) is not None
+            one.first_token(f"first{i}")
+        await drained(one)
+        crowd = [
+            asyncio.ensure_future(
+                other.place(asking(f"crowd{i}", knobs, keys=held[i % prefixes], tenant=str(i % tenants)))
+            )
+            for i in range(30 * prefixes)
+        ]
+        crowd.append(asyncio.ensure_future(other.place(asking("alone", knobs, tenant="0"))))
+        for _ in range(3):  # heartbeats
+            await drained(one, other)
+            await other.beat()
+        await drained(one, other)
+        await eventually(lambda: sum(task.done() for task in crowd) >= 2 * prefixes, within_s=3)
+        placed = [task.result() for task in crowd if task.done()]
+        assert {placement.replica for placement in placed if placement} == {"r1", "r2"}
+        for task in crowd:
+            task.cancel()
+
+
+async def test_who_waits_for_full_replicas_hides_nobody(redis_server: RedisServer, client: redis.Redis) -> None:
+    knobs = replace(PATIENT, max_active_requests=3)
+    async with two_gateways(redis_server, replicas=2) as (one, other):
+        held = [chain("the same", f"prefix {i}", *range(40)) for i in range(3)]
+        for i, keys in enumerate(held):
+            assert await one.place(asking(f"first{i}", knobs, keys=keys, pinned="r0")) is not None
+            one.first_token(f"first{i}")
+        await drained(one)
+        crowd = [await queued(client, other, asking(f"crowd{i}", knobs, keys=held[i % 3])) for i in range(24)]
+        async with asyncio.timeout(3):
+            placement = await one.place(asking("alone", knobs))
+        assert placement is not None
+        assert placement.replica == "r1"
+        for task in crowd:
             task.cancel()

@@ -76,5 +76,5 @@ local function is_starving(base, band, now)
 end
 
 local function forget_tags(base)
-  redis.call('UNLINK', base .. 'fair', base .. 'paces', base .. 'waiting_tokens')
+  redis.call('UNLINK', base .. 'fair', base .. 'paces', base .. 'patient', base .. 'waiting_tokens')
 end

@@ -6,7 +6,7 @@
 -- include turns
 -- include place(SETTINGS, KEYS, ARGV)
 
-local MOST_HEADS, MOST_LINES, LOOKED_AT, SOON_MS = 16, 64, 16, 1000
+local MOST_HEADS, MOST_LINES, LOOKED_AT, SOON_MS = 16, 64, 64, 1000
 
 -- The parked tenant of a line that was not tried for longest; nil if all were tried in this millisecond. One that was
 -- parked before the clock went back counts, too.
@@ -76,20 +76,26 @@ end
 
 -- The first request of a tenant that one of the replicas in `freed` fits: the replica holds the key that the request waits
 -- for, nobody holds it any more, or the request has waited long enough for those that do. nil if none of the first
--- LOOKED_AT does. If it is not known where room came, it is the first one. `is_empty` if nobody is there.
+-- LOOKED_AT does. If it is not known where room came, it is the first one that waits for no key: those that do must not
+-- hide it. `is_empty` if nobody is there.
 local function fitting(base, line, freed, now)
-  local members = redis.pcall('ZRANGE', line, 0, freed and LOOKED_AT - 1 or 0)
+  local members, holds = redis.pcall('ZRANGE', line, 0, LOOKED_AT - 1), {}
   for i = 1, #members do
     local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
-    local fits = not freed or not key or key == '-' or patient_until(tonumber(until_ms), now) <= now
-    for j = 1, fits and 0 or #freed do
-      fits = fits or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+    if not key or key == '-' or patient_until(tonumber(until_ms), now) <= now then
+      return members[i]
     end
-    if fits or redis.call('EXISTS', base .. 'own:' .. key) == 0 then
+    if freed and holds[key] == nil then -- many may wait for one key
+      holds[key] = redis.call('EXISTS', base .. 'own:' .. key) == 0
+      for j = 1, holds[key] and 0 or #freed do
+        holds[key] = holds[key] or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+      end
+    end
+    if holds[key] then
       return members[i]
     end
   end
-  return nil, #members == 0
+  return not freed and members[1] or nil, #members == 0
 end
 
 -- Grants in one line as long as there is room: `most` seats, not counting those that leave room for another one. All

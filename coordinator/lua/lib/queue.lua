@@ -11,6 +11,7 @@
 --   line:<band> <queue> <tenant>    "<gateway> <seat> <key> <until_ms>", by since when it waits (ms): until then it waits for a
 --                                   replica that holds the key; "-": for any
 --   paces                           queue -> "<ms of the last grant> <mean ms between grants> <grants>"
+--   patient                         key -> how many requests wait for a replica that holds it
 -- A tenant is text without spaces: gateways escape it.
 
 -- include subsets
@@ -58,12 +59,23 @@ local function place_in_line(line, since_ms, now)
   return string.format('%.0f', last_ms > now and last_ms + 1 or since_ms)
 end
 
+-- Counts requests that wait for a replica that holds a key; "-": for any.
+local function count_patient(base, key, by)
+  if key ~= '-' and by ~= 0 then
+    local sum = redis.pcall('HINCRBY', base .. 'patient', key, by)
+    if type(sum) == 'number' and sum <= 0 then
+      redis.pcall('HDEL', base .. 'patient', key)
+    end
+  end
+end
+
 -- Puts a seat at the end of its line, or where it stood before.
 local function stand_in_line(base, gateway, id, seat, now)
   local name = string.format('%d %s', seat.band, seat.queue)
   local line = line_key(base, name, seat.tenant)
   local added = write('ZADD', line, place_in_line(line, seat.since_ms, now), member_of(gateway, id, seat))
   write('ZADD', base .. 'turns:' .. name, start_tag(base, seat.band, seat.tenant), seat.tenant)
+  count_patient(base, seat.key, added)
   if count_seats(base, name, added, tokens_of(seat)) ~= 1 then
     return
   end
@@ -88,7 +100,11 @@ end
 -- `seat` is nil if it cannot be read.
 local function leave_line(base, name, tenant, member, seat)
   local line, turns = line_key(base, name, tenant), base .. 'turns:' .. name
-  local left = redis.pcall('ZREM', line, member) == 1 and count_seats(base, name, -1, tokens_of(seat)) or 1
+  local left = 1
+  if redis.pcall('ZREM', line, member) == 1 then
+    left = count_seats(base, name, -1, tokens_of(seat))
+    count_patient(base, string.match(member, ' (%S+) %d+$') or '-', -1)
+  end
   if size_of(line) == 0 then
     redis.pcall('ZREM', turns, tenant)
   end
