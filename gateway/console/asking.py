@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
+from starlette.requests import cookie_parser
 
 from gateway.console.sessions import COOKIE, Sessions, check_token
 from gateway.errors import ApiError
@@ -29,17 +29,9 @@ class Asking:
 
     async def _identify(self, exchange: Exchange) -> Caller:
         """Whose session it is. Raises ApiError if there is none, or if no page of it sends the request."""
-        cookie = _cookie(exchange.headers.get("cookie", ""))
+        cookie = cookie_parser(exchange.headers.get("cookie", "")).get(COOKIE, "")
         caller = await self._sessions.caller(cookie)
         if caller is None:
             raise ApiError(401, "login_required", "Log in at /console/login.")
         check_token(self._sessions, cookie, exchange.headers.get("x-kvgate-csrf", ""))
         return caller
-
-
-def _cookie(header: str) -> str:
-    try:
-        cookies = SimpleCookie(header)
-    except CookieError:
-        return ""
-    return cookies[COOKIE].value if COOKIE in cookies else ""

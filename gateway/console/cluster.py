@@ -74,8 +74,8 @@ class ClusterView:
         await asyncio.gather(*(pool.read_figures() for pool in pools))
         replicas = await self._operations.replicas()
         if time.monotonic() - self._history_s >= EVERY_S:
-            self._history_s = time.monotonic()
             self._histories = {pool.name: await read_history(pool) for pool in pools}
+            self._history_s = time.monotonic()
         queue = await self._operations.queue()
         return {
             "gateways": await self._gateways(pools),

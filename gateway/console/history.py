@@ -64,8 +64,8 @@ class History:
             added = ("count", count), ("ms", round(sum_s * 1000))
             try:
                 await asyncio.gather(*(pool.read("HINCRBY", key, name, by) for name, by in added))
-            except StoreRefused:  # somebody else wrote there
-                await pool.read("UNLINK", key)
+            except StoreRefused as error:
+                await _remove_foreign(pool, key, error)
             await pool.read("EXPIRE", key, _LIVES_S)
 
     async def _write(self, pool: Pool) -> None:
@@ -79,9 +79,16 @@ class History:
         key = pool.keys.history
         try:
             await pool.read("RPUSH", key, orjson.dumps(point))
-        except StoreRefused:  # somebody else wrote there
-            await pool.read("UNLINK", key)
+        except StoreRefused as error:
+            await _remove_foreign(pool, key, error)
         await asyncio.gather(pool.read("LTRIM", key, -POINTS, -1), pool.read("EXPIRE", key, _LIVES_S))
+
+
+async def _remove_foreign(pool: Pool, key: str, refusal: StoreRefused) -> None:
+    """Remove what somebody else wrote there. Raises any other refusal: of a full store, for example."""
+    if not any(words in str(refusal) for words in ("WRONGTYPE", "not an integer", "overflow")):
+        raise refusal
+    await pool.read("UNLINK", key)
 
 
 async def read_history(pool: Pool) -> list[Point]:

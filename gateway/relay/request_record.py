@@ -96,7 +96,10 @@ def _of_placement(reply: Reply) -> dict[str, Any]:
 def _costs(ticket: Ticket) -> list[dict[str, Any]] | None:
     if ticket.placement is None or not ticket.placement.costs:
         return None
-    return [dict(zip(_COST_FIELDS, each, strict=True)) for each in orjson.loads(ticket.placement.costs)]
+    try:  # another version may have placed it
+        return [dict(zip(_COST_FIELDS, each, strict=False)) for each in orjson.loads(ticket.placement.costs)]
+    except (ValueError, TypeError):
+        return None
 
 
 def _ms(seconds: float) -> float:

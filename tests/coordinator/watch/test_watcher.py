@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -66,7 +67,23 @@ async def test_everybody_may_read_what_the_watcher_has_found(shared: Shared) -> 
         assert report["watcher"] == "gw0"
         assert set(report["kinds"]) == {"coordination", "chunk", "other"}
         assert report["used_bytes"] > 0
-    for garbage in (b"gw0 5 {", b"gw0 5 []", b"\xff", b"gw0 5 {}"):
+    was = json.dumps(report).encode()
+    await shared.client.set(WATCHER, b"gw0 999999999999999 " + was)
+    assert (await told())["used_bytes"] == report["used_bytes"]
+    await shared.client.set(WATCHER, b"gw0 1000 " + was)
+    assert await told() == {}, "its watcher has gone"
+    nested = b'{"kinds":{},"conditions":{},"used_bytes":' + 300 * b"[" + 300 * b"]" + b"}"
+    far = b"gw0 999999999999999 "
+    for garbage in (
+        far + b"{}",
+        far + b"[]",
+        far + nested,
+        far + b'{"kinds":{"a":1},"conditions":{}}',
+        b"gw0 5 {",
+        b"gw0 5 []",
+        b"\xff",
+        b"gw0 5 {}",
+    ):
         await shared.client.set(WATCHER, garbage)
         assert await told() == {}
 
