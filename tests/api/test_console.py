@@ -178,6 +178,8 @@ def test_a_prompt_is_sent_for_a_page_of_the_session_only(guarded: Stage, browser
         assert httpx.post(sent, json=body, cookies=cookies, headers=headers).status_code == status
     answer = httpx.post(sent, json=body, cookies=held, headers={"x-kvgate-csrf": token})
     assert answer.text.endswith("data: [DONE]\n\n")
+    beside_others = {"cookie": f'a={{"x":1}}; {COOKIE}={held[COOKIE]}', "x-kvgate-csrf": token}
+    assert httpx.post(sent, json=body, headers=beside_others).status_code == 200
     assert answer.headers["x-kvgate-replica"] in {sim.id for sim in guarded.sims}
     assert httpx.get(sent, cookies=held).status_code == 404
 
