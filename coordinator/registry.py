@@ -159,6 +159,12 @@ def is_number(text: bytes | str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
+def time_ms(reply: Sequence[bytes]) -> int:
+    """Redis' answer to TIME, in ms."""
+    seconds, micros = reply
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def readable(text: bytes) -> str:
     """Text from the store, which may hold any bytes."""
     return text.decode("utf-8", "replace")

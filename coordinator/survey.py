@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 from coordinator.errors import StoreError, StoreRefused
 from coordinator.keys import PREFIX, PoolKeys, pools_key
 from coordinator.known_pools import pool_names
+from coordinator.pool.event_lag import next_entry_ms
 from coordinator.redis.address import connect, is_cluster
 from coordinator.redis.checks import RANDOM_PICKS, RedisEvidence, SampledKey
 from coordinator.redis.info import read_info
 from coordinator.redis.time_limit import answered
 from coordinator.redis.wire import Wire
-from coordinator.registry import PoolState, ReplicaFigures, each, is_number, moment_of, pairs, surveyed_state
+from coordinator.registry import PoolState, ReplicaFigures, each, is_number, moment_of, pairs, surveyed_state, time_ms
 
 _PINGS = 9
 _OF_KVGATE = f"{PREFIX}:".encode()
@@ -127,7 +128,7 @@ class Survey:
         tick = pairs(leases).get("tick", "")
         found = each(repaired, _unreadable).values()
         oldest = await self._together(
-            self._oldest_after_ms(k.events(replica), applied.get(replica, "0")) for replica in state.agents
+            next_entry_ms(self._wire.send, k.events(replica), applied.get(replica, "0")) for replica in state.agents
         )
         return PoolSnapshot(
             pool=pool,
@@ -142,14 +143,6 @@ class Survey:
             went_back=moment_of(pairs(leases), "went_back"),
             unreadable=(*found, *(UnreadableRecords(key.rpartition(":")[2], 1, now_ms, "-") for key in refused)),
         )
-
-    async def _oldest_after_ms(self, stream: str, entry: str) -> int:
-        """When the first entry behind `entry` was published; 0 if there is none."""
-        try:
-            reply = await self._wire.send("XREAD", "COUNT", 1, "STREAMS", stream, entry)
-        except StoreRefused:  # the cursor or the stream is unreadable: gateways are about to repair it
-            return 0
-        return int(reply[0][1][0][0].split(b"-")[0]) if reply else 0
 
     async def _sample(self) -> tuple[SampledKey, ...]:
         drawn = set(await self._together(self._wire.send("RANDOMKEY") for _ in range(RANDOM_PICKS)))
@@ -199,8 +192,7 @@ class Survey:
         return its_s - time.time(), its_s - asked_s
 
     async def _now_ms(self) -> int:
-        seconds, microseconds = await self._ask("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return time_ms(await self._ask("TIME"))
 
     async def _ask(self, *command: Any) -> Any:
         return (await self._together([self._wire.send(*command)]))[0]

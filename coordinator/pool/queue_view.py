@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.pool.pool import Pool
-from coordinator.registry import ReplicaRecord, each, is_number, pairs, readable
+from coordinator.registry import ReplicaRecord, each, is_number, pairs, readable, time_ms
 
 _MOST_LINES, _MOST_TENANTS = 32, 32
 _PARKED = 1e15
@@ -59,8 +59,7 @@ async def read_queue(
     pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float
 ) -> tuple[list[Waiting], list[Room]]:
     """Who waits, and the replicas' room. The settings are a gateway's. Raises StoreError."""
-    seconds, micros = await pool.read("TIME")
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    now_ms = time_ms(await pool.read("TIME"))
     lines = sorted(pairs(await pool.read("HGETALL", pool.keys.waiting)))[:_MOST_LINES]
     rooms = await _rooms(pool, slots, max_wait_s, prefill_tokens_per_s)
     has_room = any(room.has_room for room in rooms)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from coordinator.pool.pool import Pool
+from coordinator.registry import time_ms
 
 _MINUTE_MS = 60_000
 
@@ -30,8 +31,7 @@ async def read_use(pools: Sequence[Pool], tenants: Sequence[str]) -> dict[str, T
     """The use of these tenants, by name. Only those with limits are counted. Raises StoreError."""
     if not pools or not tenants:
         return {}
-    seconds, micros = await pools[0].read("TIME")
-    now_ms = int(seconds) * 1000 + int(micros) / 1000
+    now_ms = time_ms(await pools[0].read("TIME"))
     fields = [f"{kind} {quote(name, safe='')}" for name in tenants for kind in ("active", "requests", "tokens")]
     hashes = {pool.keys.tenants: pool for pool in pools}
     found = await asyncio.gather(*(pool.read("HMGET", key, *fields) for key, pool in hashes.items()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.requests import cookie_parser
 
 from gateway.console.sessions import COOKIE, Sessions, check_token
-from gateway.errors import ApiError
 from gateway.http.exchange import Exchange
 from gateway.relay.proxy import Proxy
 from gateway.request.keyring import Caller
@@ -30,8 +29,6 @@ class Asking:
     async def _identify(self, exchange: Exchange) -> Caller:
         """Whose session it is. Raises ApiError if there is none, or if no page of it sends the request."""
         cookie = cookie_parser(exchange.headers.get("cookie", "")).get(COOKIE, "")
-        caller = await self._sessions.caller(cookie)
-        if caller is None:
-            raise ApiError(401, "login_required", "Log in at /console/login.")
+        caller = await self._sessions.logged_in(cookie)
         check_token(self._sessions, cookie, exchange.headers.get("x-kvgate-csrf", ""))
         return caller

@@ -65,7 +65,7 @@ class ClusterView:
         except (StoreError, ApiError) as error:
             told["problems"].append({"where": "store", "what": f"what is shown here is not of now: {error}"})
         found = told.get("report", {}).get("conditions", {})
-        told["problems"] += [{"where": "store", "what": str(words)} for words in found.values()]
+        told["problems"] += [{"where": "store", "what": words} for words in found.values()]
         self._seen |= told
         return self._seen
 

@@ -193,10 +193,7 @@ async def _key_in(request: Request) -> str:
 
 async def _caller(sessions: Sessions, request: Request) -> Caller:
     """Whose session it is. Raises ApiError if there is none."""
-    caller = await sessions.caller(_cookie(request))
-    if caller is None:
-        raise ApiError(401, "login_required", "Log in at /console/login.")
-    return caller
+    return await sessions.logged_in(_cookie(request))
 
 
 def _check_token(sessions: Sessions, request: Request) -> None:

@@ -75,6 +75,13 @@ class Sessions:
                 return None
         return self._keyring.admin(key)
 
+    async def logged_in(self, cookie: str) -> Caller:
+        """Whose session this is. Raises ApiError if there is none, too."""
+        caller = await self.caller(cookie)
+        if caller is None:
+            raise ApiError(401, "login_required", "Log in at /console/login.")
+        return caller
+
     def token(self, cookie: str) -> str:
         """What a page of this session sends with each action, and a page of another origin does not know."""
         return self._signed(f"csrf {cookie}", "") if self._secret else ""
