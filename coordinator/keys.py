@@ -111,6 +111,10 @@ class PoolKeys:
         return f"{self._base}:gateways"
 
     @cached_property
+    def lost_gateways(self) -> str:
+        return f"{self._base}:lost_gateways"
+
+    @cached_property
     def reaped(self) -> str:
         return f"{self._base}:reaped"
 

@@ -16,6 +16,7 @@ import structlog
 
 from coordinator.chores.chore_queue import rest_after
 from coordinator.errors import StoreError, StoreRefused
+from coordinator.pool.lost_gateways import note_lost
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState
@@ -79,6 +80,7 @@ class Reaper:
             while is_left:
                 is_left = bool(await self._pool.run("reap", gateway=gateway, at_most=_GIVEN_BACK_AT_ONCE))
                 self._pool.settlements.room()  # each grants some of those that wait
+            await note_lost(self._pool, gateway)
 
     async def handle_claims(self) -> None:
         """Handle the claims of all reservations that were given back. Raises StoreError."""

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from coordinator.errors import StoreError
+from coordinator.pool.lost_gateways import read_lost
 from coordinator.pool.pool import Pool
 from coordinator.redis.time_limit import answered
 from coordinator.registry import PoolState, is_number, readable
@@ -32,6 +33,7 @@ class ClusterView:
         self._status, self._operations, self._store = status, operations, store
         self._seen: dict[str, Any] = {
             "gateways": [],
+            "lost_gateways": [],
             "replicas": [],
             "pools": [],
             "tenants": [],
@@ -78,24 +80,42 @@ class ClusterView:
             self._history_s = time.monotonic()
         queue = await self._operations.queue()
         return {
-            "gateways": await self._gateways(pools),
+            "gateways": (gateways := await _gateways(pools)),
+            "lost_gateways": await _lost(pools, [each["id"] for each in gateways if each["is_alive"]]),
             "replicas": [each | _figures(self._store.pool(each["pool"]), each["id"]) for each in replicas],
             "pools": [each | {"history": self._histories.get(each["pool"], [])} for each in queue["pools"]],
             "tenants": await self._operations.tenants(),
             "report": await read_report(self._store.ask),
         }
 
-    async def _gateways(self, pools: list[Pool]) -> list[dict[str, Any]]:
-        """Each gateway that some pool knows, by name, and whether its lease is good."""
-        found: dict[str, bool] = {}
-        for pool in pools:
-            flat = await pool.read("HGETALL", pool.keys.gateways)
-            now_ms = pool.state.now_ms if pool.state is not None else 0
-            for name, text in zip(flat[::2], flat[1::2], strict=True):
-                _, _, until = readable(text).partition(" ")
-                is_good = is_number(until) and int(until) >= now_ms
-                found[readable(name)] = found.get(readable(name), False) or is_good
-        return [{"id": name, "is_alive": found[name]} for name in sorted(found)[:_MOST_GATEWAYS]]
+
+async def _gateways(pools: list[Pool]) -> list[dict[str, Any]]:
+    """Each gateway that some pool knows, by name, and whether its lease is good."""
+    found: dict[str, bool] = {}
+    for pool in pools:
+        flat = await pool.read("HGETALL", pool.keys.gateways)
+        now_ms = pool.state.now_ms if pool.state is not None else 0
+        for name, text in zip(flat[::2], flat[1::2], strict=True):
+            _, _, until = readable(text).partition(" ")
+            is_good = is_number(until) and int(until) >= now_ms
+            found[readable(name)] = found.get(readable(name), False) or is_good
+    return [{"id": name, "is_alive": found[name]} for name in sorted(found)[:_MOST_GATEWAYS]]
+
+
+async def _lost(pools: list[Pool], alive: list[str]) -> list[dict[str, Any]]:
+    """Gateways that died lately and are not back, the last one first."""
+    found: dict[str, int] = {}
+    for pool in pools:
+        for name, at_ms in (await read_lost(pool)).items():
+            found[name] = max(at_ms, found.get(name, 0))
+    last = sorted(found.items(), key=lambda each: -each[1])
+    back = {_configured(name) for name in alive}
+    return [{"id": name, "at_ms": at_ms} for name, at_ms in last if _configured(name) not in back][:_MOST_GATEWAYS]
+
+
+def _configured(gateway: str) -> str:
+    """The `id` of its configuration: each start adds another suffix."""
+    return gateway.rpartition(".")[0]
 
 
 def _figures(pool: Pool, replica: str) -> dict[str, Any]:

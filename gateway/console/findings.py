@@ -38,8 +38,12 @@ class Findings:
         return f"<Findings, {len(self._told)} bytes>"
 
     def latest(self) -> bytes:
-        """What was found last, as JSON; empty before the first look has ended. The same object until the next one."""
-        if time.monotonic() - self._looked_s >= EVERY_S and (self._looking is None or self._looking.done()):
+        """What was found last, as JSON; the same object until the next look. Empty before the first look has ended, and
+        during the first one after a time without pages: what was true then may not be so now."""
+        since_s = time.monotonic() - self._looked_s
+        if since_s >= EVERY_S and (self._looking is None or self._looking.done()):
+            if since_s >= 2 * EVERY_S:
+                self._told = b""
             self._looked_s = time.monotonic()
             self._looking = self._tasks.spawn(self._look(), "doctor")
         return self._told

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.errors import StoreError
+from coordinator.errors import StoreError, StoreRefused
 from coordinator.pool.owners import read_owners
 from coordinator.pool.pool import Pool
 from coordinator.registry import readable
@@ -94,9 +94,16 @@ async def _of_pool(pool: Pool) -> list[dict[str, Any]]:
     found = {readable(key) for part in held if not isinstance(part, BaseException) for key in part}
     keys = [key for key in found if key.isalnum()]
     owned = await read_owners(pool, keys, chosen)
-    copies = await asyncio.gather(*(pool.read("HLEN", pool.keys.own(key)) for key in keys))
+    copies = await asyncio.gather(*(_count(pool, key) for key in keys))
     shown = (_shown(pool.name, each["key"], each["owners"], count) for each, count in zip(owned, copies, strict=True))
     return [each for each in shown if each]
+
+
+async def _count(pool: Pool, key: str) -> int:
+    try:
+        return int(await pool.read("HLEN", pool.keys.own(key)))
+    except StoreRefused:  # somebody else wrote there
+        return 0
 
 
 def _shown(pool: str, key: str, owners: list[dict[str, Any]], copies: int) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _TICK_S, _CHECKED_S = 0.25, 10.0
 _FORM_S = 10.0
 _MOST_FORM_BYTES = 4096
@@ -147,12 +147,13 @@ _PROBLEMS = {
 async def _live(
     shown: Shown, is_allowed: Callable[[], Awaitable[bool]], is_over: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """The cluster twice a second as the event `cluster`; what the doctor finds as `doctor`; records of requests as
-    `decisions`; `dropped` with how many of these were left out; `trouble` with why none come ("": they do). It ends
-    when the session does."""
+    """First `recent`, the last records of requests. Then the cluster twice a second as the event `cluster`; what the
+    doctor finds as `doctor`; records of requests as `decisions`; `dropped` with how many of these were left out;
+    `trouble` with why none come ("": they do). It ends when the session does."""
     last: dict[str, Any] = {"trouble": b'""'}
     checked_s = time.monotonic()
     with shown.decisions.watching({}) as viewer:
+        yield b"event: recent\ndata: %b\n\n" % orjson.dumps(shown.decisions.recent())
         while not is_over():
             if time.monotonic() - checked_s >= _CHECKED_S:
                 checked_s = time.monotonic()

@@ -28,7 +28,7 @@ FLUSH_S, LOOK_S = 0.25, 1.0
 AT_ONCE = 25
 """Records that a gateway sends in one entry; more are dropped and counted."""
 _ENTRIES, _LIVES_S = 256, 5
-_MOST_VIEWERS, _BEHIND = 32, 2000
+_MOST_VIEWERS, _BEHIND, _RECENT = 32, 2000, 100
 _COMMENT_S = 10.0
 
 Record = dict[str, Any]
@@ -80,6 +80,7 @@ class Decisions:
         self._waiting: list[Record] = []
         self._dropped = 0
         self._viewers: set[Viewer] = set()
+        self._recent: deque[Record] = deque(maxlen=_RECENT)
         self._last = ""
         """The last entry that was read; empty while nobody watches here."""
         self._is_watched = False
@@ -92,6 +93,10 @@ class Decisions:
         if len(self._viewers) >= _MOST_VIEWERS:
             message = "Too many watch the decisions on this gateway already; use another one."
             raise ApiError(429, "too_many_watch", message, headers={"retry-after": "5"})
+
+    def recent(self) -> list[Record]:
+        """The last records that came while somebody watched here, the oldest first."""
+        return list(self._recent)
 
     @contextmanager
     def watching(self, wanted: Mapping[str, str]) -> Iterator[Viewer]:
@@ -165,6 +170,7 @@ class Decisions:
         for entry, fields in reply[0][1] if reply else ():
             self._last = entry.decode()
             records, dropped = _parsed(dict(zip(fields[::2], fields[1::2], strict=False)))
+            self._recent.extend(records)
             for viewer in self._viewers:
                 viewer.dropped += dropped
                 for record in records:

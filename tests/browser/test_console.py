@@ -65,8 +65,8 @@ def page_of(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, 
     assert wrong == []
 
 
-def log_in(page: Page, url: str) -> None:
-    page.goto(f"{url}/console")
+def log_in(page: Page, url: str, view: str = "overview") -> None:
+    page.goto(f"{url}/console#{view}")
     page.get_by_label("Admin key").fill("secret-root")
     page.get_by_role("button", name="Log in").click()
     expect(page.locator("#link")).to_contain_text("live, from")
@@ -85,7 +85,8 @@ def test_it_lets_in_who_shows_an_admin_key_and_lets_go(browser: Browser, cluster
         page.get_by_label("Admin key").fill("secret-alice")
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("alert")).to_contain_text("no admin key")
-        log_in(page, url)
+        log_in(page, url, "queue")
+        expect(page.locator("#waiting")).to_be_visible()  # the view that was asked for before the login
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("Admin key")).to_be_visible()
         page.goto(f"{url}/console")
@@ -104,7 +105,11 @@ def test_requests_of_the_other_gateway_appear_and_open(browser: Browser, cluster
         page.get_by_label("Request id").fill(wanted)
         row = page.locator(f"#records tr[data-request='{wanted}']")
         expect(page.locator("#records tr")).to_have_count(1)
+        expect(row).to_contain_text("research")
+        page.reload()
+        expect(row).to_be_visible()
         row.click()
+        expect(page.locator("#because")).to_contain_text("no replica holds any of the prompt")
         expect(page.get_by_role("dialog")).to_contain_text("/v1/chat/completions")
         expect(page.get_by_role("dialog")).to_contain_text("gw1")
         considered = page.locator("#considered tr")
@@ -119,7 +124,7 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
         page.get_by_role("link", name="Queue").click()
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
         with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 5):
-            expect(page.locator("#waiting")).to_contain_text("no_room")
+            expect(page.locator("#waiting")).to_contain_text("no replica has room")
             expect(page.locator("#rooms")).to_contain_text("1 of 1")
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
         for view in ("Overview", "Decisions", "Prefixes", "Queue", "Store", "Ask"):
@@ -192,7 +197,13 @@ def test_a_prompt_is_sent_and_its_answer_is_watched_as_it_comes(browser: Browser
         seen = len(answer.inner_text())
         wait_until(lambda: len(answer.inner_text()) > seen)
         page.get_by_role("button", name="Stop").click()
-        expect(page.locator("#sent")).to_have_text("stopped")
+        expect(page.locator("#sent")).to_have_text("You stopped it.")
+        page.get_by_role("button", name="Explain").click()
+        expect(page.locator("#choice")).to_contain_text("It would go to")
+        expect(page.locator("#sent")).to_have_text("")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#choice")).to_have_text("")  # nothing of an earlier question stays
+        expect(page.locator("#sent")).to_contain_text("Its engine found", timeout=60_000)
         page.get_by_label("Prompt", exact=True).fill(" ")
         other = "document.querySelector('#models').replaceChildren(new Option('nobody serves this'))"
         page.evaluate(f"{other}; document.querySelector('button[value=send]').click()")
@@ -207,7 +218,7 @@ def test_the_store_and_the_limits_of_tenants_are_shown(browser: Browser, cluster
         expect(page.locator("#watched")).to_contain_text("watched by gw", timeout=15_000)
         expect(page.locator("#figures")).to_contain_text("MiB")
         expect(page.locator("#kinds")).to_contain_text("KVGate's own")
-        expect(page.locator("#conditions")).to_contain_text("None.")
+        expect(page.locator("#conditions")).to_contain_text("Nothing is wrong.")
         page.get_by_role("link", name="Queue").click()
         with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 2):
             expect(page.locator("tr[data-tenant=research]")).to_contain_text("2 of 40")
@@ -227,7 +238,7 @@ def test_what_the_doctor_finds_is_told_with_its_fix(browser: Browser, cluster: C
         expect(page.locator("#problems")).to_contain_text("allkeys-lru", timeout=10_000)
         expect(page.get_by_role("img", name="3 gateways, Redis up, 3 replicas")).to_be_visible()
         store.config_set("maxmemory-policy", before)
-        expect(page.locator("#problems")).to_contain_text("Nothing.", timeout=10_000)
+        expect(page.locator("#problems")).to_contain_text("Nothing is wrong.", timeout=10_000)
 
 
 def test_a_prefix_that_is_used_appears_with_who_holds_it(browser: Browser, cluster: Cluster) -> None:
@@ -246,8 +257,20 @@ def test_a_killed_replica_is_shown_within_seconds(browser: Browser, cluster: Clu
     url = cluster.gateway_urls[0]
     with page_of(browser, url) as (page, _):
         log_in(page, url)
-        expect(page.locator("#problems")).to_contain_text("Nothing.")
+        expect(page.locator("#problems")).to_contain_text("Nothing is wrong.")
         victim = cluster.replicas[1]
         victim.kill()
         expect(page.locator("#problems")).to_contain_text(f"replica {victim.id}", timeout=SHOWN_WITHIN_MS)
         expect(page.locator(f"tr[data-replica={victim.id}] td.bad")).to_be_visible()
+        expect(page.locator(f"tr[data-replica={victim.id}]")).to_contain_text("nothing to tell")
+
+
+def test_a_gateway_that_died_is_named_until_it_is_back(browser: Browser, cluster: Cluster) -> None:
+    died, url = cluster.gateway_processes[1], cluster.gateway_urls[0]
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        died.kill()
+        expect(page.locator("#problems")).to_contain_text("gateway gw1.", timeout=15_000)
+        expect(page.locator("#problems")).to_contain_text("it died at")
+        died.start()
+        expect(page.locator("#problems")).not_to_contain_text("gw1", timeout=20_000)

@@ -13,6 +13,7 @@ from coordinator.chores import reaper
 from coordinator.chores.reaper import Reaper
 from coordinator.chores.worker import Worker
 from coordinator.errors import StoreError
+from coordinator.pool.lost_gateways import REMEMBERED_S, note_lost, read_lost
 from coordinator.pool.pool import Pool, Reservation
 from tests.coordinator.stage import KEYS, beaten, chain, drained, hash_of, joined, now_ms, numbers, place, register
 from tests.coordinator.stream import agent_record
@@ -62,6 +63,28 @@ async def test_when_the_reaper_dies_in_the_middle_another_goes_on(pool: Pool, de
     await beaten(pool)
     assert await numbers(client, KEYS.active) == await numbers(client, KEYS.owned_tokens) == {}
     assert not await client.exists(KEYS.reaped)
+
+
+async def test_who_died_is_remembered_and_who_left_or_came_back_is_not(
+    pool: Pool, dead: Pool, client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async with joined(redis_server.url, "gw2") as other:
+        await other.beat()
+        await other.beat(leaving=True)
+    await beaten(pool)
+    died = await read_lost(pool)
+    assert list(died) == ["gw1"]
+    assert abs(died["gw1"] - await now_ms(client)) < 60_000
+    assert 0 < await client.ttl(KEYS.lost_gateways) <= REMEMBERED_S
+    await client.delete(KEYS.lost_gateways)
+    await dead.beat()
+    await note_lost(pool, "gw1")
+    assert await read_lost(pool) == {}
+    await client.hset(KEYS.lost_gateways, mapping={"gw3": await now_ms(client) - 2000 * REMEMBERED_S, "gw4": "x"})
+    assert await read_lost(pool) == {}, "too long ago, and what is no time"
+    await client.set(KEYS.lost_gateways, "no hash")
+    await note_lost(pool, "gw5")
+    assert await read_lost(pool) == {}
 
 
 async def test_claims_wait_for_the_gateway_that_does_the_chores(

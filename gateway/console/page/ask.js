@@ -1,9 +1,10 @@
 // Where a prompt would go, and its answer.
 
-import { at, cell, costRow, element, fill, number, ownerOf } from "./elements.js";
+import { WAITS, at, cell, costRow, counted, element, fill, number, ownerOf } from "./elements.js";
 
 const token = document.querySelector("meta[name=token]").content;
 const HEADERS = { "content-type": "application/json", "x-kvgate-csrf": token };
+const NOT_EXPLAINED = "Click on Explain to see this.";
 let stopper = null;
 
 export function drawModels(cluster) {
@@ -38,8 +39,19 @@ async function bodyOf(form, more) {
 
 const failed = (error) => `The gateway did not answer: ${error}`;
 
+// What was asked before goes: it belongs to another prompt.
+function clear() {
+  stopper?.abort();
+  stopper = null;
+  at("stop").hidden = true;
+  for (const id of ["sent", "answer", "choice"]) at(id).textContent = "";
+  fill("costs", [], NOT_EXPLAINED);
+  fill("chain", [], NOT_EXPLAINED);
+}
+
 async function explain(form) {
-  at("choice").textContent = "asking";
+  clear();
+  at("choice").textContent = "looking";
   try {
     const answer = await fetch("/console/explain", { method: "POST", headers: HEADERS, body: await bodyOf(form, {}) });
     const told = await answer.json();
@@ -52,7 +64,7 @@ async function explain(form) {
 
 function drawExplained(told) {
   const choice = told.choice;
-  const waits = choice.waits ? `, but it waits first (${choice.waits.why})` : "";
+  const waits = choice.waits ? `, but it waits first: ${WAITS[choice.waits.why] ?? choice.waits.why}` : "";
   at("choice").textContent = choice.replica
     ? `It would go to ${choice.replica}: ${choice.why}, ${choice.matched_tokens} of ${told.prompt_tokens} tokens matched${waits}.`
     : `${choice.why}${told.reason ? `: ${told.reason}` : ""}`;
@@ -62,45 +74,48 @@ function drawExplained(told) {
 }
 
 async function send(form) {
-  stopper?.abort();
+  clear();
   const own = (stopper = new AbortController());
   at("sent").textContent = "sending";
-  at("answer").textContent = "";
   at("stop").hidden = false;
   try {
-    const body = await bodyOf(form, { stream: true, max_tokens: 512 });
+    const body = await bodyOf(form, { stream: true, stream_options: { include_usage: true }, max_tokens: 512 });
     const answer = await fetch("/console/chat", { method: "POST", headers: HEADERS, body, signal: own.signal });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
-    at("sent").textContent = `${answer.headers.get("x-kvgate-replica")}: ${answer.headers.get("x-kvgate-decision")}`;
-    await readAnswer(answer, (text) => at("answer").append(text));
+    const told = (name) => answer.headers.get(`x-kvgate-${name}`);
+    at("sent").textContent = `It went to ${told("replica")}: ${told("decision")}. ${counted(told("matched-tokens"))} tokens were predicted to be in its cache.`;
+    const usage = await readAnswer(answer, (text) => at("answer").append(text));
+    const cached = usage?.prompt_tokens_details?.cached_tokens;
+    if (usage) at("sent").append(` Its engine found ${counted(cached)} of ${counted(usage.prompt_tokens)} there.`);
   } catch (error) {
-    if (own === stopper) at("sent").textContent = own.signal.aborted ? "stopped" : error instanceof TypeError ? failed(error) : error.message;
+    if (own === stopper) at("sent").textContent = own.signal.aborted ? "You stopped it." : error instanceof TypeError ? failed(error) : error.message;
   } finally {
     if (own === stopper) at("stop").hidden = true;
   }
 }
 
-// Reads a stream of events as the API sends it; `take` gets each piece of text.
+// Reads a stream of events as the API sends it; `take` gets each piece of text. Returns the usage, if it was told.
 async function readAnswer(answer, take) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let usage;
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) return usage;
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const data of events.filter((each) => each.startsWith("data: ")).map((each) => each.slice(6))) {
-      if (data === "[DONE]") return;
+      if (data === "[DONE]") return usage;
       const told = JSON.parse(data);
       if (told.error) throw new Error(told.error.message);
+      usage = told.usage ?? usage;
       take(told.choices?.[0]?.delta?.content ?? "");
     }
   }
 }
 
 export function begin() {
-  fill("costs", [], "Nothing is explained yet.");
-  fill("chain", [], "Nothing is explained yet.");
+  clear();
   at("question").addEventListener("submit", (event) => {
     event.preventDefault();
     (event.submitter?.value === "send" ? send : explain)(event.target);

@@ -1,7 +1,7 @@
 // The console. It draws what /console/live tells, and asks nobody else.
 
 import { begin as beginAsk, drawModels } from "./ask.js";
-import { addDropped, addRecords, drawRecords, setTrouble } from "./decisions.js";
+import { addDropped, addRecent, addRecords, drawRecords, setTrouble } from "./decisions.js";
 import { at } from "./elements.js";
 import { drawFindings, drawOverview } from "./overview.js";
 import { drawPrefixes, readPrefixes } from "./prefixes.js";
@@ -47,6 +47,7 @@ function listen() {
   source.addEventListener("open", () => { at("link").textContent = "connected"; });
   on("cluster", heard);
   on("doctor", drawFindings);
+  on("recent", addRecent);
   on("decisions", addRecords);
   on("dropped", addDropped);
   on("trouble", setTrouble);

@@ -1,6 +1,6 @@
 // The records of requests of all gateways, as they end.
 
-import { at, cell, costRow, counted, element, fill, number } from "./elements.js";
+import { at, cell, clock, costRow, counted, element, fill, number } from "./elements.js";
 
 const MOST_KEPT = 300;
 const MOST_SHOWN = 100;
@@ -13,6 +13,16 @@ export function addRecords(added) {
   if (at("filters").elements.paused.checked) return;
   records.unshift(...added.reverse());
   records.length = Math.min(records.length, MOST_KEPT);
+  drawRecords();
+}
+
+const nameOf = (record) => [record.gateway, record.request_id, record.time].join(" ");
+
+// What others saw before; after a broken connection, what was missed, too.
+export function addRecent(recent) {
+  const known = new Set(records.map(nameOf));
+  addRecords(recent.filter((record) => !known.has(nameOf(record))));
+  records.sort((a, b) => Date.parse(b.time) - Date.parse(a.time));
   drawRecords();
 }
 
@@ -30,7 +40,7 @@ export function drawRecords() {
   const filters = new FormData(at("filters"));
   const wanted = FILTERS.map((name) => [name, (filters.get(name) ?? "").trim()]).filter(([, value]) => value);
   const shown = records.filter((record) => wanted.every(([name, value]) => String(record[name] ?? "").includes(value)));
-  fill("records", shown.slice(0, MOST_SHOWN).map(rowOf), records.length ? "No request matches the filters." : "No request has ended since this page was opened.");
+  fill("records", shown.slice(0, MOST_SHOWN).map(rowOf), records.length ? "No request matches the filters." : "No request has ended since a page was opened at this gateway. Send one in Ask.");
   const told = trouble ? ` None come now: ${trouble}.` : "";
   at("counts").textContent = `${records.length} kept, ${shown.length} match, ${dropped} left out because they were too many.${told}`;
 }
@@ -38,8 +48,8 @@ export function drawRecords() {
 const ms = (value) => (value === null || value === undefined ? "–" : `${counted(value)} ms`);
 
 function rowOf(record) {
-  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(String(record.time ?? "").slice(11, 23)), cell(record.gateway),
-    cell(record.model), cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens),
+  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(clock(Date.parse(record.time))), cell(record.gateway),
+    cell(record.request_id, "id"), cell(record.tenant), cell(record.model), cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens),
     number(record.cached_tokens), cell(ms(record.first_byte_ms), "number"),
     cell(String(record.status), record.status >= 400 ? "number bad" : "number"));
   row.addEventListener("click", () => showRecord(record));
@@ -47,7 +57,20 @@ function rowOf(record) {
   return row;
 }
 
+// What the words in `why` mean.
+const WHY = {
+  hit: "the chosen replica holds as much of the prompt as any",
+  partial_hit: "the chosen replica holds a part of the prompt; another holds more, and costs more",
+  rebalanced: "another replica holds a part of the prompt, and costs more",
+  cold: "no replica holds any of the prompt",
+  stored: "LMCache's tier in Redis holds a part of the prompt, and each replica can load it",
+  pinned: "it belongs to an earlier response, which this replica has",
+  last_resort: "all replicas failed it lately; it went to one of them",
+  fallback: "Redis did not place it: this gateway chose by hashing",
+};
+
 function showRecord(record) {
+  at("because").textContent = record.replica ? `It went to ${record.replica}: ${WHY[record.why] ?? record.why}.` : "It went to no replica.";
   const rows = Object.entries(record).filter(([name]) => name !== "costs").flatMap(([name, value]) =>
     [element("dt", {}, name), element("dd", {}, value === null ? "–" : String(value))]);
   at("record").querySelector("dl").replaceChildren(...rows);

@@ -44,6 +44,24 @@ export function fill(id, rows, none) {
 export const card = (title, value, ...more) =>
   element("div", { class: "card" }, element("span", { class: "quiet" }, title), element("strong", {}, String(value)), ...more);
 
+// The browser's own time of day.
+export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+
+// Words in which `…` is something to type or to set.
+export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+
+// A list of what is wrong, or that nothing is.
+export const problems = (id, found) =>
+  at(id).replaceChildren(...(found.length ? found : [element("li", { class: "good" }, "Nothing is wrong.")]));
+
+// Why a request waits.
+export const WAITS = {
+  no_room: "no replica has room",
+  others_wait: "others wait who go first",
+  prefers: "the replica that holds its prompt is full; it waits a little for this one",
+  concurrency: "its tenant has as many requests in flight as it may have",
+};
+
 // Where an owner holds a key (gpu, cpu), and how that is known: an engine has said so (resident), or a gateway assumes it
 // (claim).
 export const ownerOf = (owner) => `${owner.replica} (${owner.medium}, ${owner.stale ? "of an earlier life" : owner.kind})`;

@@ -1,6 +1,6 @@
 // What is wrong, the last 15 minutes as curves, and the cluster as a picture and as tables.
 
-import { at, card, cell, drawing, element, fill, number, percent } from "./elements.js";
+import { at, card, cell, clock, counted, drawing, element, fill, marked, number, percent, problems } from "./elements.js";
 
 const CURVE_MS = 15 * 60 * 1000;
 const POINTS_A_MINUTE = 12;
@@ -19,8 +19,17 @@ const AGENTS = {
   none: ["claims only", "quiet"],
 };
 
+// What its agent tells counts only while the replica works.
+function agentOf(replica) {
+  if (stateOf(replica)[1] === "bad") return ["nothing to tell", "quiet"];
+  return AGENTS[replica.agent] ?? AGENTS.none;
+}
+
 function problemsOf(cluster) {
   const found = cluster.problems.map((problem) => `${problem.where}: ${problem.what}`);
+  for (const gateway of cluster.lost_gateways) {
+    found.push(`gateway ${gateway.id}: it died at ${clock(gateway.at_ms)}, and is not back; what it had reserved was given back`);
+  }
   for (const gateway of cluster.gateways) {
     if (!gateway.is_alive) found.push(`gateway ${gateway.id}: its lease has run out`);
   }
@@ -29,33 +38,32 @@ function problemsOf(cluster) {
     if (className === "bad" && !found.some((text) => text.startsWith(`replica ${replica.id}:`))) {
       found.push(`replica ${replica.id}: ${state}`);
     }
-    if (replica.agent === "gone" || replica.agent === "unheard") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
+    if (replica.state === "draining") found.push(`replica ${replica.id}: it gets no new requests; \`kvgate undrain ${replica.id}\` takes it back`);
+    if (agentOf(replica) !== AGENTS.none && ["gone", "unheard"].includes(replica.agent) && className !== "bad") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
   }
   return found;
 }
 
 export function drawOverview(cluster) {
-  const problems = problemsOf(cluster);
-  at("problems").replaceChildren(
-    ...(problems.length ? problems.map((text) => element("li", {}, text)) : [element("li", { class: "good" }, "Nothing.")]),
-  );
+  problems("problems", problemsOf(cluster).map((text) => element("li", {}, ...marked(text))));
   at("picture").replaceChildren(pictureOf(cluster));
   fill("replicas", cluster.replicas.map((replica) => {
     const [state, className] = stateOf(replica);
-    const [agent, agentClass] = AGENTS[replica.agent] ?? AGENTS.none;
+    const [agent, agentClass] = agentOf(replica);
     return element("tr", { "data-replica": replica.id }, cell(replica.id), cell(replica.pool), cell(state, className),
       number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(agent, agentClass));
   }), "No replica is known.");
-  at("curves").replaceChildren(...cluster.pools.flatMap((pool) => curvesOf(pool, cluster.point)));
+  at("curves").replaceChildren(...cluster.pools.flatMap((pool) => [
+    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards" }, ...curvesOf(pool, cluster.point))]));
 }
 
 export function drawFindings(told) {
   const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
     element("strong", {}, `${finding.subject}: `), `${finding.what}: ${finding.why}.`,
-    element("p", {}, "Fix: ", element("code", {}, finding.fix))));
-  at("findings").replaceChildren(...(found.length ? found : [element("li", { class: "good" }, "Nothing.")]));
+    element("p", {}, "Fix: ", ...marked(finding.fix), ".")));
+  problems("findings", found);
   const more = told.more ? ` ${told.more} more are not shown.` : "";
-  at("looked").textContent = `At ${new Date(told.time_ms).toLocaleTimeString()} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
+  at("looked").textContent = `At ${clock(told.time_ms)} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
 }
 
 // -- curves -----------------------------------------------------------------------------------------------------------
@@ -64,18 +72,17 @@ function curvesOf(pool, names) {
   const points = pool.history;
   const values = (name) => points.map((point) => point[names.indexOf(name)]);
   const ratio = (part, whole) => risen(values(part), values(whole));
-  const last = (list) => list[list.length - 1];
   const ofCache = ratio("cached_tokens_total", "looked_up_tokens_total");
   const firstTokens = ratio("first_tokens_ms_sum", "first_tokens_total");
-  const lags = values("event_lag_s");
-  const rounded = (value, unit, digits = 0) => (value === null || value === undefined ? "–" : `${value.toFixed(digits)} ${unit}`);
+  const inMs = (value) => `${counted(Math.round(value))} ms`;
+  const inS = (value) => `${value.toFixed(1)} s`;
   return [
-    curve(`${pool.pool}: requests in flight`, points, values("running_requests"), last(values("running_requests")) ?? 0),
-    curve(`${pool.pool}: requests that wait`, points, values("waiting_requests"), pool.waiting_requests),
-    curve(`${pool.pool}: KV in use`, points, values("kv_usage"), percent(last(values("kv_usage"))), 1),
-    curve(`${pool.pool}: prompt tokens from cache`, points, ofCache, percent(last(ofCache)), 1),
-    curve(`${pool.pool}: time to first token`, points, firstTokens, rounded(last(firstTokens), "ms"), 50),
-    curve(`${pool.pool}: event lag`, points, lags, rounded(last(lags), "s", 1), 1),
+    curve("requests in flight", points, values("running_requests"), counted, 4),
+    curve("requests that wait", points, values("waiting_requests"), counted, 4, pool.waiting_requests),
+    curve("KV in use", points, values("kv_usage"), percent, 1),
+    curve("prompt tokens from cache", points, ofCache, percent, 1),
+    curve("time to first token", points, firstTokens, inMs, 50),
+    curve("event lag", points, values("event_lag_s"), inS, 1),
   ];
 }
 
@@ -90,7 +97,8 @@ function risen(parts, wholes) {
   });
 }
 
-function curve(title, points, values, now, least = 4) {
+// One curve: `said` says a value in words, `least` is the least end of the scale, `now` the value of now if no point has it.
+function curve(title, points, values, said, least, now = values[values.length - 1]) {
   const first = Date.now() - CURVE_MS;
   const highest = values.reduce((most, value) => (value > most ? value : most), least);
   let path = "";
@@ -101,9 +109,9 @@ function curve(title, points, values, now, least = 4) {
     if (isSeen) path += `${isOn ? "L" : "M"}${x.toFixed(1)} ${(29 - (28 * value) / highest).toFixed(1)}`;
     isOn = isSeen;
   });
-  const label = `${title}, the last 15 minutes, at most ${highest}`;
-  const attributes = { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": label };
-  return card(title, now, drawing("svg", attributes, drawing("path", { d: path })));
+  const attributes = { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": `${title}, the last 15 minutes` };
+  return card(title, now === null || now === undefined ? "–" : said(now), drawing("svg", attributes, drawing("path", { d: path })),
+    element("p", { class: "scale quiet" }, ...["15 min ago", `0 to ${said(highest)}`, "now"].map((text) => element("span", {}, text))));
 }
 
 // -- the picture ------------------------------------------------------------------------------------------------------
@@ -144,7 +152,7 @@ function pictureOf(cluster) {
   });
   replicas.forEach((replica, i) => {
     const [state, className] = stateOf(replica);
-    const [agent, agentClass] = AGENTS[replica.agent] ?? AGENTS.none;
+    const [agent, agentClass] = agentOf(replica);
     if (areNamed) lines.push(line(agents[i], store, agentClass), line(engines[i], agents[i], agentClass));
     spots.push(spot(agents[i], areNamed ? 5 : 3, agentClass, `agent of ${replica.id}: ${agent}`));
     spots.push(spot(engines[i], areNamed ? 10 : 5, className, `replica ${replica.id}: ${state}`));

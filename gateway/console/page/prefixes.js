@@ -1,6 +1,6 @@
 // The prefixes that were used last. They are asked for only while this view is seen.
 
-import { at, cell, element, fill, number, ownerOf } from "./elements.js";
+import { at, cell, clock, element, fill, number, ownerOf } from "./elements.js";
 
 const MOST_SHOWN = 50;
 let prefixes = [];
@@ -31,5 +31,5 @@ function rowOf(prefix) {
   const others = prefix.copies - prefix.owners.length;
   return element("tr", {}, cell(prefix.key.slice(0, 12)), cell(prefix.pool), number(prefix.tokens), number(prefix.hits),
     cell(prefix.hits_since ? `+${prefix.hits_since} in ${since} s` : "–", "number"), number(prefix.copies), number(prefix.copies_lost),
-    cell(new Date(prefix.last_use_ms).toLocaleTimeString()), cell(others > 0 ? `${holders}, and ${others} more` : holders));
+    cell(clock(prefix.last_use_ms)), cell(others > 0 ? `${holders}, and ${others} more` : holders));
 }

@@ -1,19 +1,19 @@
 // Who waits and why, the room of the replicas, and what tenants use of their limits.
 
-import { cell, counted, element, fill, number } from "./elements.js";
+import { WAITS, cell, counted, element, fill, number } from "./elements.js";
 
 export function drawQueue(cluster) {
   fill("waiting", cluster.pools.flatMap((pool) => pool.waiting.map((line) => element("tr", {}, cell(pool.pool), cell(line.band),
-    cell(line.tenant), number(line.requests), cell(`${Number(line.oldest_s ?? 0).toFixed(1)} s`, "number"), cell(line.why)))), "Nobody waits.");
+    cell(line.tenant), number(line.requests), cell(`${Number(line.oldest_s ?? 0).toFixed(1)} s`, "number"), cell(WAITS[line.why] ?? line.why)))), "Nobody waits.");
   fill("rooms", cluster.pools.flatMap((pool) => pool.replicas.map((room) => element("tr", {}, cell(pool.pool), cell(room.replica),
     cell(room.slots ? `${room.active_requests} of ${room.slots}` : String(room.active_requests), "number"),
     cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(room.has_room ? "yes" : "no", room.has_room ? "good" : "warn")))), "No replica is known.");
   fill("tenants", cluster.tenants.map((tenant) => element("tr", { "data-tenant": tenant.name }, cell(tenant.name), cell(tenant.band), number(tenant.weight),
-    used(tenant.active_requests, tenant.concurrency), used(tenant.requests_used, tenant.requests_per_min),
+    used(tenant.active_requests, tenant.concurrency, "not counted"), used(tenant.requests_used, tenant.requests_per_min),
     used(tenant.tokens_used, tenant.tokens_per_min))), "The configuration has no `tenants`.");
 }
 
-function used(amount, limit) {
-  if (limit === null) return cell(amount === null ? "no limit" : `${counted(amount)}, no limit`, "number quiet");
+function used(amount, limit, unlimited = "no limit") {
+  if (limit === null) return cell(amount === null ? unlimited : `${counted(amount)}, no limit`, "number quiet");
   return cell(`${counted(amount)} of ${counted(limit)}`, amount >= limit ? "number warn" : "number");
 }

@@ -1,6 +1,6 @@
 // The Redis that all gateways share, as the process that watches it has found it.
 
-import { at, card, cell, counted, element, fill, number, size } from "./elements.js";
+import { at, card, cell, counted, element, fill, number, problems, size } from "./elements.js";
 
 const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", other: "other programs'" };
 
@@ -24,10 +24,7 @@ export function drawStore(cluster) {
       cell(size(of.bytes), "number"), cell(of.evicted === null ? "not heard" : counted(of.evicted), "number"))), "Not known.");
   }
   const conditions = Object.entries(report.conditions ?? {});
-  at("conditions").replaceChildren(
-    ...(conditions.length
-      ? conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words))
-      : [element("li", { class: "good" }, "None.")]));
+  problems("conditions", conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words)));
   fill("chores", cluster.pools.map((pool) => {
     const last = pool.history[pool.history.length - 1] ?? [];
     const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };

@@ -21,6 +21,9 @@ class Quiet:
     def latest(self) -> bytes:
         return b""
 
+    def recent(self) -> list[dict[str, Any]]:
+        return []
+
     @contextmanager
     def watching(self, wanted: Mapping[str, str]) -> Iterator[Viewer]:
         yield Viewer(wanted)
@@ -36,5 +39,8 @@ async def test_an_open_page_is_told_nothing_more_when_its_session_is_over(monkey
 
     quiet: Any = Quiet()
     told = routes._live(routes.Shown(quiet, quiet, quiet), is_allowed, lambda: False)
-    assert [event async for event in told] == [b"event: cluster\ndata: {}\n\n"]
+    assert [event async for event in told] == [
+        b"event: recent\ndata: []\n\n",
+        b"event: cluster\ndata: {}\n\n",
+    ]
     assert list(answers) == [], "it was asked until it said no"

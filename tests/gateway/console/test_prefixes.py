@@ -8,6 +8,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from coordinator.errors import StoreRefused
 from coordinator.keys import PoolKeys
 from coordinator.pool.pool import Pool
 from coordinator.registry import ReplicaRecord
@@ -28,6 +29,7 @@ class Map:
         self.records = {name: ReplicaRecord(name, "life1", "ready", 0, 0, "http://r") for name in self.holders}
         self.held = [f"{number:032x}" for number in range(keys)]
         self.hits = 8
+        self.foreign = ""
         self.read_values = 0
 
     async def read(self, command: str, key: str, *arguments: Any) -> Any:
@@ -38,6 +40,8 @@ class Map:
             found = [record if name in self.holders else None for name in arguments]
         else:
             assert command == "HLEN", "nothing whose size grows with the fleet"
+            if key == KEYS.own(self.foreign):
+                raise StoreRefused("WRONGTYPE Operation against a key")
             return len(self.holders)
         self.read_values += len(found)
         return found
@@ -59,6 +63,12 @@ async def test_a_look_reads_no_more_in_a_larger_fleet() -> None:
     assert large.read_values == small.read_values
     assert len(found) < 1000
     assert (first["copies"], len(first["owners"]), first["tokens"]) == (1000, 16, 32)
+
+
+async def test_a_key_that_somebody_else_wrote_hides_no_other() -> None:
+    pool = Map(3, 4)
+    pool.foreign = pool.held[0]
+    assert [each["copies"] for each in await look(shown(pool))] == [3, 3, 3, 3]
 
 
 async def test_what_has_changed_since_the_first_look_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
