@@ -3,7 +3,8 @@
 All replicas have all the requests that they may have, and so many more wait. Then, in turns: 20 requests end, and each
 one's room is granted to a waiting one in the same script; 20 others come and get seats.
 
-    python -m bench.waiting [--waiting 20,100,1000] [--replicas 8,240] [--tenants 10] [--rounds 15] [--out FILE]
+    python -m bench.waiting [--waiting 20,100,1000] [--replicas 8,240] [--keys 10,40] [--tenants 10] [--rounds 15]
+        [--out FILE]
 
 grant    the script that ends a request and grants its room: its time in Redis (commandstats), in the mean, and of the
          slowest of a hundred calls
@@ -36,7 +37,6 @@ from coordinator.scripts import PlaceRequest, PolicyKnobs, Standing, load
 from coordinator.subset import Subset
 
 _KNOBS = PolicyKnobs(max_active_requests=4, max_waiting=1_000_000, max_waiting_per_tenant=1_000_000)
-_KEYS = 40
 _AT_ONCE = 20
 GOAL_US, GOAL_P99_US = 300, 1000
 
@@ -47,6 +47,7 @@ class Row:
 
     replicas: int
     waiting: int
+    keys: int
     tenants: int
     grant_us: float
     grant_p99_us: float
@@ -57,8 +58,9 @@ class Row:
 class Queue:
     """One pool whose replicas are full."""
 
-    def __init__(self, wire: Wire, pool: Pool, allow_oom: bool, tenants: int) -> None:
-        self._wire, self._pool, self._tenants = wire, pool, tenants
+    def __init__(self, wire: Wire, pool: Pool, allow_oom: bool, keys: int, tenants: int) -> None:
+        """Each request has a chain of so many keys, which nobody holds."""
+        self._wire, self._pool, self._keys, self._tenants = wire, pool, keys, tenants
         self._place = load("place", allow_oom, _KNOBS)
         self._settle = load("settle", allow_oom)
         self._subset = Subset.of(pool.records)
@@ -68,8 +70,8 @@ class Queue:
     async def place(self) -> bytes:
         """Places a request. Returns "ok" or "wait"."""
         number = next(self._ids)
-        keys = random_keys(_KEYS)
-        tokens = [TOKENS_PER_KEY * (i + 1) for i in range(_KEYS)]
+        keys = random_keys(self._keys)
+        tokens = [TOKENS_PER_KEY * (i + 1) for i in range(self._keys)]
         request = PlaceRequest(
             *(f"{GATEWAY}-{number}", keys, tokens, tokens[-1], _KNOBS, number),
             serving=self._subset,
@@ -120,13 +122,13 @@ def _p99(values: Sequence[int]) -> float:
 
 async def run(url: str, options: argparse.Namespace) -> list[Row]:
     rows = []
-    for replicas, waiting in product(options.replicas, options.waiting):
-        name = f"bench-{replicas}-{waiting}-{os.getpid()}"
+    for replicas, keys, waiting in product(options.replicas, options.keys, options.waiting):
+        name = f"bench-{replicas}-{keys}-{waiting}-{os.getpid()}"
         wire, pool, allow_oom = await open_pool(url, name, GATEWAY, replicas)
         try:
-            queue = Queue(wire, pool, allow_oom, options.tenants)
+            queue = Queue(wire, pool, allow_oom, keys, options.tenants)
             await queue.fill(waiting)
-            rows.append(Row(replicas, waiting, options.tenants, *await queue.measure(options.rounds)))
+            rows.append(Row(replicas, waiting, keys, options.tenants, *await queue.measure(options.rounds)))
         finally:
             await wire.close()
     return rows
@@ -136,12 +138,12 @@ def table(rows: Sequence[Row]) -> Table:
     drawn = tables.table(
         "What a queue costs Redis: script time of a call",
         (),
-        ("replicas", "waiting", "tenants", "grant", "p99", "wait", "p99"),
+        ("replicas", "waiting", "keys", "tenants", "grant", "p99", "wait", "p99"),
         caption=f"goals: a grant takes at most {GOAL_US} us, and the p99 of a placement that waits {GOAL_P99_US} us",
     )
     for row in rows:
         times = [f"{us:.0f} us" for us in (row.grant_us, row.grant_p99_us, row.wait_us, row.wait_p99_us)]
-        drawn.add_row(str(row.replicas), str(row.waiting), str(row.tenants), *times)
+        drawn.add_row(str(row.replicas), str(row.waiting), str(row.keys), str(row.tenants), *times)
     return drawn
 
 
@@ -152,6 +154,7 @@ def main() -> None:
     )
     parser.add_argument("--waiting", type=counts, default="20,100,1000", help="default: %(default)s")
     parser.add_argument("--replicas", type=counts, default="8,240", help="default: %(default)s")
+    parser.add_argument("--keys", type=counts, default="10,40", help="of a prompt, all new (default: %(default)s)")
     parser.add_argument("--tenants", type=count, default=10, help="default: %(default)s")
     parser.add_argument("--rounds", type=count, default=15, help="of 20 calls of each kind (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")

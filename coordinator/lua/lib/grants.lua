@@ -79,23 +79,27 @@ end
 -- LOOKED_AT does. If it is not known where room came, it is the first one that waits for no key: those that do must not
 -- hide it. `is_empty` if nobody is there.
 local function fitting(base, line, freed, now)
-  local members, holds = redis.pcall('ZRANGE', line, 0, LOOKED_AT - 1), {}
-  for i = 1, #members do
-    local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
-    if not key or key == '-' or patient_until(tonumber(until_ms), now) <= now then
-      return members[i]
-    end
-    if freed and holds[key] == nil then -- many may wait for one key
-      holds[key] = redis.call('EXISTS', base .. 'own:' .. key) == 0
-      for j = 1, holds[key] and 0 or #freed do
-        holds[key] = holds[key] or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+  local head, holds = nil, {}
+  for from = 0, 1 do -- most often the first one fits, so it is looked at alone
+    local members = redis.pcall('ZRANGE', line, from, from * (LOOKED_AT - 1))
+    head = head or members[1]
+    for i = 1, #members do
+      local key, until_ms = string.match(members[i], ' (%S+) (%d+)$')
+      if not key or key == '-' or patient_until(tonumber(until_ms), now) <= now then
+        return members[i]
+      end
+      if freed and holds[key] == nil then -- many may wait for one key
+        holds[key] = redis.call('EXISTS', base .. 'own:' .. key) == 0
+        for j = 1, holds[key] and 0 or #freed do
+          holds[key] = holds[key] or redis.pcall('HEXISTS', base .. 'own:' .. key, freed[j]) == 1
+        end
+      end
+      if holds[key] then
+        return members[i]
       end
     end
-    if holds[key] then
-      return members[i]
-    end
   end
-  return not freed and members[1] or nil, #members == 0
+  return not freed and head or nil, head == nil
 end
 
 -- Grants in one line as long as there is room: `most` seats, not counting those that leave room for another one. All
