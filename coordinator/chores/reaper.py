@@ -16,7 +16,7 @@ import structlog
 
 from coordinator.chores.chore_queue import rest_after
 from coordinator.errors import StoreError, StoreRefused
-from coordinator.pool.lost_gateways import note_lost
+from coordinator.pool.lost_gateways import forget_lost, note_lost
 from coordinator.pool.placed_chains import read_chains
 from coordinator.pool.pool import Pool
 from coordinator.registry import PoolState
@@ -45,10 +45,15 @@ class Reaper:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._named: frozenset[str] = frozenset()
         """The dead gateways that the last heartbeat named."""
+        self._is_new = True
+        """Whether the store did not know this gateway at the last heartbeat."""
 
     def go_on(self, state: PoolState) -> None:
         """Start to reap what a heartbeat named, unless that is under way. The gateway that does the chores reaps at
         once. The others reap what is still named half a second later, because that gateway may be dead, too."""
+        if self._is_new and state.known:
+            self._start("own", lambda: forget_lost(self._pool))
+        self._is_new = not state.known
         is_worker, before = state.worker == self._pool.gateway, self._named
         self._named = frozenset(state.expired_gateways)
         if self._named if is_worker else self._named & before:

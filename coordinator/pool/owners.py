@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from coordinator.errors import StoreRefused
 from coordinator.pool.pool import Pool
 from coordinator.registry import each, is_number
 
@@ -23,9 +24,12 @@ async def read_owners(pool: Pool, keys: Sequence[str], among: Sequence[str] = ()
 
 async def _read(pool: Pool, key: str, among: Sequence[str]) -> list[bytes]:
     """The names and records of a key's owners, one after the other."""
-    if not among:
-        return list(await pool.read("HGETALL", key))
-    records = await pool.read("HMGET", key, *among)
+    try:
+        if not among:
+            return list(await pool.read("HGETALL", key))
+        records = await pool.read("HMGET", key, *among)
+    except StoreRefused:  # somebody else wrote there
+        return []
     return [part for name, record in zip(among, records, strict=True) if record for part in (name.encode(), record)]
 
 

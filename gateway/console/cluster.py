@@ -80,8 +80,8 @@ class ClusterView:
             self._history_s = time.monotonic()
         queue = await self._operations.queue()
         return {
-            "gateways": (gateways := await _gateways(pools)),
-            "lost_gateways": await _lost(pools, [each["id"] for each in gateways if each["is_alive"]]),
+            "gateways": await _gateways(pools),
+            "lost_gateways": await _lost(pools),
             "replicas": [each | _figures(self._store.pool(each["pool"]), each["id"]) for each in replicas],
             "pools": [each | {"history": self._histories.get(each["pool"], [])} for each in queue["pools"]],
             "tenants": await self._operations.tenants(),
@@ -102,20 +102,14 @@ async def _gateways(pools: list[Pool]) -> list[dict[str, Any]]:
     return [{"id": name, "is_alive": found[name]} for name in sorted(found)[:_MOST_GATEWAYS]]
 
 
-async def _lost(pools: list[Pool], alive: list[str]) -> list[dict[str, Any]]:
-    """Gateways that died lately and are not back, the last one first."""
+async def _lost(pools: list[Pool]) -> list[dict[str, Any]]:
+    """Gateways whose leases ran out lately and that are not back, the last one first."""
     found: dict[str, int] = {}
     for pool in pools:
         for name, at_ms in (await read_lost(pool)).items():
             found[name] = max(at_ms, found.get(name, 0))
     last = sorted(found.items(), key=lambda each: -each[1])
-    back = {_configured(name) for name in alive}
-    return [{"id": name, "at_ms": at_ms} for name, at_ms in last if _configured(name) not in back][:_MOST_GATEWAYS]
-
-
-def _configured(gateway: str) -> str:
-    """The `id` of its configuration: each start adds another suffix."""
-    return gateway.rpartition(".")[0]
+    return [{"id": name, "at_ms": at_ms} for name, at_ms in last[:_MOST_GATEWAYS]]
 
 
 def _figures(pool: Pool, replica: str) -> dict[str, Any]:

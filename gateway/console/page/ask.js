@@ -51,14 +51,17 @@ function clear() {
 
 async function explain(form) {
   clear();
+  const own = (stopper = new AbortController());
   at("choice").textContent = "looking";
   try {
-    const answer = await fetch("/console/explain", { method: "POST", headers: HEADERS, body: await bodyOf(form, {}) });
+    const body = await bodyOf(form, {});
+    const answer = await fetch("/console/explain", { method: "POST", headers: HEADERS, body, signal: own.signal });
     const told = await answer.json();
+    if (own !== stopper) return;
     if (answer.ok) drawExplained(told);
     else at("choice").textContent = told.error.message;
   } catch (error) {
-    at("choice").textContent = failed(error);
+    if (own === stopper) at("choice").textContent = failed(error);
   }
 }
 
@@ -86,7 +89,7 @@ async function send(form) {
     at("sent").textContent = `It went to ${told("replica")}: ${told("decision")}. ${counted(told("matched-tokens"))} tokens were predicted to be in its cache.`;
     const usage = await readAnswer(answer, (text) => at("answer").append(text));
     const cached = usage?.prompt_tokens_details?.cached_tokens;
-    if (usage) at("sent").append(` Its engine found ${counted(cached)} of ${counted(usage.prompt_tokens)} there.`);
+    if (usage) at("sent").append(` Its engine ${cached === undefined ? "did not say how many it found" : `found ${counted(cached)}`}, of ${counted(usage.prompt_tokens)}.`);
   } catch (error) {
     if (own === stopper) at("sent").textContent = own.signal.aborted ? "You stopped it." : error instanceof TypeError ? failed(error) : error.message;
   } finally {

@@ -44,7 +44,7 @@ function heard(told) {
 function listen() {
   const source = new EventSource("/console/live");
   const on = (name, take) => source.addEventListener(name, (event) => take(JSON.parse(event.data)));
-  source.addEventListener("open", () => { at("link").textContent = "connected"; });
+  source.addEventListener("open", () => { at("link").textContent = "connected"; setTrouble(""); });
   on("cluster", heard);
   on("doctor", drawFindings);
   on("recent", addRecent);
@@ -60,7 +60,7 @@ function listen() {
 // The stream was refused: the session is over, or too many pages are open.
 async function again() {
   const answer = await fetch("/console", { redirect: "manual" }).catch(() => null);
-  if (answer && answer.type === "opaqueredirect") location.assign("/console/login");
+  if (answer && answer.type === "opaqueredirect") location.assign(`/console/login${location.hash}`);
   else listen();
 }
 

@@ -5,25 +5,27 @@ import { at, cell, clock, costRow, counted, element, fill, number } from "./elem
 const MOST_KEPT = 300;
 const MOST_SHOWN = 100;
 const FILTERS = ["model", "replica", "why", "tenant", "request_id"];
-const records = []; // the newest first
+let records = []; // the newest first
 let dropped = 0;
 let trouble = "";
 
 export function addRecords(added) {
   if (at("filters").elements.paused.checked) return;
-  records.unshift(...added.reverse());
-  records.length = Math.min(records.length, MOST_KEPT);
+  keep([...added.reverse(), ...records]);
+}
+
+function keep(all) {
+  records = all.slice(0, MOST_KEPT);
   drawRecords();
 }
 
 const nameOf = (record) => [record.gateway, record.request_id, record.time].join(" ");
 
-// What others saw before; after a broken connection, what was missed, too.
+// What came before to pages of this gateway.
 export function addRecent(recent) {
   const known = new Set(records.map(nameOf));
-  addRecords(recent.filter((record) => !known.has(nameOf(record))));
-  records.sort((a, b) => Date.parse(b.time) - Date.parse(a.time));
-  drawRecords();
+  const added = recent.filter((record) => !known.has(nameOf(record)));
+  keep([...records, ...added].sort((a, b) => Date.parse(b.time) - Date.parse(a.time)));
 }
 
 export function addDropped(count) {
@@ -57,16 +59,16 @@ function rowOf(record) {
   return row;
 }
 
-// What the words in `why` mean.
+// What the words in `why` mean (docs/endpoints.md). Replicas without room, and those that failed the request, are not looked at.
 const WHY = {
-  hit: "the chosen replica holds as much of the prompt as any",
-  partial_hit: "the chosen replica holds a part of the prompt; another holds more, and costs more",
-  rebalanced: "another replica holds a part of the prompt, and costs more",
-  cold: "no replica holds any of the prompt",
-  stored: "LMCache's tier in Redis holds a part of the prompt, and each replica can load it",
+  hit: "none that was looked at holds more of the prompt",
+  partial_hit: "it holds a part of the prompt; another one holds more, but the policy chose this one",
+  rebalanced: "another one holds a part of the prompt, but the policy chose this one",
+  cold: "none that was looked at holds any of the prompt",
+  stored: "it loads a part of the prompt from LMCache's tier in Redis",
   pinned: "it belongs to an earlier response, which this replica has",
-  last_resort: "all replicas failed it lately; it went to one of them",
-  fallback: "Redis did not place it: this gateway chose by hashing",
+  last_resort: "no replica was healthy",
+  fallback: "Redis did not place it: the gateway chose by hashing",
 };
 
 function showRecord(record) {

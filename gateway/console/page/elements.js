@@ -44,8 +44,18 @@ export function fill(id, rows, none) {
 export const card = (title, value, ...more) =>
   element("div", { class: "card" }, element("span", { class: "quiet" }, title), element("strong", {}, String(value)), ...more);
 
-// The browser's own time of day.
-export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+// The browser's own time of day; with the date if it is not today.
+export function clock(ms) {
+  const time = new Date(ms);
+  const isToday = time.toDateString() === new Date().toDateString();
+  return `${isToday ? "" : `${time.toLocaleDateString("sv")} `}${time.toLocaleTimeString("en-GB")}`;
+}
+
+// Whether the last point of a pool's history is too old to be told as of now: nobody writes it, or Redis is full.
+export function isBehind(pool, cluster) {
+  const last = pool.history[pool.history.length - 1];
+  return last === undefined || cluster.time_ms - last[0] > 20_000;
+}
 
 // Words in which `…` is something to type or to set.
 export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));

@@ -1,6 +1,6 @@
 // What is wrong, the last 15 minutes as curves, and the cluster as a picture and as tables.
 
-import { at, card, cell, clock, counted, drawing, element, fill, marked, number, percent, problems } from "./elements.js";
+import { at, card, cell, clock, counted, drawing, element, fill, isBehind, marked, number, percent, problems } from "./elements.js";
 
 const CURVE_MS = 15 * 60 * 1000;
 const POINTS_A_MINUTE = 12;
@@ -28,7 +28,7 @@ function agentOf(replica) {
 function problemsOf(cluster) {
   const found = cluster.problems.map((problem) => `${problem.where}: ${problem.what}`);
   for (const gateway of cluster.lost_gateways) {
-    found.push(`gateway ${gateway.id}: it died at ${clock(gateway.at_ms)}, and is not back; what it had reserved was given back`);
+    found.push(`gateway ${gateway.id}: its lease ran out at ${clock(gateway.at_ms)}, and it is not back: it died, or does not reach Redis`);
   }
   for (const gateway of cluster.gateways) {
     if (!gateway.is_alive) found.push(`gateway ${gateway.id}: its lease has run out`);
@@ -38,8 +38,7 @@ function problemsOf(cluster) {
     if (className === "bad" && !found.some((text) => text.startsWith(`replica ${replica.id}:`))) {
       found.push(`replica ${replica.id}: ${state}`);
     }
-    if (replica.state === "draining") found.push(`replica ${replica.id}: it gets no new requests; \`kvgate undrain ${replica.id}\` takes it back`);
-    if (agentOf(replica) !== AGENTS.none && ["gone", "unheard"].includes(replica.agent) && className !== "bad") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
+    if (["gone", "unheard"].includes(replica.agent) && className !== "bad") found.push(`agent of ${replica.id}: ${AGENTS[replica.agent][0]}`);
   }
   return found;
 }
@@ -54,13 +53,13 @@ export function drawOverview(cluster) {
       number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(agent, agentClass));
   }), "No replica is known.");
   at("curves").replaceChildren(...cluster.pools.flatMap((pool) => [
-    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards" }, ...curvesOf(pool, cluster.point))]));
+    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards" }, ...curvesOf(pool, cluster))]));
 }
 
 export function drawFindings(told) {
   const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
     element("strong", {}, `${finding.subject}: `), `${finding.what}: ${finding.why}.`,
-    element("p", {}, "Fix: ", ...marked(finding.fix), ".")));
+    element("p", {}, "Fix: ", ...marked(finding.fix))));
   problems("findings", found);
   const more = told.more ? ` ${told.more} more are not shown.` : "";
   at("looked").textContent = `At ${clock(told.time_ms)} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
@@ -68,21 +67,23 @@ export function drawFindings(told) {
 
 // -- curves -----------------------------------------------------------------------------------------------------------
 
-function curvesOf(pool, names) {
-  const points = pool.history;
+function curvesOf(pool, cluster) {
+  const [points, names] = [pool.history, cluster.point];
+  const isLate = isBehind(pool, cluster);
   const values = (name) => points.map((point) => point[names.indexOf(name)]);
   const ratio = (part, whole) => risen(values(part), values(whole));
   const ofCache = ratio("cached_tokens_total", "looked_up_tokens_total");
   const firstTokens = ratio("first_tokens_ms_sum", "first_tokens_total");
   const inMs = (value) => `${counted(Math.round(value))} ms`;
   const inS = (value) => `${value.toFixed(1)} s`;
+  const one = (title, of, said, least, now = isLate ? null : of[of.length - 1]) => curve(title, points, of, said, least, now);
   return [
-    curve("requests in flight", points, values("running_requests"), counted, 4),
-    curve("requests that wait", points, values("waiting_requests"), counted, 4, pool.waiting_requests),
-    curve("KV in use", points, values("kv_usage"), percent, 1),
-    curve("prompt tokens from cache", points, ofCache, percent, 1),
-    curve("time to first token", points, firstTokens, inMs, 50),
-    curve("event lag", points, values("event_lag_s"), inS, 1),
+    one("requests in flight", values("running_requests"), counted, 4),
+    one("requests that wait", values("waiting_requests"), counted, 4, pool.waiting_requests),
+    one("KV in use", values("kv_usage"), percent, 1),
+    one("prompt tokens from cache", ofCache, percent, 1),
+    one("time to first token", firstTokens, inMs, 50),
+    one("event lag", values("event_lag_s"), inS, 1),
   ];
 }
 
@@ -97,8 +98,8 @@ function risen(parts, wholes) {
   });
 }
 
-// One curve: `said` says a value in words, `least` is the least end of the scale, `now` the value of now if no point has it.
-function curve(title, points, values, said, least, now = values[values.length - 1]) {
+// One curve: `said` says a value in words, `least` is the least end of the scale, `now` is the value of now; null: not known.
+function curve(title, points, values, said, least, now) {
   const first = Date.now() - CURVE_MS;
   const highest = values.reduce((most, value) => (value > most ? value : most), least);
   let path = "";

@@ -1,6 +1,6 @@
 // The Redis that all gateways share, as the process that watches it has found it.
 
-import { at, card, cell, counted, element, fill, number, problems, size } from "./elements.js";
+import { at, card, cell, counted, element, fill, isBehind, number, problems, size } from "./elements.js";
 
 const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", other: "other programs'" };
 
@@ -26,7 +26,7 @@ export function drawStore(cluster) {
   const conditions = Object.entries(report.conditions ?? {});
   problems("conditions", conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words)));
   fill("chores", cluster.pools.map((pool) => {
-    const last = pool.history[pool.history.length - 1] ?? [];
+    const last = isBehind(pool, cluster) ? [] : pool.history[pool.history.length - 1];
     const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };
     return element("tr", {}, cell(pool.pool), seconds("event_lag_s"), seconds("chores_lag_s"));
   }), "No pool is known.");
