@@ -19,6 +19,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     settings/    the configuration file: its fields, checks and defaults
     errors       the exception that ends a request, in OpenAI's JSON shape
     interpreter  how this process' Python was built
+    tls          the certificates that clients and replicas see, loaded again when they change
     deadlines    time limits of requests, with one timer for all
     tasks        background tasks: keeps them, logs their failures, cancels them on close
     logs         structured logs without prompts, keys or headers

@@ -27,6 +27,7 @@ from gateway.control.routes import ExplainRoute, build_control
 from gateway.control.status import Status
 from gateway.endpoints import is_proxied
 from gateway.http.asgi import run_asgi
+from gateway.http.cors import Cors
 from gateway.http.exchange import Exchange
 from gateway.metrics.gateway_metrics import Metrics
 from gateway.metrics.loop_lag import measure_loop_lag
@@ -52,6 +53,7 @@ from gateway.routing.router import Router, knobs_of
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
+from gateway.tls import NO_CERTIFICATES, Certificate, Certificates
 from gateway.upstream import Upstream
 
 _log = structlog.get_logger("kvgate")
@@ -63,8 +65,8 @@ class Gateway:
     history: History | None = None
     asking: Asking | None = None
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: GatewaySettings, certificates: Certificates = NO_CERTIFICATES) -> None:
+        self.settings, self.certificates = settings, certificates
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
         self.metrics = Metrics()
@@ -78,7 +80,7 @@ class Gateway:
         StoreMetrics(self.watcher, self.metrics.registry)
 
         # The replicas: how to reach them, which there are, whether they are alive and make progress.
-        self.upstream = _upstream(settings)
+        self.upstream = _upstream(settings, certificates.shown)
         self.fleet = Fleet(settings.replicas, self.store, self.upstream)
         self.known_models = KnownModels(self.fleet, self.store, settings.queue.models, settings.redis.namespace)
         self.discovery = Discovery(settings.replicas, sources_of(settings.discovery), self.fleet.set_targets)
@@ -87,7 +89,7 @@ class Gateway:
         hangs = HangDetector(self.fleet, settings.health, self.store, self.upstream, progress)
 
         # A request on its way: its sender, its admission, its contents, its replica, its answer.
-        keyring = Keyring(settings.security)
+        self.cors, keyring = Cors(settings.security.allow_origins), Keyring(settings.security)
         self.admission = admission = Admission(settings.limits)
         self.reader = Reader(settings, keyring, self.fleet, self.metrics)
         tenants = Tenants(settings)
@@ -143,6 +145,8 @@ class Gateway:
     async def start(self) -> None:
         """Connect to the store, check every replica once, and start the background tasks."""
         self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
+        for certificate in filter(None, self.certificates):
+            self.tasks.keep(certificate.run, certificate.name)
         self.tasks.spawn(self.store.run(), "store")
         await self.store.first_attempt()
         if self.settings.queue.hold_s:
@@ -178,6 +182,8 @@ class Gateway:
         """Answer one request. A slash at the end of its path means nothing here, as in vLLM."""
         if len(exchange.path) > 1:
             exchange.path = exchange.path.removesuffix("/")
+        if self.cors.answers(exchange):
+            return
         if is_proxied(exchange.path):
             await self.proxy(exchange)
         elif self.asking is not None and exchange.path == ASK_PATH and exchange.method == "POST":
@@ -212,22 +218,23 @@ def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
     return Watcher(settings.redis.url, gateway, watch)
 
 
-def _upstream(settings: GatewaySettings) -> Upstream:
+def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:
     key = settings.security.replica_api_key
-    return Upstream(settings.timeouts, key.get_secret_value() if key else None)
+    tls = certificate.context if certificate is not None else None
+    return Upstream(settings.timeouts, key.get_secret_value() if key else None, tls)
 
 
 class App:
     """The application that uvicorn runs. It builds the gateway inside the running event loop (ASGI's lifespan)."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: GatewaySettings, certificates: Certificates) -> None:
+        self._settings, self._certificates = settings, certificates
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "lifespan"  # requests come to `answer`
         await receive()
-        gateway = Gateway(self._settings)
+        gateway = Gateway(self._settings, self._certificates)
         try:
             await gateway.start()
             self.gateway = gateway

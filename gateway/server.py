@@ -20,6 +20,7 @@ from gateway.app import App
 from gateway.http.protocol import HttpProtocol
 from gateway.logs import configure
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.tls import Certificates, of_listener, towards_replicas
 
 _BACKLOG = 2048
 
@@ -61,13 +62,15 @@ def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
 
 
 def serve(settings: GatewaySettings) -> None:
-    """Run one gateway until a signal stops it. Raises OSError if a port is taken, CannotWrite for an access log."""
+    """Run one gateway until a signal stops it. Raises OSError if a port is taken, CannotWrite for an access log,
+    BadCertificate."""
     configure(settings.log, gateway=settings.id)
     check_target(settings.log.access_log)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
         sockets.append(listen(settings.host, settings.shared_port, shared=True))
-    app = App(settings)
+    certificate = of_listener(settings.tls)
+    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)))
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -79,6 +82,9 @@ def serve(settings: GatewaySettings) -> None:
         timeout_graceful_shutdown=cast("int", settings.timeouts.grace_s),  # a fraction works, too
         backlog=_BACKLOG,
     )
+    if certificate is not None:
+        config.load()
+        config.ssl = certificate.context  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_Server(config, app).serve(sockets))

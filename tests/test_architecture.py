@@ -23,7 +23,7 @@ LAYERS = (
     "coordinator.watch coordinator.agent coordinator.engine coordinator.survey",
     "gateway gateway.errors gateway.endpoints gateway.tasks gateway.deadlines gateway.interpreter",
     "gateway.settings gateway.logs gateway.http gateway.prompt gateway.simulator",
-    "gateway.upstream",
+    "gateway.upstream gateway.tls",
     "gateway.replicas",
     "gateway.request gateway.metrics",
     "gateway.access_log",

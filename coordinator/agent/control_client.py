@@ -28,10 +28,12 @@ class ControlClient:
     `timeout_s`.
     """
 
-    def __init__(self, connect_s: float, keep_alive_s: float, api_key: str | None = None) -> None:
+    def __init__(
+        self, connect_s: float, keep_alive_s: float, api_key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                verify=tls_context(),
+                verify=tls or tls_context(),
                 limits=httpx.Limits(keepalive_expiry=keep_alive_s),
                 socket_options=SOCKET_OPTIONS,
                 trust_env=False,

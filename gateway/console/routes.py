@@ -121,7 +121,7 @@ def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
         except ApiError as error:
             return _html(form.replace("{{problem}}", _PROBLEMS.get(error.code, _AWAY)), error.status)
         answer = RedirectResponse("/console", 303, _HEADERS)
-        is_secure = request.headers.get("x-forwarded-proto") == "https"
+        is_secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         answer.set_cookie(COOKIE, cookie, LASTS_S, path="/console", secure=is_secure, httponly=True, samesite="strict")
         return answer
 

@@ -57,7 +57,7 @@ def _scope(exchange: Exchange) -> dict[str, Any]:
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": exchange.http_version,
         "method": exchange.method,
-        "scheme": "http",
+        "scheme": exchange.scheme,
         "path": exchange.path,
         "raw_path": exchange.path.encode(),
         "query_string": exchange.query,

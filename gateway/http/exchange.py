@@ -54,6 +54,7 @@ class Exchange:
         "_loop",
         "_unsent_head",
         "_waiter",
+        "added_headers",
         "has_started",
         "headers",
         "http_version",
@@ -65,6 +66,7 @@ class Exchange:
         "peer",
         "query",
         "raw_headers",
+        "scheme",
         "stops_when_gone",
         "task",
     )
@@ -80,7 +82,9 @@ class Exchange:
         http_version: str,
         keeps_alive: bool,
         peer: str,
+        scheme: str,
     ) -> None:
+        self.scheme = scheme
         self.peer = peer
         """The client's address without its port; empty if it has none."""
         self.method = method
@@ -97,6 +101,8 @@ class Exchange:
         """The task that answers. The connection starts it."""
         self.stops_when_gone = False
         """Whether `task` is cancelled when the client hangs up."""
+        self.added_headers: RawHeaders = ()
+        """Of its answer, whoever gives it."""
         self.has_started = False
         self.is_answered = False
         self.is_gone = False
@@ -223,6 +229,8 @@ class Exchange:
             await asyncio.shield(self._can_write)
 
     def _head(self, status: int, headers: RawHeaders, length: bytes) -> bytes:
+        if self.added_headers:
+            headers = [*headers, *self.added_headers]
         if any(name == b"connection" and value == b"close" for name, value in headers):
             self.keeps_alive = False
         elif not self.keeps_alive:

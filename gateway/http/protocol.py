@@ -64,6 +64,7 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
         name = transport.get_extra_info("peername")
         self._peer = str(name[0]) if isinstance(name, tuple) else ""  # that of a Unix socket is no tuple
         self._idle_since_s = self._loop.time()
@@ -78,12 +79,13 @@ class HttpProtocol(asyncio.Protocol):
 
         An interim response tells the two apart: a waiting client ignores it, and for a client that is gone, its host
         answers with a reset, so that the next write fails. HTTP/1.0 has no interim responses, and none may follow once
-        an answer has begun: in these cases the client counts as gone.
+        an answer has begun: in these cases the client counts as gone. With TLS it does, too: neither half of such a
+        connection lives without the other.
         """
         exchange = self._answering
         if exchange is None:
             return False
-        if not exchange.has_body or exchange.has_started or exchange.http_version == "1.0":
+        if self._is_tls or not exchange.has_body or exchange.has_started or exchange.http_version == "1.0":
             self._transport.abort()
             return False
         self._is_half_closed = True
@@ -224,6 +226,7 @@ class HttpProtocol(asyncio.Protocol):
             version,
             keeps_alive and not self._is_closing,
             self._peer,
+            "https" if self._is_tls else "http",
         )
         exchange.task = self._loop.create_task(self._run(exchange))
         self._tasks.add(exchange.task)
@@ -297,7 +300,8 @@ class HttpProtocol(asyncio.Protocol):
         """Close after the client stops sending, or after _LINGER_S. Closing with unread bytes resets the connection,
         and the client may lose its answer (RFC 9112, 9.6)."""
         self._be_deaf()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._transport.resume_reading()
         self._call_later("linger", _LINGER_S, self._close)
 

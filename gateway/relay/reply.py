@@ -37,6 +37,8 @@ _NOT_PASSED = frozenset(
         b"x-request-id",
     }
 )
+_OURS = (b"x-kvgate-", b"access-control-")
+"""What the gateway says itself."""
 _MAX_ID_CHARS = 128
 # Without these headers, nginx and other proxies collect tokens and deliver many at once.
 _STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"),)
@@ -197,6 +199,4 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 def passed_headers(answer: Answer) -> RawHeaders:
     """The headers of a replica's answer that the client gets."""
-    return [
-        header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(b"x-kvgate-")
-    ]
+    return [header for header in answer.headers if header[0] not in _NOT_PASSED and not header[0].startswith(_OURS)]

@@ -1,6 +1,6 @@
 """A gateway's settings: one frozen object, built once at start.
 
-Values come from a YAML file. The environment can override five of them (see OVERRIDES), so that secrets and the facts
+Values come from a YAML file. The environment can override some of them (see OVERRIDES), so that secrets and the facts
 of one container stay out of the file. `configs/gateway.yaml` shows every field with its unit and default.
 """
 
@@ -23,6 +23,7 @@ from pydantic_core import PydanticKnownError
 from coordinator.errors import StoreDown
 from coordinator.redis.address import check_url
 from gateway.settings.base import Count, HostName, Milliseconds, Namespace, Port, Section, Slug
+from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import build, read_file
 from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
@@ -37,9 +38,11 @@ OVERRIDES = {
     "KVGATE_REDIS_NAMESPACE": ("redis", "namespace"),
     "KVGATE_CACHE_SALT_SECRET": ("security", "cache_salt_secret"),
     "KVGATE_REPLICA_API_KEY": ("security", "replica_api_key"),
+    "KVGATE_REPLICA_TLS_CERTIFICATE": ("replica_tls", "certificate"),
+    "KVGATE_REPLICA_TLS_KEY": ("replica_tls", "key"),
     "KVGATE_ID": ("id",),
 }
-_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "log"})
+_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log"})
 
 
 class RedisSettings(Section):
@@ -132,6 +135,7 @@ class SecuritySettings(Section):
     share_cache: bool = False
     expose_decisions: bool = False
     allow_priority: bool = False
+    allow_origins: list[str] = Field(default=[])
     image_hosts: list[HostName] = Field(default=[])
     denied_paths: list[Annotated[str, Field(pattern=r"^/")]] = Field(
         default=["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
@@ -145,6 +149,16 @@ class SecuritySettings(Section):
                 "(or KVGATE_CACHE_SALT_SECRET), or share_cache: true if all keys trust each other"
             )
         return self
+
+    @field_validator("allow_origins")
+    @classmethod
+    def _are_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            parts = urlsplit(origin)
+            is_one = parts.scheme in ("http", "https") and parts.hostname and _has_valid_port(parts)
+            if origin != "*" and not (is_one and origin == f"{parts.scheme}://{parts.netloc}" and not parts.username):
+                raise ValueError(f"{origin!r} is no origin: write it like https://app.example.com, or * for any")
+        return [origin.lower() for origin in origins]
 
     @field_validator("api_keys")
     @classmethod
@@ -184,6 +198,8 @@ class GatewaySettings(Section):
     host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
     port: Port = 8080
     shared_port: Port | None = None
+    tls: CertificateSettings | None = None
+    replica_tls: CertificateSettings | None = None
     redis: RedisSettings = RedisSettings()
     replicas: list[ReplicaSettings] = Field(default=[])
     discovery: DiscoverySettings = DiscoverySettings()

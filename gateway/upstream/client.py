@@ -7,6 +7,7 @@ the first byte of an answer's body.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,9 @@ class ControlAnswer(NamedTuple):
 class Upstream:
     """Pooled connections to all replicas. Create it inside a running loop, and `close` it at the end."""
 
-    def __init__(self, timeouts: TimeoutSettings, api_key: str | None) -> None:
+    def __init__(self, timeouts: TimeoutSettings, api_key: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is for replicas with https:// (default: it trusts what the system does, and has no certificate)."""
+        self._tls = tls
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}
         self._control_origins: dict[str, Origin] = {}
@@ -76,7 +79,7 @@ class Upstream:
         return answer
 
     def _new_origin(self, url: str) -> Origin:
-        origin = Origin(url, self._connect_s, self._keep_alive_s)
+        origin = Origin(url, self._connect_s, self._keep_alive_s, self._tls)
         if self._kept is None or url in self._kept:
             self._origins[url] = origin
         else:  # the request was placed just before the replica went
@@ -110,7 +113,7 @@ class Upstream:
     async def _get(self, url: str, path: str, with_key: bool) -> ControlAnswer:
         origin = self._control_origins.get(url)
         if origin is None:
-            origin = self._control_origins[url] = Origin(url, self._connect_s, self._keep_alive_s)
+            origin = self._control_origins[url] = Origin(url, self._connect_s, self._keep_alive_s, self._tls)
         answer = await self._send(origin, "GET", path, _CONTROL_HEADERS, (), self._key_line if with_key else "")
         try:
             if not await answer.gathered(MAX_CONTROL_BYTES, lambda _size_bytes: True):

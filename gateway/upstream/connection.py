@@ -120,8 +120,15 @@ class Connection(asyncio.Protocol):
             if answer.has_head and not self._has_length and exc is None:  # such a body ends with the connection
                 answer.end()
             else:
-                answer.fail(UpstreamError("reset", str(exc) if exc else "the replica closed the connection"))
+                answer.fail(UpstreamError("reset", str(exc) if exc else self._closed(answer)))
         self._on_lost(self)
+
+    def _closed(self, answer: Answer) -> str:
+        """What it may mean that the replica ends the connection without a word. With TLS 1.3, a server that misses its
+        client's certificate says so after the handshake."""
+        wants_certificate = not answer.has_head and self._transport.get_extra_info("ssl_object") is not None
+        hint = " (if it wants to see a certificate, set replica_tls)" if wants_certificate else ""
+        return f"the replica closed the connection{hint}"
 
     def _fail(self, error: UpstreamError) -> None:
         answer = self._answer

@@ -24,14 +24,14 @@ _SAFE_IN_PATH = "/%:@!$&'()*+,;="
 class Origin:
     """The connections to one replica's address. Raises UpstreamError if the URL is not a usable address."""
 
-    def __init__(self, url: str, connect_s: float, keep_alive_s: float) -> None:
+    def __init__(self, url: str, connect_s: float, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
         try:  # the URL may come from a record in Redis, which anybody may have written
             parts = urlsplit(url)
             port = parts.port
             self.host_header = parts.netloc.rpartition("@")[2].encode("idna").decode()
         except ValueError as error:
             raise UpstreamError("refused", f"cannot use the address {url!r} ({error})") from error
-        self._tls = tls_context() if parts.scheme == "https" else None
+        self._tls = (tls or tls_context()) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", port or (443 if self._tls else 80)
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s

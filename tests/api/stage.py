@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import openai
@@ -45,6 +45,15 @@ def user(content: Any) -> Any:
 
 def chat_body(content: Any, **fields: Any) -> Json:
     return {"model": "sim", "max_tokens": 4, "messages": user(content), **fields}
+
+
+class Server(Protocol):
+    """A replica, or what stands before one."""
+
+    id: str
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass
@@ -228,7 +237,7 @@ def running_sims(folder: Path, arguments: Mapping[str, Sequence[str]]) -> Iterat
 
 @contextmanager
 def running_gateway(
-    folder: Path, redis_url: str, sims: Sequence[SimReplica], config: Json, wait: bool = True
+    folder: Path, redis_url: str, sims: Sequence[Server], config: Json, wait: bool = True
 ) -> Iterator[str]:
     """Runs another gateway with its own configuration. Yields its URL once the gateway is ready, or, without `wait`,
     once it answers."""
@@ -238,14 +247,14 @@ def running_gateway(
     network = {"id": f"gw-{port}", "host": "127.0.0.1", "port": port, "redis": {"url": redis_url, "budget_ms": 500}}
     file.write_text(yaml.safe_dump({"replicas": replicas, **network, **config}))
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'https' if 'tls' in config else 'http'}://127.0.0.1:{port}"
     with (folder / f"gateway-{port}.log").open("wb") as log, running(command, log):
         wait_until(lambda: answers(url + ("/ready" if wait else "/health")))
         yield url
 
 
 @contextmanager
-def running_agent(folder: Path, redis_url: str, sim: SimReplica, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_agent(folder: Path, redis_url: str, sim: Server, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the agent of a replica. `Stage.exact` tells when a gateway hears it."""
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "agent", "--replica", sim.id, "--url", sim.url)
     with (folder / f"agent-{sim.id}.log").open("ab") as log:

@@ -16,6 +16,7 @@ from gateway.ops.cli.imports import long_lived_imports
 
 if TYPE_CHECKING:
     from gateway.settings.gateway_settings import GatewaySettings
+    from gateway.tls import Certificate
 
 # The option behind each field of the settings.
 _OPTIONS = {
@@ -25,6 +26,9 @@ _OPTIONS = {
     "replicas[0].url": "--url",
     "store.chunk_ttl_s": "--chunk-ttl-s",
 }
+
+# The variables of the environment that agents take, as gateways do.
+_VARIABLES = ("KVGATE_REPLICA_API_KEY", "KVGATE_REPLICA_TLS_CERTIFICATE", "KVGATE_REPLICA_TLS_KEY")
 
 RedisUrl = Annotated[
     str, typer.Option(envvar="KVGATE_REDIS_URL", help="The Redis that gateways share; rediss:// for TLS.")
@@ -83,7 +87,9 @@ def agent(
     vLLM has to publish events: --kv-events-config with publisher zmq and a
     replay_endpoint. Events contain prompt tokens: let only the agent reach
     these ports. Without events the replica stays "degraded": its ownership is
-    predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica.
+    predicted, not confirmed. KVGATE_REPLICA_API_KEY is sent to the replica. If
+    that wants a client's certificate: KVGATE_REPLICA_TLS_CERTIFICATE and
+    KVGATE_REPLICA_TLS_KEY name the files.
 
     With --lmcache, a prompt that no GPU holds, but that LMCache has in the same
     Redis, counts with the cost of loading it. Any replica can load it, so the
@@ -108,23 +114,28 @@ def agent(
         from gateway.logs import configure
         from gateway.ops.agent_control import control_port as listening
         from gateway.settings.base import short_id
+        from gateway.tasks import Tasks
 
     replica = short_id(replica)
     settings = _checked(redis_url, redis_namespace, log_format, replicas=[{"id": replica, "url": url}])
     _check_endpoints(events, replay)
     _check_lmcache(lmcache)
     configure(settings.log, agent=replica)
-    key = settings.security.replica_api_key
+    key, certificate = settings.security.replica_api_key, _certificate(settings)
 
     async def run() -> None:
-        times = settings.timeouts
-        client = ControlClient(times.connect_s, times.upstream_keep_alive_s, key.get_secret_value() if key else None)
+        times, tasks = settings.timeouts, Tasks()
+        secret, tls = key.get_secret_value() if key else None, certificate.context if certificate else None
+        client = ControlClient(times.connect_s, times.upstream_keep_alive_s, secret, tls)
+        if certificate is not None:
+            tasks.keep(certificate.run, "replica_tls")
         try:
             engine = HttpEngine(client, settings.replicas[0].url, dp_rank, events, replay, lmcache.rstrip("/"))
             followed = Agent(redis_url, replica, engine, redis_namespace)
             async with listening(followed, control_port):
                 await followed.run()
         finally:
+            await tasks.close()
             await client.close()
 
     try:
@@ -170,13 +181,23 @@ def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: 
     from gateway.settings.config_file import SettingsError
     from gateway.settings.gateway_settings import build_settings
 
-    key = {name: os.environ[name] for name in ("KVGATE_REPLICA_API_KEY",) if name in os.environ}
+    key = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     try:
         redis = {"url": redis_url, "namespace": redis_namespace}
         return build_settings({"redis": redis, "log": {"format": log_format}, **sections}, key)
     except SettingsError as error:
         fields = (problem.partition(": ") for problem in error.problems)
         raise CommandError("; ".join(f"{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)) from None
+
+
+def _certificate(settings: GatewaySettings) -> Certificate | None:
+    """What the replica wants to see of its clients, if it wants that."""
+    from gateway.tls import BadCertificate, towards_replicas
+
+    try:
+        return towards_replicas(settings.replica_tls)
+    except BadCertificate as error:
+        raise CommandError(str(error)) from None
 
 
 def _check_endpoints(events: str, replay: str) -> None:

@@ -39,8 +39,9 @@ def gateway(config: ConfigFile) -> None:
     """Run one gateway until SIGTERM, then finish its answers and exit.
 
     Every field of the configuration is shown in configs/gateway.yaml; KVGATE_ID,
-    KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET and
-    KVGATE_REPLICA_API_KEY override the fields of the same names.
+    KVGATE_REDIS_URL, KVGATE_REDIS_NAMESPACE, KVGATE_CACHE_SALT_SECRET,
+    KVGATE_REPLICA_API_KEY, KVGATE_REPLICA_TLS_CERTIFICATE and
+    KVGATE_REPLICA_TLS_KEY override the fields of the same names.
 
     \b
     Examples:
@@ -52,10 +53,11 @@ def gateway(config: ConfigFile) -> None:
         settings = load(config)
         from gateway.access_log import CannotWrite
         from gateway.server import serve
+        from gateway.tls import BadCertificate
 
     try:
         serve(settings)
-    except CannotWrite as error:
+    except (BadCertificate, CannotWrite) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None

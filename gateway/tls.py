@@ -1,0 +1,105 @@
+"""Certificates of this gateway: the one that clients see, and the one that replicas see. Each is loaded again when its
+files change, so whoever renews it need not restart a gateway. Connections that are open keep the one that they began
+with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from gateway.settings.certificate_settings import CertificateSettings
+
+_log = structlog.get_logger("kvgate.tls")
+
+LOOK_S = 5.0
+
+
+class BadCertificate(Exception):
+    """The files have no certificate and key that fit."""
+
+
+class Certificate:
+    """A certificate and its key in a TLS context. `run()` is a background task."""
+
+    def __init__(self, name: str, settings: CertificateSettings, context: ssl.SSLContext) -> None:
+        """`name` is that of the setting. Raises BadCertificate."""
+        self.name, self.context = name, context
+        self._certificate, self._key = Path(settings.certificate), Path(settings.key)
+        self._seen = self._files()
+        self._load()
+
+    def __repr__(self) -> str:
+        return f"<Certificate {self._certificate}>"
+
+    async def run(self) -> None:
+        """Look at the files until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                found = await asyncio.to_thread(self._files)
+                if found == self._seen:
+                    continue
+                self._seen = found
+                self._load()
+            except BadCertificate as error:  # it is written just now, or wrongly: the one before stays
+                _log.warning("certificate not loaded", setting=self.name, reason=str(error))
+            else:
+                _log.info("certificate loaded", setting=self.name, file=str(self._certificate))
+
+    def _files(self) -> tuple[bytes, bytes]:
+        return _read(self.name, "certificate", self._certificate), _read(self.name, "key", self._key)
+
+    def _load(self) -> None:
+        """Try the pair in another context first: a failure in the one in use may leave half of it there."""
+        try:
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
+                context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            why = f"{self.name}: {self._certificate} and {self._key} are no PEM certificate and its key"
+            raise BadCertificate(f"{why} ({error})") from None
+
+
+class Certificates(NamedTuple):
+    """Those of a gateway, as far as there are any."""
+
+    own: Certificate | None = None
+    """What clients see."""
+    shown: Certificate | None = None
+    """What replicas see."""
+
+
+NO_CERTIFICATES = Certificates()
+
+
+def of_listener(settings: CertificateSettings | None) -> Certificate | None:
+    """What clients see, with TLS 1.2 or newer. Raises BadCertificate."""
+    if settings is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return Certificate("tls", settings, context)
+
+
+def towards_replicas(settings: CertificateSettings | None) -> Certificate | None:
+    """What replicas see. The context trusts what the system does, or the authorities in SSL_CERT_FILE. Raises
+    BadCertificate."""
+    if settings is None:
+        return None
+    return Certificate("replica_tls", settings, ssl.create_default_context())
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password; write it without one")
+
+
+def _read(name: str, field: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BadCertificate(f"{name}.{field}: cannot read {file} ({error.strerror})") from None
