@@ -31,9 +31,14 @@ coordinator/README.md explains the words replica, prefix key, chain, tip, owner,
 and settle. A *ticket* is one attempt of one request: a placement and the reservation that goes with it.
 """
 
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("kvgate")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+def __getattr__(name: str) -> str:
+    """`__version__`, found when somebody asks: it takes some ms, and `kvgate` has to begin quickly."""
+    if name != "__version__":
+        raise AttributeError(name)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("kvgate")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"

@@ -20,7 +20,7 @@ NOT_READY = FindingKind(
     "gateway-not-ready",
     "error",
     "it cannot serve, so load balancers send it nothing",
-    "remove the reason that it gives: curl {url}/ready",
+    "start the replicas that it names, or correct their URLs in its `replicas`; {url}/ready says when it can serve",
 )
 WITHOUT_STORE = FindingKind(
     "gateway-without-redis",

@@ -10,6 +10,7 @@ import typer
 
 from gateway.ops.cli import config, doctor, follow, operate, owners, replica, serve, top, watch
 from gateway.ops.cli import local_cluster as cluster
+from gateway.ops.cli.command import KvgateCommand
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.local.errors import ClusterError
 
@@ -45,7 +46,7 @@ _COMMANDS = (
 )
 for command in _COMMANDS:
     # Given explicitly, because Typer cuts a docstring's first line to its width.
-    app.command(short_help=(command.__doc__ or "").partition("\n")[0])(command)
+    app.command(cls=KvgateCommand, short_help=(command.__doc__ or "").partition("\n")[0])(command)
 
 
 @app.callback()

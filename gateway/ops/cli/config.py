@@ -30,7 +30,7 @@ def load(path: Path) -> GatewaySettings:
     except SettingsError as error:
         if any(problem.startswith("vllm: ") for problem in error.problems):
             looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
-            raise CommandError(f"{refused(path, error)}\n{looks}") from None
+            raise CommandError(f"{path}: {looks}. A gateway's file is like configs/gateway.yaml") from None
         raise refused(path, error) from None
 
 

@@ -15,7 +15,7 @@ from gateway.ops.cli.errors import CommandError
 
 def owners(
     body: Annotated[
-        str | None, typer.Argument(metavar="[-]", help="`-` reads an OpenAI request body, as JSON, from stdin.")
+        str | None, typer.Argument(metavar="-", help="`-` reads an OpenAI request body, as JSON, from stdin.")
     ] = None,
     text: Annotated[str | None, typer.Option(help="The prompt: one message of a user.")] = None,
     file: Annotated[Path | None, typer.Option(help="A text file with the prompt.")] = None,

@@ -10,7 +10,10 @@ from typing import Annotated
 import typer
 
 from gateway.ops.cli.config import refused
+from gateway.ops.cli.errors import CommandError
 
+_OF_A_GATEWAY = ("replicas: ", "policy: ", "port: ")
+"""Problems with keys that only a gateway's file has."""
 Config = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="A replica's YAML, like those in configs/replica-*.yaml.")
 ]
@@ -51,5 +54,8 @@ def replica_command(
     try:
         found = commands(load_replica(config, os.environ))
     except SettingsError as error:
+        if any(problem.startswith(_OF_A_GATEWAY) for problem in error.problems):
+            looks = f"this looks like a gateway's file: kvgate check-config {config} checks it"
+            raise CommandError(f"{config}: {looks}. A replica's file is like those in configs/replica-*.yaml") from None
         raise refused(config, error) from None
     typer.echo(json.dumps(to_json(found), indent=2) if as_json else as_shell(found), nl=as_json)

@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -114,12 +115,6 @@ def test_check_config_warns_of_what_can_be_used_and_contradicts_itself(kvgate: K
     result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
     assert result.stderr.startswith("warning: tenant ghost: no key in security.api_keys is of this tenant: ")
-
-
-def test_a_replicas_file_is_told_from_a_gateways(kvgate: Kvgate) -> None:
-    file = ROOT / "configs" / "replica-lmcache-redis.yaml"
-    lines = kvgate.call("check-config", str(file)).stderr.splitlines()
-    assert lines[-1] == f"this looks like a replica's file: kvgate replica-command --config {file} checks it"
 
 
 def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
@@ -317,3 +312,49 @@ def test_replica_command_lists_every_problem(kvgate: Kvgate) -> None:
         "  vllm.max_model_len: is 0; must be at least 1",
         "  lmcash: is not a known key; did you mean lmcache?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("up", "--port", "70000"), "Invalid value for '--port': must be at most 65535"),
+        (("up", "--gateways", "0"), "Invalid value for '--gateways': must be at least 1"),
+        (("agent", "--replica", "r0", "--url", "http://r0", "--dp-rank", "x"), "'--dp-rank': must be a whole number"),
+    ],
+)
+def test_an_option_that_is_out_of_range_is_refused_in_plain_words(
+    kvgate: Kvgate, words: tuple[str, ...], problem: str
+) -> None:
+    assert problem in kvgate.call(*words).stderr
+
+
+def test_the_usage_names_arguments_as_they_are_typed(kvgate: Kvgate) -> None:
+    assert "kvgate check-config [OPTIONS] FILE" in kvgate.call("check-config", "--help").stdout
+    assert "kvgate owners [OPTIONS] [-]" in kvgate.call("owners", "--help").stdout
+
+
+def test_a_file_of_the_other_kind_is_named_as_such(kvgate: Kvgate) -> None:
+    replica, gateway = str(ROOT / "configs" / "replica-vllm.yaml"), str(ROOT / "configs" / "gateway.yaml")
+    assert "looks like a gateway's file" in one_line_error(kvgate.call("replica-command", "--config", gateway))
+    assert "looks like a replica's file" in one_line_error(kvgate.call("check-config", replica))
+
+
+INTERRUPTED = """
+import os, signal, sys
+module, sys.argv = sys.argv[1], ["kvgate", *sys.argv[2:]]
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from gateway.ops.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("module", "words"), [("typer", "--help"), ("uvicorn", "gateway --config gateway.yaml")])
+def test_ctrl_c_during_the_imports_ends_it_without_a_traceback(module: str, words: str) -> None:
+    command = [sys.executable, "-P", "-c", INTERRUPTED, module, *words.split()]
+    folder = ROOT / "configs"
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
