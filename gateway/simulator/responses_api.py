@@ -67,7 +67,17 @@ async def create_response(call: Call) -> web.StreamResponse:
 
 
 async def get_response(replica: SimReplica, request: web.Request) -> web.StreamResponse:
-    return web.json_response(_stored(replica, request.match_info["response_id"]).response)
+    """With `?stream=true` vLLM sends the events of a response that was made with `background` and `stream`, which this
+    replica does not make. It begins a stream for any other response, too, and then fails."""
+    stored = _stored(replica, request.match_info["response_id"])
+    if request.query.get("stream") not in ("true", "True", "1"):
+        return web.json_response(stored.response)
+    answer = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    answer.enable_chunked_encoding()
+    await answer.prepare(request)
+    if request.transport is not None:
+        request.transport.close()
+    return answer
 
 
 async def cancel_response(replica: SimReplica, request: web.Request) -> web.StreamResponse:

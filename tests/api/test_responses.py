@@ -43,6 +43,17 @@ def test_a_conversation_goes_on_by_previous_response_id_on_the_replica_that_keep
         assert usage.input_tokens_details.cached_tokens > 400
 
 
+def test_the_events_of_a_response_that_has_none_are_refused(mixed: Stage) -> None:
+    """vLLM begins such a stream, and breaks it off without an event."""
+    with sdk(mixed.gateways[0]) as client:
+        made = client.responses.create(model="a", input=text(100), background=True, max_output_tokens=4)
+        for _ in range(3):
+            with pytest.raises(openai.BadRequestError, match="this response has no events") as refused:
+                list(client.responses.retrieve(made.id, stream=True))
+            assert (refused.value.code, refused.value.param) == ("no_events", "stream")
+        assert client.responses.retrieve(made.id).id == made.id
+
+
 def test_a_background_response_is_cancelled(mixed: Stage) -> None:
     with sdk(mixed.gateways[0]) as client:
         made = client.responses.create(model="slow", input=text(100), background=True, max_output_tokens=100_000)
