@@ -4,6 +4,7 @@
 # make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
+# make test-fit      tests with real load balancers in front of gateways; installs Caddy, Envoy and Traefik first (0.4 GB, once)
 # make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
 # make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
 # make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots
@@ -33,7 +34,7 @@ ROUTERS := sglang-router,vllm-router
 MEASURED := bench-overhead bench-overhead-latency bench-routing bench-routing-mixes bench-routing-real bench-offload-images \
 	bench-offload bench-offload-real bench-place bench-fleet-grid bench-store
 
-.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients compose-test bench bench-quick bench-faults check $(MEASURED)
+.PHONY: install up test test-programs test-slow test-vllm test-lmcache test-clients test-fit compose-test bench bench-quick bench-faults check $(MEASURED)
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -78,6 +79,10 @@ test-lmcache: install
 test-clients: install
 	@$(BIN)/python -m tests.clients.install
 	$(BIN)/pytest tests/clients -m clients $(ARGS)
+
+test-fit: install
+	@$(BIN)/python -m tests.fit.install
+	$(BIN)/pytest tests/fit -m fit $(ARGS)
 
 # -s: Docker prints its progress.
 compose-test: install

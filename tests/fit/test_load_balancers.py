@@ -1,0 +1,180 @@
+"""Each load balancer of docs/load-balancers.md in front of two gateways: what it has to do, and what it must not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.cluster import Cluster, Daemon, running_cluster
+from tests.api.stage import chat_body, fresh
+from tests.fit.balancers import BALANCERS, Balancer, running_balancer
+from tests.polling import wait_until
+
+pytestmark = pytest.mark.fit
+CHAT = "/v1/chat/completions"
+CLIENTS, REQUESTS = 8, 40
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    config = {"redis": {"budget_ms": 500}}
+    with running_cluster(gateways=2, replicas=3, replica_arguments=("--speed", "20"), config=config) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=BALANCERS, ids=lambda each: each.name)
+def balancer(request: pytest.FixtureRequest) -> Balancer:
+    balancer: Balancer = request.param
+    if balancer.program is None:
+        pytest.skip(f"needs {balancer.name}")
+    return balancer
+
+
+@pytest.fixture(scope="module")
+def url(balancer: Balancer, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp(balancer.name)
+    with running_balancer(balancer, folder, cluster.gateway_urls) as url:
+        yield url
+
+
+def ask(url: str, **fields: object) -> httpx.Response:
+    return httpx.post(f"{url}{CHAT}", json=chat_body(fresh(), **fields), timeout=30, trust_env=False)
+
+
+def metric(gateway: str, start: str) -> float:
+    lines = httpx.get(f"{gateway}/metrics", trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(start))
+
+
+def hung_up(cluster: Cluster) -> float:
+    """How many clients have hung up, as the gateways know."""
+    return sum(metric(url, "kvgate_client_disconnects_total ") for url in cluster.gateway_urls)
+
+
+def served(cluster: Cluster) -> float:
+    """How many requests the first gateway has answered."""
+    return metric(cluster.gateway_urls[0], f'kvgate_requests_total{{path="{CHAT}"')
+
+
+def asked(url: str) -> set[str]:
+    """The gateways that it asks now."""
+    return {httpx.get(f"{url}/ready", timeout=5, trust_env=False).json()["gateway"].partition(".")[0] for _ in range(8)}
+
+
+def test_tokens_come_at_once_and_a_client_that_hangs_up_is_noticed(url: str, cluster: Cluster) -> None:
+    for sim in cluster.replicas:
+        sim.fail("hang", after_tokens=3)
+    body = chat_body(fresh(), stream=True, max_tokens=20)
+    with httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=10, trust_env=False) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        assert len([next(lines) for _ in range(3)]) == 3, "the engine has stopped in the middle of its answer"
+        before = hung_up(cluster)
+    wait_until(lambda: hung_up(cluster) == before + 1)  # so its replica is free
+    for sim in cluster.replicas:
+        sim.fail("none")
+
+
+def test_a_body_of_10_mb_passes(url: str) -> None:
+    assert ask(url, user="x" * 10_000_000).status_code == 200
+
+
+def test_both_gateways_are_asked(url: str) -> None:
+    wait_until(lambda: asked(url) == {"gw0", "gw1"})
+
+
+@contextmanager
+def started_again(gateway: Daemon) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        gateway.start()
+
+
+def test_a_gateway_that_is_drained_loses_no_request(url: str, cluster: Cluster) -> None:
+    leaving = cluster.gateway_processes[1]
+    with ThreadPoolExecutor(CLIENTS) as clients, started_again(leaving):
+        answers = [clients.submit(ask, url, max_tokens=30, stream=number % 2 == 0) for number in range(REQUESTS)]
+        wait_until(lambda: sum(answer.done() for answer in answers) >= CLIENTS)
+        leaving.stop()
+        assert [answer.result().status_code for answer in answers] == [200] * REQUESTS
+    assert all("[DONE]" in answer.result().text for answer in answers[::2])
+    wait_until(lambda: asked(url) == {"gw0", "gw1"})
+
+
+def test_requests_after_the_death_of_a_gateway_go_to_the_other(url: str, cluster: Cluster) -> None:
+    with started_again(dead := cluster.gateway_processes[0]):
+        dead.kill()
+        assert [ask(url).status_code for _ in range(20)] == [200] * 20
+    wait_until(lambda: asked(url) == {"gw0", "gw1"})
+
+
+class Fake(BaseHTTPRequestHandler):
+    """A gateway that reads requests and hangs up, or that is not ready."""
+
+    server: FakeServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.server.is_ready else 503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        with self.server.lock:
+            self.server.seen += 1
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+class FakeServer(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Fake)
+        self.is_ready = True
+        self.seen = 0
+        self.lock = threading.Lock()
+
+
+@contextmanager
+def fake_gateway() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_request_that_a_gateway_has_read_is_not_sent_to_another(
+    balancer: Balancer, cluster: Cluster, tmp_path: Path
+) -> None:
+    with (
+        fake_gateway() as fake,
+        running_balancer(balancer, tmp_path, [cluster.gateway_urls[0], f"http://127.0.0.1:{fake.server_port}"]) as url,
+    ):
+        before = served(cluster)
+        statuses = [ask(url).status_code for _ in range(12)]
+        assert fake.seen == sum(status >= 500 for status in statuses) > 0
+        assert served(cluster) - before == statuses.count(200) == 12 - fake.seen
+
+
+def test_a_gateway_that_is_not_ready_is_not_asked(balancer: Balancer, cluster: Cluster, tmp_path: Path) -> None:
+    if not balancer.has_checks:
+        pytest.skip(f"{balancer.name} asks no /ready")
+    with (
+        fake_gateway() as fake,
+        running_balancer(balancer, tmp_path, [cluster.gateway_urls[0], f"http://127.0.0.1:{fake.server_port}"]) as url,
+    ):
+        fake.is_ready = False
+        ready = f"{url}/ready"
+        wait_until(lambda: [httpx.get(ready, trust_env=False).status_code for _ in range(30)] == [200] * 30)
+        assert [ask(url).status_code for _ in range(10)] == [200] * 10
+        assert fake.seen == 0
