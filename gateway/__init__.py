@@ -15,6 +15,7 @@ The rooms of this package (a file or a folder each), in the order in which a req
     control/     the paths that a gateway answers itself: health, readiness, models, explain
     doctor/      finds what is wrong with a running cluster, and says how to mend it
     console/     the cluster on one page, live
+    tracing/     traces of requests, for an OpenTelemetry backend
     metrics/     what a gateway counts, for Prometheus
     settings/    the configuration file: its fields, checks and defaults
     errors       the exception that ends a request, in OpenAI's JSON shape

@@ -12,6 +12,7 @@ from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
+from gateway import __version__
 from gateway.access_log import AccessLog
 from gateway.console.asking import ASK_PATH, Asking
 from gateway.console.cluster import ClusterView
@@ -54,6 +55,7 @@ from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
 from gateway.tls import NO_CERTIFICATES, Certificate, Certificates
+from gateway.tracing.tracing import Tracing
 from gateway.upstream import Upstream
 
 _log = structlog.get_logger("kvgate")
@@ -102,18 +104,19 @@ class Gateway:
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
         attempts = Attempts(settings, router, *senders)
-        timeouts, recorder = settings.timeouts, Recorder(settings.id)
+        recorder, self.tracing = Recorder(settings.id), Tracing(settings.tracing, self.id, __version__)
         self.access_log = _access_log(settings, self.metrics, recorder)
         watched = recorder.sinks, self._watched
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)
-        self.proxy = Proxy(keyring, admission, self.reader, attempts, responses, self.metrics, timeouts, recorder)
+        answering = keyring, admission, self.reader, attempts, responses
+        self.proxy = Proxy(*answering, self.metrics, settings.timeouts, recorder, self.tracing)
 
         # The paths that this gateway answers itself.
         self.status = Status(
             self.id, settings, self.store, self.watcher, self.fleet, self.discovery, admission, self.metrics
         )
         explainer = Explainer(self.reader, router, self.fleet, responses, settings.queue.hold_s)
-        self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, timeouts.body_s))
+        self.control = self._own_paths(keyring, ExplainRoute(admission, explainer, settings.timeouts.body_s))
 
     def _own_paths(self, keyring: Keyring, explained: ExplainRoute) -> ASGIApp:
         """The application that answers them. Without `console.enabled`, the parts of the console are not made."""
@@ -174,6 +177,7 @@ class Gateway:
         await self.tasks.close()
         await self.reader.close()
         await self.upstream.close()
+        await self.tracing.close()
         if self.access_log is not None:
             self.access_log.close()
         _log.info("gateway stopped", id=self.id)

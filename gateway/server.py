@@ -21,6 +21,7 @@ from gateway.http.protocol import HttpProtocol
 from gateway.logs import configure
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
+from gateway.tracing.tracing import check_extra
 
 _BACKLOG = 2048
 
@@ -63,9 +64,10 @@ def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
 
 def serve(settings: GatewaySettings) -> None:
     """Run one gateway until a signal stops it. Raises OSError if a port is taken, CannotWrite for an access log,
-    BadCertificate."""
+    BadCertificate, MissingExtra."""
     configure(settings.log, gateway=settings.id)
     check_target(settings.log.access_log)
+    check_extra(settings.tracing)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
         sockets.append(listen(settings.host, settings.shared_port, shared=True))

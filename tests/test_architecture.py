@@ -27,7 +27,7 @@ LAYERS = (
     "gateway.replicas",
     "gateway.request gateway.metrics",
     "gateway.access_log",
-    "gateway.routing",
+    "gateway.routing gateway.tracing",
     "gateway.relay",
     "gateway.control gateway.doctor",
     "gateway.console",

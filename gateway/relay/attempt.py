@@ -82,10 +82,12 @@ class Attempts:
         self._budget.note_request(time.monotonic())
         tickets: list[Ticket] = []
         reply.job, reply.tickets = job, tickets
+        job.is_traced = reply.trace.is_traced
         failures: list[Failure] = []
         held = HeldBytes(self._admission)
         try:
             while not failures or self._tries_elsewhere(job, tickets, failures):
+                reply.trace.placing()
                 ticket = await self._place(job, tickets, reply)
                 if ticket is None:
                     break
@@ -93,9 +95,11 @@ class Attempts:
                     self._metrics.retries.inc(failures[-1].reason)
                 tickets.append(ticket)
                 reply.note(ticket, job.caller.sees_decisions)
+                reply.trace.attempting(ticket)
                 failure = await self._attempt(job, tickets, failures, reply, held)
                 if failure is None:
                     return
+                reply.trace.failed(failure.reason)
                 ticket.used = NOTHING
                 failures.append(failure)
         finally:
@@ -179,7 +183,7 @@ class Attempts:
                 self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
             ):
                 answer = await self._upstream.send(
-                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
+                    job.method, ticket.url, job.target, self._headers(job, ticket, reply), _body(job, ticket)
                 )
                 if answer.status in RETRIED_STATUSES:
                     return await _declined(answer, held)
@@ -190,6 +194,7 @@ class Attempts:
                 return self._doubted(ticket, failure)
             if answer.status < 400 and not streamed and job.endpoint.computes_prompt:
                 ticket.computed()
+            reply.trace.answered()
             self._router.succeeded(ticket)
             if failures:
                 self._count(tickets, failures, was_answered=True)
@@ -223,8 +228,8 @@ class Attempts:
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
             raise ApiError(502, "stream_broken", message) from broken
 
-    def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
-        headers = {}
+    def _headers(self, job: Job, ticket: Ticket, reply: Reply) -> dict[str, str]:
+        headers = dict(reply.trace.headers)
         if (rank := self._dp_ranks.get(ticket.replica)) is not None:
             headers["x-data-parallel-rank"] = rank
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None

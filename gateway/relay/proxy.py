@@ -29,6 +29,7 @@ from gateway.request.memory import LARGE_BYTES, LargeBodies
 from gateway.request.reader import Reader
 from gateway.request.reading import Body
 from gateway.settings.limit_settings import TimeoutSettings
+from gateway.tracing.tracing import Tracing
 
 _log = structlog.get_logger("kvgate.proxy")
 
@@ -50,7 +51,9 @@ class Proxy:
         metrics: Metrics,
         timeouts: TimeoutSettings,
         recorder: Recorder,
+        tracing: Tracing,
     ) -> None:
+        self._tracing = tracing
         self._keyring = keyring
         self._admission = admission
         self._reader = reader
@@ -68,6 +71,7 @@ class Proxy:
         started = time.perf_counter()
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
+        reply.trace = self._tracing.begin(exchange.headers)
         slot: AdmissionSlot | None = None
         caller: Caller | None = None
         try:
@@ -101,6 +105,8 @@ class Proxy:
             duration_s = time.perf_counter() - started
             self._count(endpoint, reply, duration_s)
             self._recorder.note(exchange, endpoint, reply, caller, duration_s)
+            if reply.trace.is_traced:
+                reply.trace.end(endpoint.prompt, self._recorder.record(exchange, endpoint, reply, caller, duration_s))
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""

@@ -18,6 +18,7 @@ from gateway.relay.error_shapes import error_body, error_event
 from gateway.relay.sse import next_sequence_number
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
+from gateway.tracing.request_trace import UNTRACED, Untraced
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(
@@ -54,6 +55,7 @@ class Reply:
 
     def __init__(self, exchange: Exchange, api: Api, started: float) -> None:
         self.request_id = request_id(exchange.headers)
+        self.trace: Untraced = UNTRACED
         self.status = 0
         self.code = ""
         self.job: Job | None = None
@@ -122,6 +124,7 @@ class Reply:
             self.refuse(_as_error(status, body))
             return
         self.status = status
+        self.trace.passed(body)
         self._exchange.whole(status, [*upstream_headers, *self._own_headers()], body)
 
     def start_stream(self, answer: Answer) -> None:
@@ -140,6 +143,7 @@ class Reply:
 
     def more(self, data: bytes) -> bool:
         """Sends a piece of the body. False if the client does not keep up: then wait until it is `drained`."""
+        self.trace.passed(data)
         return self._exchange.write(data)
 
     @property
@@ -152,6 +156,7 @@ class Reply:
 
     def end(self, data: bytes = b"") -> None:
         """Ends the answer with this last piece of its body."""
+        self.trace.passed(data)
         self._exchange.end(data)
 
     def refuse(self, error: ApiError) -> None:

@@ -37,9 +37,15 @@ class Recorder:
     ) -> None:
         """A request is over."""
         if self.sinks:
-            record = request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
+            record = self.record(exchange, endpoint, reply, caller, duration_s)
             for sink in self.sinks:
                 sink(record)
+
+    def record(
+        self, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
+    ) -> dict[str, Any]:
+        """What became of a request."""
+        return request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
 
 
 def request_record(

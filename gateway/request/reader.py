@@ -87,6 +87,8 @@ class Job:
     held_since_s: float = 0.0
     """Since when it has waited for a ready replica (monotonic clock); 0 if it had not to."""
     response_noted: bool = False
+    is_traced: bool = False
+    """Whether somebody wants to see what its candidates cost."""
     has_effects: bool = False
     """Whether the request may do more than compute its answer. Once sent, it is not sent to another replica."""
 

@@ -205,7 +205,7 @@ class Router:
             tokens=job.tokens,
             answer=job.prompt.answer if job.prompt else (0, 0),
             prompt_tokens=job.prompt_tokens,
-            knobs=self.knobs(job.policy),
+            knobs=self.knobs(job.policy, job.is_traced),
             seed=random.getrandbits(31),
             tried=tried,
             serving=job.served.shared,
@@ -221,10 +221,10 @@ class Router:
             affinity=affinity,
         )
 
-    def knobs(self, policy: str) -> PolicyKnobs:
-        wanted = policy, self.is_watched
+    def knobs(self, policy: str, tells_costs: bool = False) -> PolicyKnobs:
+        wanted = policy, tells_costs or self.is_watched
         if wanted not in self._knobs:
-            self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(self.is_watched))
+            self._knobs[wanted] = replace(knobs_of(self._settings, policy), tells_costs=int(wanted[1]))
         return self._knobs[wanted]
 
     def _fallback_ticket(self, job: Job, pool: Pool, request: PlaceRequest, placed: Reservation) -> Ticket:

@@ -29,6 +29,7 @@ from gateway.settings.discovery_settings import DiscoverySettings
 from gateway.settings.limit_settings import HealthSettings, LimitSettings, RetrySettings, TimeoutSettings
 from gateway.settings.policies import DEFAULT_POLICY, POLICIES
 from gateway.settings.queue_settings import QueueSettings, TenantSettings
+from gateway.settings.tracing_settings import TracingSettings
 
 _log = structlog.get_logger("kvgate.settings")
 
@@ -42,7 +43,7 @@ OVERRIDES = {
     "KVGATE_REPLICA_TLS_KEY": ("replica_tls", "key"),
     "KVGATE_ID": ("id",),
 }
-_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log"})
+_OF_ONE_GATEWAY = frozenset({"id", "host", "port", "shared_port", "tls", "replica_tls", "log", "tracing"})
 
 
 class RedisSettings(Section):
@@ -215,6 +216,7 @@ class GatewaySettings(Section):
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @field_validator("replicas")
     @classmethod

@@ -54,10 +54,11 @@ def gateway(config: ConfigFile) -> None:
         from gateway.access_log import CannotWrite
         from gateway.server import serve
         from gateway.tls import BadCertificate
+        from gateway.tracing.tracing import MissingExtra
 
     try:
         serve(settings)
-    except (BadCertificate, CannotWrite) as error:
+    except (BadCertificate, CannotWrite, MissingExtra) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None

@@ -1,0 +1,180 @@
+"""The spans of one request: one for the whole, and one each for a placement, an attempt, the wait for its first byte,
+and the relay of its answer. They have no text of prompts and answers.
+
+Names of attributes are those of OpenTelemetry's conventions for generative AI and for HTTP
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/); KVGate's own begin with `kvgate.`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+OPERATIONS = {
+    "chat": "chat",
+    "response": "chat",
+    "message": "chat",
+    "completion": "text_completion",
+    "embedding": "embeddings",
+}
+"""By the kind of a request's prompt."""
+_TAIL_BYTES = 4096
+_FINISHED = re.compile(rb'"(?:finish_reason|stop_reason)": ?"(\w{1,40})"')
+# By field of a request's record (relay/request_record.py).
+_ATTRIBUTES = {
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "method": "http.request.method",
+    "path": "http.route",
+    "status": "http.response.status_code",
+    "request_id": "kvgate.request_id",
+    "gateway": "kvgate.gateway",
+    "tenant": "kvgate.tenant",
+    "attempts": "kvgate.attempts",
+    "replica": "kvgate.replica",
+    "policy": "kvgate.policy",
+    "why": "kvgate.why",
+    "state": "kvgate.state",
+    "matched_tokens": "kvgate.matched_tokens",
+    "waited_ms": "kvgate.waited_ms",
+}
+
+
+class Placed(Protocol):
+    """An attempt's place."""
+
+    replica: str
+    url: str
+
+    @property
+    def decision(self) -> str: ...
+
+
+class Untraced:
+    """A request that nobody traces. Each method says what has happened to it."""
+
+    is_traced = False
+
+    def placing(self) -> None: ...
+
+    def attempting(self, place: Placed) -> None:
+        """It was placed, and is sent there."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the replica gets, so that its own spans belong to the attempt."""
+        return {}
+
+    def answered(self) -> None:
+        """The first byte of its answer has come."""
+
+    def passed(self, piece: bytes) -> None:
+        """The client gets a piece of its answer."""
+
+    def failed(self, reason: str) -> None:
+        """The attempt is over, without an answer."""
+
+    def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
+        """It is over. `kind` is that of its prompt."""
+
+
+UNTRACED = Untraced()
+
+
+class NotSampled(Untraced):
+    """A request that is left out. Its replica leaves it out, too."""
+
+    def __init__(self, traceparent: str) -> None:
+        self._headers = {"traceparent": traceparent}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._headers
+
+
+class RequestTrace(Untraced):
+    """A request whose spans are sent."""
+
+    is_traced = True
+
+    def __init__(self, tracer: Tracer, parent: Any) -> None:
+        from opentelemetry import trace
+
+        self._api, self._tracer = trace, tracer
+        self._root = tracer.start_span("request", parent, trace.SpanKind.SERVER)
+        self._open: list[Span] = []
+        """The attempt, and what it does now; or the placement."""
+        self._tail = b""
+
+    def _begin(self, name: str, parent: Span, *, is_sent: bool = False, **attributes: Any) -> None:
+        kind = self._api.SpanKind.CLIENT if is_sent else self._api.SpanKind.INTERNAL
+        named = {name.replace("_", "."): value for name, value in attributes.items()}
+        context = self._api.set_span_in_context(parent)
+        self._open.append(self._tracer.start_span(name, context, kind, attributes=named))
+
+    def _close(self, down_to: int = 0) -> None:
+        while len(self._open) > down_to:
+            self._open.pop().end()
+
+    def placing(self) -> None:
+        self._begin("place", self._root)
+
+    def attempting(self, place: Placed) -> None:
+        if self._open:
+            self._open[-1].set_attribute("kvgate.decision", place.decision)
+        self._close()
+        self._begin("attempt", self._root, is_sent=True, kvgate_replica=place.replica, url_full=place.url)
+        self._begin("first byte", self._open[0])
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        carrier: dict[str, str] = {}
+        if self._open:
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            TraceContextTextMapPropagator().inject(carrier, self._api.set_span_in_context(self._open[0]))
+        return carrier
+
+    def answered(self) -> None:
+        self._close(down_to=1)
+        if self._open:
+            self._begin("relay", self._open[0])
+
+    def passed(self, piece: bytes) -> None:
+        self._tail = (self._tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+
+    def failed(self, reason: str) -> None:
+        if self._open:
+            self._open[0].set_attribute("error.type", reason)
+            self._open[0].set_status(self._api.StatusCode.ERROR)
+        self._close()
+
+    def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
+        self._close()
+        operation = OPERATIONS.get(kind or "", "")
+        self._root.update_name(
+            f"{operation} {record['model']}" if operation else f"{record['method']} {record['path']}"
+        )
+        known = {name: record[field] for field, name in _ATTRIBUTES.items() if record.get(field) is not None}
+        self._root.set_attributes(known | _costs(record.get("costs") or []))
+        if operation:
+            self._root.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm"})
+        if reasons := [found.decode() for found in _FINISHED.findall(self._tail)]:
+            self._root.set_attribute("gen_ai.response.finish_reasons", reasons)
+        if record.get("code"):
+            self._root.set_attribute("error.type", record["code"])
+        if record["status"] >= 500:
+            self._root.set_status(self._api.StatusCode.ERROR)
+        self._root.end()
+
+
+def _costs(candidates: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The replicas that were looked at, and what each would have cost, in tokens: a list for each term."""
+    names = candidates[0] if candidates else ()
+    return {f"kvgate.candidates.{name}": [each[name] for each in candidates] for name in names}

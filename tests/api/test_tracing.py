@@ -1,0 +1,208 @@
+"""A gateway's spans, as a receiver of OTLP gets them. tests/fit shows them in a tracing backend."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from bench.cluster import Cluster
+from tests.api.echo import MODEL, running_echo, sent
+from tests.api.stage import Stage, chat_body, fresh, running_gateway
+from tests.polling import wait_until
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+Span = dict[str, Any]
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes what exporters send."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.spans: list[Span] = []
+        self.is_broken = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+    def of(self, trace: str) -> list[Span]:
+        return [span for span in self.spans if span["trace"] == trace]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if not self.server.is_broken:
+            self.server.spans += spans_of(ExportTraceServiceRequest.FromString(body))
+        self.send_response(503 if self.server.is_broken else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def spans_of(sent: ExportTraceServiceRequest) -> Iterator[Span]:
+    for of_resource in sent.resource_spans:
+        for of_scope in of_resource.scope_spans:
+            for span in of_scope.spans:
+                yield {
+                    "trace": span.trace_id.hex(),
+                    "id": span.span_id.hex(),
+                    "parent": span.parent_span_id.hex(),
+                    "name": span.name,
+                    "took_ns": span.end_time_unix_nano - span.start_time_unix_nano,
+                    "resource": attributes(of_resource.resource.attributes),
+                    **attributes(span.attributes),
+                }
+
+
+def attributes(found: Any) -> dict[str, Any]:
+    return {each.key: value_of(each.value) for each in found}
+
+
+def value_of(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [value_of(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def received() -> Iterator[Receiver]:
+    with receiver() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(received: Receiver, open_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Another gateway of the open cluster, which traces the requests whose clients want it."""
+    config = {"tracing": {"endpoint": received.url, "sample_ratio": 0}}
+    folder = tmp_path_factory.mktemp("tracing")
+    with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
+        yield url
+
+
+def traced(number: int) -> tuple[str, dict[str, str]]:
+    trace = f"{number:032x}"
+    return trace, {"traceparent": f"00-{trace}-{PARENT}-01"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_each_step_of_a_request_is_a_span_of_the_clients_trace(
+    url: str, received: Receiver, stage: Stage, stream: bool
+) -> None:
+    trace, headers = traced(1 + stream)
+    headers["x-request-id"] = fresh("traced")
+    canary = fresh("canary")
+    body = chat_body(canary * 50)
+    first = stage.http.post(f"{url}/v1/chat/completions", json=body)
+    answer = stage.http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream}, headers=headers)
+    assert (first.status_code, answer.status_code) == (200, 200)
+    wait_until(lambda: len(received.of(trace)) == 5)
+    spans = {span["name"]: span for span in received.of(trace)}
+    root, attempt = spans["chat sim"], spans["attempt"]
+    assert root["parent"] == PARENT
+    assert spans["place"]["parent"] == attempt["parent"] == root["id"]
+    assert spans["first byte"]["parent"] == spans["relay"]["parent"] == attempt["id"]
+    assert root["took_ns"] >= attempt["took_ns"] >= spans["first byte"]["took_ns"] > 0
+    assert root["resource"]["service.name"] == "kvgate"
+    assert (root["gen_ai.operation.name"], root["gen_ai.request.model"]) == ("chat", "sim")
+    assert root["gen_ai.usage.input_tokens"] > 100
+    assert root["gen_ai.usage.output_tokens"] == 4
+    assert root["gen_ai.usage.cache_read.input_tokens"] > 100
+    assert root["gen_ai.response.finish_reasons"] == ["length"]
+    assert (root["kvgate.request_id"], root["http.response.status_code"]) == (headers["x-request-id"], 200)
+    assert root["kvgate.replica"] == attempt["kvgate.replica"] == answer.headers["x-kvgate-replica"]
+    assert spans["place"]["kvgate.decision"] == answer.headers["x-kvgate-decision"]
+    assert (root["kvgate.why"], root["kvgate.policy"]) == ("hit", "prefix_kv_aware")
+    assert sorted(root["kvgate.candidates.replica"]) == ["r0", "r1", "r2"]
+    assert len(root["kvgate.candidates.cost"]) == 3
+    assert canary not in str(received.of(trace))
+
+
+def test_the_replica_gets_the_attempt_as_its_parent(received: Receiver, open_cluster: Cluster, tmp_path: Path) -> None:
+    config = {"tracing": {"endpoint": received.url, "sample_ratio": 0}}
+    trace, headers = traced(7)
+    with (
+        running_echo("e0") as echo,
+        running_gateway(tmp_path, open_cluster.redis_url, [echo], config) as url,
+    ):
+
+        def asked(headers: dict[str, str]) -> dict[str, str]:
+            body = {**chat_body(fresh()), "model": MODEL}
+            return sent(httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=20)).headers
+
+        got = asked({**headers, "tracestate": "a=b"})
+        wait_until(lambda: any(span["name"] == "attempt" for span in received.of(trace)))
+        (attempt,) = [span for span in received.of(trace) if span["name"] == "attempt"]
+        assert (got["traceparent"], got["tracestate"]) == (f"00-{trace}-{attempt['id']}-01", "a=b")
+        left_out = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+        assert asked(left_out)["traceparent"] == left_out["traceparent"], "its client has decided against it"
+        assert asked({})["traceparent"].endswith("-00"), "its replica does not trace it, either"
+    assert received.of(TRACE) == []
+
+
+def test_failed_attempts_and_refusals_are_told(url: str, received: Receiver, stage: Stage) -> None:
+    trace, headers = traced(3)
+    for sim in stage.sims:
+        sim.fail("error", count=-1)
+    answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
+    for sim in stage.sims:
+        sim.fail("none")
+    assert answer.status_code == 500
+    wait_until(lambda: any(span["name"] == "chat sim" for span in received.of(trace)))
+    attempts = [span for span in received.of(trace) if span["name"] == "attempt"]
+    assert len({span["kvgate.replica"] for span in attempts}) == len(attempts) >= 2
+    assert {span["error.type"] for span in attempts} == {"status_500"}
+    trace, headers = traced(4)
+    stage.http.post(f"{url}/v1/chat/completions", json={"model": "unknown"}, headers=headers)
+    wait_until(lambda: received.of(trace))
+    (root,) = received.of(trace)
+    assert (root["error.type"], root["http.response.status_code"]) == ("model_not_found", 404)
+
+
+def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, stage: Stage) -> None:
+    received.is_broken = True
+    for number in range(10, 20):
+        _, headers = traced(number)
+        answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
+        assert answer.status_code == 200
+    received.is_broken = False
+
+
+def test_what_is_left_is_sent_when_a_gateway_stops(open_cluster: Cluster, stage: Stage, tmp_path: Path) -> None:
+    with receiver() as own:
+        config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
+        with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
+            assert stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh())).status_code == 200
+        assert sorted(span["name"] for span in own.spans)[:2] == ["attempt", "chat sim"]
+
+
+def test_without_the_libraries_a_gateway_says_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(yaml.safe_dump({"tracing": {"endpoint": "http://127.0.0.1:4318/v1/traces"}}))
+    without = "import sys; sys.modules['opentelemetry.exporter'] = None; from gateway.ops.cli import main; main()"
+    command = (sys.executable, "-P", "-c", without, "gateway", "--config", str(file))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "pip install 'kvgate[otel]'" in ended.stderr
