@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 from bench.cluster import KVGATE, running_gateways
 from bench.overhead.canned import MODEL
@@ -44,12 +47,12 @@ def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
 
 
 def _kvgate(
-    gateways: int, command: Sequence[str] = KVGATE
+    gateways: int, command: Sequence[str] = KVGATE, config: dict[str, Any] | None = None
 ) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
     @contextmanager
     def start(upstreams: Sequence[str]) -> Iterator[Running]:
         urls = {f"r{index}": url for index, url in enumerate(upstreams)}
-        with running_gateways(urls, gateways=gateways, kvgate=command) as cluster:
+        with running_gateways(urls, gateways=gateways, kvgate=command, config=config) as cluster:
             processes = read_processes(cluster.state_dir)
             yield Running(
                 cluster.gateway_urls,
@@ -59,6 +62,32 @@ def _kvgate(
             )
 
     return start
+
+
+TRACED = "kvgate traced"
+"""With a span for one request in a hundred."""
+
+
+class _Deaf(BaseHTTPRequestHandler):
+    """Takes spans, and forgets them."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def _traced(upstreams: Sequence[str]) -> Iterator[Running]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Deaf) as receiver:
+        Thread(target=receiver.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{receiver.server_port}/v1/traces"
+        with _kvgate(1, config={"tracing": {"endpoint": endpoint, "sample_ratio": 0.01}})(upstreams) as running:
+            yield running
+        receiver.shutdown()
 
 
 BESIDE = "kvgate beside"
@@ -119,6 +148,7 @@ CONTENDERS = {
         Contender("nginx", _nginx, lambda: "" if shutil.which("nginx") else "apt install nginx-light"),
         Contender("kvgate", _kvgate(1)),
         Contender("kvgate x2", _kvgate(2)),
+        Contender(TRACED, _traced),
         *(_of_peer(peer) for peer in PEERS.values()),
     )
 }

@@ -95,7 +95,7 @@ class Attempts:
                     self._metrics.retries.inc(failures[-1].reason)
                 tickets.append(ticket)
                 reply.note(ticket, job.caller.sees_decisions)
-                reply.trace.attempting(ticket)
+                reply.trace.attempting(ticket, job.headers)
                 failure = await self._attempt(job, tickets, failures, reply, held)
                 if failure is None:
                     return
@@ -183,7 +183,7 @@ class Attempts:
                 self._moves.attempt(ticket.replica, self._others(job, failures), tickets, limit) as waiting,
             ):
                 answer = await self._upstream.send(
-                    job.method, ticket.url, job.target, self._headers(job, ticket, reply), _body(job, ticket)
+                    job.method, ticket.url, job.target, self._headers(job, ticket), _body(job, ticket)
                 )
                 if answer.status in RETRIED_STATUSES:
                     return await _declined(answer, held)
@@ -228,8 +228,8 @@ class Attempts:
             message = f"The replica broke off this answer ({broken.reason}); it is incomplete."
             raise ApiError(502, "stream_broken", message) from broken
 
-    def _headers(self, job: Job, ticket: Ticket, reply: Reply) -> dict[str, str]:
-        headers = dict(reply.trace.headers)
+    def _headers(self, job: Job, ticket: Ticket) -> dict[str, str]:
+        headers = {}
         if (rank := self._dp_ranks.get(ticket.replica)) is not None:
             headers["x-data-parallel-rank"] = rank
         priority = self._tenants.engine_priority(job.caller.tenant) if job.endpoint.takes_priority else None

@@ -18,7 +18,7 @@ from gateway.relay.error_shapes import error_body, error_event
 from gateway.relay.sse import next_sequence_number
 from gateway.request.reader import Job
 from gateway.routing.ticket import Ticket
-from gateway.tracing.request_trace import UNTRACED, Untraced
+from gateway.tracing.untraced import UNTRACED, Untraced
 from gateway.upstream import Answer
 
 _NOT_PASSED = frozenset(

@@ -2,4 +2,5 @@
 
 tracing        which requests are traced, and where their spans go
 request_trace  the spans of one request
+untraced       what a request without spans does instead: nothing
 """

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.tracing.untraced import Placed, Untraced
 
 OPERATIONS = {
     "chat": "chat",
@@ -23,6 +25,7 @@ OPERATIONS = {
 }
 """By the kind of a request's prompt."""
 _TAIL_BYTES = 4096
+_W3C = TraceContextTextMapPropagator()
 _FINISHED = re.compile(rb'"(?:finish_reason|stop_reason)": ?"(\w{1,40})"')
 # By field of a request's record (relay/request_record.py).
 _ATTRIBUTES = {
@@ -46,77 +49,23 @@ _ATTRIBUTES = {
 }
 
 
-class Placed(Protocol):
-    """An attempt's place."""
-
-    replica: str
-    url: str
-
-    @property
-    def decision(self) -> str: ...
-
-
-class Untraced:
-    """A request that nobody traces. Each method says what has happened to it."""
-
-    is_traced = False
-
-    def placing(self) -> None: ...
-
-    def attempting(self, place: Placed) -> None:
-        """It was placed, and is sent there."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What the replica gets, so that its own spans belong to the attempt."""
-        return {}
-
-    def answered(self) -> None:
-        """The first byte of its answer has come."""
-
-    def passed(self, piece: bytes) -> None:
-        """The client gets a piece of its answer."""
-
-    def failed(self, reason: str) -> None:
-        """The attempt is over, without an answer."""
-
-    def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
-        """It is over. `kind` is that of its prompt."""
-
-
-UNTRACED = Untraced()
-
-
-class NotSampled(Untraced):
-    """A request that is left out. Its replica leaves it out, too."""
-
-    def __init__(self, traceparent: str) -> None:
-        self._headers = {"traceparent": traceparent}
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._headers
-
-
 class RequestTrace(Untraced):
     """A request whose spans are sent."""
 
     is_traced = True
 
-    def __init__(self, tracer: Tracer, parent: Any) -> None:
-        from opentelemetry import trace
-
-        self._api, self._tracer = trace, tracer
-        self._root = tracer.start_span("request", parent, trace.SpanKind.SERVER)
+    def __init__(self, tracer: Tracer, headers: Mapping[str, str]) -> None:
+        """Of a request with these headers."""
+        self._tracer = tracer
+        self._root = tracer.start_span("request", _W3C.extract(headers), SpanKind.SERVER)
         self._open: list[Span] = []
         """The attempt, and what it does now; or the placement."""
         self._tail = b""
 
     def _begin(self, name: str, parent: Span, *, is_sent: bool = False, **attributes: Any) -> None:
-        kind = self._api.SpanKind.CLIENT if is_sent else self._api.SpanKind.INTERNAL
+        kind = SpanKind.CLIENT if is_sent else SpanKind.INTERNAL
         named = {name.replace("_", "."): value for name, value in attributes.items()}
-        context = self._api.set_span_in_context(parent)
-        self._open.append(self._tracer.start_span(name, context, kind, attributes=named))
+        self._open.append(self._tracer.start_span(name, set_span_in_context(parent), kind, attributes=named))
 
     def _close(self, down_to: int = 0) -> None:
         while len(self._open) > down_to:
@@ -125,21 +74,13 @@ class RequestTrace(Untraced):
     def placing(self) -> None:
         self._begin("place", self._root)
 
-    def attempting(self, place: Placed) -> None:
+    def attempting(self, place: Placed, headers: dict[str, str]) -> None:
         if self._open:
             self._open[-1].set_attribute("kvgate.decision", place.decision)
         self._close()
         self._begin("attempt", self._root, is_sent=True, kvgate_replica=place.replica, url_full=place.url)
         self._begin("first byte", self._open[0])
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        carrier: dict[str, str] = {}
-        if self._open:
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-            TraceContextTextMapPropagator().inject(carrier, self._api.set_span_in_context(self._open[0]))
-        return carrier
+        _W3C.inject(headers, set_span_in_context(self._open[0]))
 
     def answered(self) -> None:
         self._close(down_to=1)
@@ -152,7 +93,7 @@ class RequestTrace(Untraced):
     def failed(self, reason: str) -> None:
         if self._open:
             self._open[0].set_attribute("error.type", reason)
-            self._open[0].set_status(self._api.StatusCode.ERROR)
+            self._open[0].set_status(StatusCode.ERROR)
         self._close()
 
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
@@ -170,7 +111,7 @@ class RequestTrace(Untraced):
         if record.get("code"):
             self._root.set_attribute("error.type", record["code"])
         if record["status"] >= 500:
-            self._root.set_status(self._api.StatusCode.ERROR)
+            self._root.set_status(StatusCode.ERROR)
         self._root.end()
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gateway.settings.tracing_settings import TracingSettings
-from gateway.tracing.request_trace import UNTRACED, NotSampled, RequestTrace, Untraced
+from gateway.tracing.untraced import UNTRACED, NotSampled, Untraced
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Tracer
 
 _FLUSH_MS = 5000
 
@@ -29,8 +30,12 @@ class Tracing:
         self._ratio = settings.sample_ratio
         self._provider: TracerProvider | None = None
         if settings.endpoint is not None:
+            from gateway.tracing.request_trace import RequestTrace
+
             self._provider = _provider(settings.endpoint, gateway, version)
-            self._tracer: Tracer = self._provider.get_tracer("kvgate", version)
+            self._traced = partial(RequestTrace, self._provider.get_tracer("kvgate", version))
+        # One name for all that are left out: nobody stores them.
+        self._not_sampled = NotSampled(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
     def __repr__(self) -> str:
         return f"<Tracing {'off' if self._provider is None else f'of {self._ratio:%}'}>"
@@ -41,12 +46,10 @@ class Tracing:
             return UNTRACED
         given = headers.get("traceparent", "")
         if not given and random.random() >= self._ratio:
-            return NotSampled(f"00-{random.getrandbits(128) | 1:032x}-{random.getrandbits(64) | 1:016x}-00")
+            return self._not_sampled
         if given and not given.endswith(("1", "3")):  # the lowest bit of the flags
             return UNTRACED
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        return RequestTrace(self._tracer, TraceContextTextMapPropagator().extract(headers))
+        return self._traced(headers)
 
     async def close(self) -> None:
         """Send what is left, within some seconds."""
