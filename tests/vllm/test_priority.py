@@ -22,7 +22,7 @@ EARLIER = 4
 CONFIG: dict[str, Any] = {
     "redis": {"budget_ms": 500},
     "health": {"timeout_s": 5},
-    "queue": {"max_wait_s": 0},  # all that waits, waits in the engine
+    "queue": {"max_wait_s": 0, "engine_priority": True},  # all that waits, waits in the engine
     "tenants": [{"name": "dialogs", "priority": "realtime"}, {"name": "reports", "priority": "batch"}],
     "security": {
         "api_keys": [api_key("alice", "dialogs"), api_key("bob", "reports")],
@@ -63,7 +63,7 @@ async def test_what_is_urgent_is_computed_before_what_came_earlier(gateways: lis
         body = {
             "model": install.MODEL,
             "prompt": f"{name} " * 20,
-            "max_tokens": 120,
+            "max_tokens": 1500,
             "stream": True,
             "ignore_eos": True,
         }
