@@ -9,6 +9,7 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.chores.applier import Appliers
+from coordinator.engine.sockets import tls_context
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -224,7 +225,7 @@ def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:
     key = settings.security.replica_api_key
-    tls = certificate.context if certificate is not None else None
+    tls = tls_context if certificate is None else lambda: certificate.context
     return Upstream(settings.timeouts, key.get_secret_value() if key else None, tls)
 
 

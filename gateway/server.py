@@ -86,7 +86,7 @@ def serve(settings: GatewaySettings) -> None:
     )
     if certificate is not None:
         config.load()
-        config.ssl = certificate.context  # uvicorn would make one that cannot change
+        config.ssl = certificate.first  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_Server(config, app).serve(sockets))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,15 @@ class BadCertificate(Exception):
 class Certificate:
     """A certificate and its key in a TLS context. `run()` is a background task."""
 
-    def __init__(self, name: str, settings: CertificateSettings, context: ssl.SSLContext) -> None:
+    def __init__(self, name: str, settings: CertificateSettings, make_context: Callable[[], ssl.SSLContext]) -> None:
         """`name` is that of the setting. Raises BadCertificate."""
-        self.name, self.context = name, context
+        self.name, self._make_context = name, make_context
         self._certificate, self._key = Path(settings.certificate), Path(settings.key)
         self._seen = self._files()
-        self._load()
+        self._reason = ""
+        """Why it was not loaded again when that was tried last."""
+        self.first = self.context = self._loaded()
+        """The context of the start, for those who keep one; and the one for the next connection."""
 
     def __repr__(self) -> str:
         return f"<Certificate {self._certificate}>"
@@ -45,23 +49,28 @@ class Certificate:
                 if found == self._seen:
                     continue
                 self._seen = found
-                self._load()
-            except BadCertificate as error:  # it is written just now, or wrongly: the one before stays
-                _log.warning("certificate not loaded", setting=self.name, reason=str(error))
+                self.context = self._loaded()
+                # A key of another kind stays beside the one before: whoever keeps this context shows either.
+                self.first.load_cert_chain(self._certificate, self._key, password=_no_password)
+            except (BadCertificate, ssl.SSLError, OSError) as error:  # it is written just now, or wrongly
+                if self._reason != str(error):
+                    self._reason = str(error)
+                    _log.warning("certificate not loaded", setting=self.name, reason=self._reason)
             else:
+                self._reason = ""
                 _log.info("certificate loaded", setting=self.name, file=str(self._certificate))
 
     def _files(self) -> tuple[bytes, bytes]:
         return _read(self.name, "certificate", self._certificate), _read(self.name, "key", self._key)
 
-    def _load(self) -> None:
-        """Try the pair in another context first: a failure in the one in use may leave half of it there."""
+    def _loaded(self) -> ssl.SSLContext:
+        context = self._make_context()
         try:
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-                context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (ssl.SSLError, OSError, ValueError) as error:
             why = f"{self.name}: {self._certificate} and {self._key} are no PEM certificate and its key"
             raise BadCertificate(f"{why} ({error})") from None
+        return context
 
 
 class Certificates(NamedTuple):
@@ -77,21 +86,30 @@ NO_CERTIFICATES = Certificates()
 
 
 def of_listener(settings: CertificateSettings | None) -> Certificate | None:
-    """What clients see, with TLS 1.2 or newer. Raises BadCertificate."""
+    """What clients see, with TLS 1.2 or newer. A server has one context: `first`. With each connection, that one hands
+    over to the context of now. Raises BadCertificate."""
     if settings is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    return Certificate("tls", settings, context)
+
+    def make_context() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    certificate = Certificate("tls", settings, make_context)
+
+    def hand_over(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = certificate.context
+
+    certificate.first.sni_callback = hand_over
+    return certificate
 
 
 def towards_replicas(settings: CertificateSettings | None) -> Certificate | None:
-    """What replicas see. The context trusts what the system does, or the authorities in SSL_CERT_FILE. Raises
+    """What replicas see. It trusts what the system does, or the authorities in SSL_CERT_FILE. Raises
     BadCertificate."""
-    if settings is None:
-        return None
-    return Certificate("replica_tls", settings, ssl.create_default_context())
+    return None if settings is None else Certificate("replica_tls", settings, ssl.create_default_context)
 
 
 def _no_password() -> str:

@@ -14,8 +14,10 @@ REMEMBERED_S = 900
 
 
 async def note_lost(pool: Pool, gateway: str) -> None:
-    """The gateway was reaped: remember when. Does nothing if it lives again. Raises StoreError."""
-    if await pool.read("HGET", pool.keys.gateways, gateway) is not None:
+    """The gateway was reaped: remember when. Does nothing if it, or another one with its id, lives. Raises
+    StoreError."""
+    known = await pool.read("HKEYS", pool.keys.gateways)
+    if _configured(gateway) in {_configured(readable(name)) for name in known}:
         return
     key, now_ms = pool.keys.lost_gateways, time_ms(await pool.read("TIME"))
     with suppress(StoreRefused):  # the store is full, or somebody else wrote there: reaping is worth more

@@ -28,8 +28,10 @@ async def _read(pool: Pool, key: str, among: Sequence[str]) -> list[bytes]:
         if not among:
             return list(await pool.read("HGETALL", key))
         records = await pool.read("HMGET", key, *among)
-    except StoreRefused:  # somebody else wrote there
-        return []
+    except StoreRefused as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return []  # somebody else wrote there
     return [part for name, record in zip(among, records, strict=True) if record for part in (name.encode(), record)]
 
 

@@ -32,6 +32,7 @@ class ClusterView:
     def __init__(self, status: Status, operations: Operations, store: Store) -> None:
         self._status, self._operations, self._store = status, operations, store
         self._seen: dict[str, Any] = {
+            "store_ms": 0,  # Redis time
             "gateways": [],
             "lost_gateways": [],
             "replicas": [],
@@ -80,6 +81,7 @@ class ClusterView:
             self._history_s = time.monotonic()
         queue = await self._operations.queue()
         return {
+            "store_ms": max((pool.state.now_ms for pool in pools if pool.state is not None), default=0),
             "gateways": await _gateways(pools),
             "lost_gateways": await _lost(pools),
             "replicas": [each | _figures(self._store.pool(each["pool"]), each["id"]) for each in replicas],

@@ -2,7 +2,7 @@
 
 A browser asks first, without credentials (a preflight), so it is answered before anybody's key is checked. Answers to
 pages of allowed origins say so. There are no cookies in the API, so none are allowed. The console is for its own page
-only.
+only, and metrics are for nobody's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gateway.http.exchange import Exchange
 
 ANY = "*"
-_OWN_PATHS = "/console"
+_NOT_FOR_PAGES = ("/console", "/metrics")
 _METHODS = b"GET, POST, PUT, PATCH, DELETE"
 _GOOD_FOR_S = b"600"
 """How long a browser remembers the answer to a preflight."""
@@ -30,7 +30,7 @@ class Cors:
 
     def answers(self, exchange: Exchange) -> bool:
         """Answer a preflight, and return True. Otherwise give the exchange the headers that its answer needs."""
-        if not self._origins or exchange.path.startswith(_OWN_PATHS):
+        if not self._origins or exchange.path.startswith(_NOT_FOR_PAGES):
             return False
         origin = exchange.headers.get("origin", "")
         is_allowed = origin != "" and (origin in self._origins or ANY in self._origins)

@@ -29,6 +29,7 @@ MAX_KEPT_BYTES = 64 * 1024
 """Of bytes after the request that is being answered."""
 IDLE_S = 75.0
 _LINGER_S = 2.0
+_FAREWELL_S = 0.5
 _PROBE_S = 0.25
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 _NO_LINGERING = struct.pack("ii", 1, 0)
@@ -295,6 +296,8 @@ class HttpProtocol(asyncio.Protocol):
         self._transport.close()
         if unsent_bytes := self.unsent_bytes:
             self._watch_unsent(unsent_bytes)
+        elif self._is_tls:  # it would wait for the client's farewell for half a minute, and an idle client sends none
+            self._call_later("farewell", _FAREWELL_S, self._transport.abort)
 
     def _linger(self) -> None:
         """Close after the client stops sending, or after _LINGER_S. Closing with unread bytes resets the connection,

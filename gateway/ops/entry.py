@@ -7,7 +7,9 @@ import signal
 
 def main() -> None:
     """Run the command."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # in the background of a script it is ignored, and stays so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gateway.ops.cli import main as run
 
     signal.signal(signal.SIGINT, before)

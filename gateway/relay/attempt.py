@@ -102,6 +102,9 @@ class Attempts:
                 reply.trace.failed(failure.reason)
                 ticket.used = NOTHING
                 failures.append(failure)
+        except ApiError as error:
+            reply.trace.failed(error.code)
+            raise
         finally:
             held.let_go()
             for each in tickets:
@@ -190,7 +193,7 @@ class Attempts:
                 streamed = answer.status == 200 and answer.is_event_stream
                 is_whole = await answer.gathered(0 if streamed else MAX_GATHERED_BYTES, held.has_room)
             if streamed and (failure := _broken_start(answer.look())) is not None:
-                _refuse_replay(job, answer)
+                self._refuse_replay(job, ticket, answer, failure.reason)
                 return self._doubted(ticket, failure)
             if answer.status < 400 and not streamed and job.endpoint.computes_prompt:
                 ticket.computed()
@@ -205,7 +208,7 @@ class Attempts:
                 await self._relayed(job, ticket, reply, answer, held, streamed)
             return None
         except UpstreamError as error:
-            _refuse_replay(job, answer)
+            self._refuse_replay(job, ticket, answer, error.reason)
             return self._doubted(ticket, Failure(error.reason))
         except TimeoutError:
             return self._doubted(ticket, Failure(waiting.move_reason or "timeout"))
@@ -213,6 +216,19 @@ class Attempts:
             if answer is not None:
                 answer.close()
             ticket.failed()  # unless it has computed its prompt
+
+    def _refuse_replay(self, job: Job, ticket: Ticket, answer: Answer | None, reason: str) -> None:
+        """Raises ApiError if a stream ended at once that was to send the events of a stored response once more. vLLM
+        begins such a stream for every response, and breaks it off if that has no events. Then this is no fault of the
+        replica; whether it lives is checked all the same."""
+        is_replay = job.method == "GET" and answer is not None and answer.status == 200 and answer.is_event_stream
+        if is_replay and reason in ("reset", "empty"):
+            self._fleet.recheck(ticket.replica)
+            message = (
+                "stream: no events came for this response. Only one that was made with `background` and `stream` has "
+                "any; retrieve this one without `stream`."
+            )
+            raise ApiError(400, "no_events", message, "stream")
 
     async def _relayed(
         self, job: Job, ticket: Ticket, reply: Reply, answer: Answer, held: HeldBytes, streamed: bool
@@ -244,17 +260,6 @@ class Attempts:
             self._router.failed(ticket)
         self._fleet.recheck(ticket.replica)
         return failure
-
-
-def _refuse_replay(job: Job, answer: Answer | None) -> None:
-    """Raises ApiError if a stream failed that was to send the events of a stored response once more. vLLM begins such a
-    stream for every response, and breaks it off if that has no events. This is no fault of the replica."""
-    if job.method == "GET" and answer is not None and answer.status == 200 and answer.is_event_stream:
-        message = (
-            "stream: this response has no events. Only one that was made with `background` and `stream` has any; "
-            "retrieve this one without `stream`."
-        )
-        raise ApiError(400, "no_events", message, "stream")
 
 
 async def _declined(answer: Answer, held: HeldBytes) -> Failure:

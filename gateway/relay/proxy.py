@@ -71,11 +71,11 @@ class Proxy:
         started = time.perf_counter()
         endpoint = endpoint_of(exchange.path)
         reply = Reply(exchange, endpoint.api, started)
-        reply.trace = self._tracing.begin(exchange.headers)
         slot: AdmissionSlot | None = None
         caller: Caller | None = None
         try:
             caller = await identify(exchange) if identify else self._keyring.identify(exchange.headers)
+            reply.trace = self._tracing.begin(exchange.headers)  # not before: a traceparent is obeyed
             self._reader.refuse_denied(exchange.path)
             slot = self._admission.admit(holder_of(caller, exchange.peer))
             await self._serve(exchange, reply, caller, slot)

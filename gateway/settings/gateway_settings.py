@@ -156,7 +156,8 @@ class SecuritySettings(Section):
     def _are_origins(cls, origins: list[str]) -> list[str]:
         for origin in origins:
             parts = urlsplit(origin)
-            is_one = parts.scheme in ("http", "https") and parts.hostname and _has_valid_port(parts)
+            usual = {"http": 80, "https": 443}.get(parts.scheme)
+            is_one = usual and parts.hostname and _has_valid_port(parts) and parts.port != usual
             if origin != "*" and not (is_one and origin == f"{parts.scheme}://{parts.netloc}" and not parts.username):
                 raise ValueError(f"{origin!r} is no origin: write it like https://app.example.com, or * for any")
         return [origin.lower() for origin in origins]

@@ -26,7 +26,14 @@ OPERATIONS = {
 """By the kind of a request's prompt."""
 _TAIL_BYTES = 4096
 _W3C = TraceContextTextMapPropagator()
-_FINISHED = re.compile(rb'"(?:finish_reason|stop_reason)": ?"(\w{1,40})"')
+_FINISHED = re.compile(rb'"(finish_reason|stop_reason)": ?"(\w{1,40})"')
+# vLLM's `stop_reason` of a choice may be a text that the client has chosen.
+_REASONS = frozenset(
+    {
+        *("stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error"),
+        *("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "pause_turn"),
+    }
+)
 # By field of a request's record (relay/request_record.py).
 _ATTRIBUTES = {
     "model": "gen_ai.request.model",
@@ -99,18 +106,19 @@ class RequestTrace(Untraced):
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
         self._close()
         operation = OPERATIONS.get(kind or "", "")
-        self._root.update_name(
-            f"{operation} {record['model']}" if operation else f"{record['method']} {record['path']}"
-        )
+        names = (operation, record["model"]) if operation and record["model"] else (record["method"], record["path"])
+        self._root.update_name(" ".join(names))
         known = {name: record[field] for field, name in _ATTRIBUTES.items() if record.get(field) is not None}
         self._root.set_attributes(known | _costs(record.get("costs") or []))
         if operation:
             self._root.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm"})
-        if reasons := [found.decode() for found in _FINISHED.findall(self._tail)]:
+        field = b"stop_reason" if kind == "message" else b"finish_reason"
+        found = [reason.decode() for name, reason in _FINISHED.findall(self._tail) if name == field]
+        if reasons := [reason for reason in found if reason in _REASONS]:
             self._root.set_attribute("gen_ai.response.finish_reasons", reasons)
         if record.get("code"):
             self._root.set_attribute("error.type", record["code"])
-        if record["status"] >= 500:
+        if record["status"] >= 500 or record.get("code") == "stream_broken":
             self._root.set_status(StatusCode.ERROR)
         self._root.end()
 
@@ -118,4 +126,4 @@ class RequestTrace(Untraced):
 def _costs(candidates: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """The replicas that were looked at, and what each would have cost, in tokens: a list for each term."""
     names = candidates[0] if candidates else ()
-    return {f"kvgate.candidates.{name}": [each[name] for each in candidates] for name in names}
+    return {f"kvgate.candidates.{name}": [each.get(name, 0) for each in candidates] for name in names}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import secrets
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,7 +20,10 @@ from gateway.tracing.untraced import UNTRACED, NotSampled, Untraced
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_FLUSH_MS = 5000
+_CLOSES_WITHIN_S = 5.0
+_SENDS_WITHIN_S = 5
+_MOST_STATE_CHARS = 512
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})")
 
 
 class MissingExtra(Exception):
@@ -44,18 +51,30 @@ class Tracing:
         """The trace of a request with these headers. Whoever sends a traceparent has decided whether it is sampled."""
         if self._provider is None:
             return UNTRACED
-        given = headers.get("traceparent", "")
-        if not given and random.random() >= self._ratio:
-            return self._not_sampled
-        if given and not given.endswith(("1", "3")):  # the lowest bit of the flags
+        given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+        if given is None:
+            return self._traced({}) if random.random() < self._ratio else self._not_sampled
+        if not int(given[1], 16) & 1:
             return UNTRACED
-        return self._traced(headers)
+        state = headers.get("tracestate", "")
+        kept = {"tracestate": state} if len(state) <= _MOST_STATE_CHARS else {}
+        return self._traced({"traceparent": given[0], **kept})
 
     async def close(self) -> None:
-        """Send what is left, within some seconds."""
-        if self._provider is not None:
-            await asyncio.to_thread(self._provider.force_flush, _FLUSH_MS)
-            await asyncio.to_thread(self._provider.shutdown)
+        """Send what is left, for at most _CLOSES_WITHIN_S."""
+        if self._provider is None:
+            return
+        provider, sent, loop = self._provider, asyncio.Event(), asyncio.get_running_loop()
+
+        def send() -> None:
+            provider.shutdown()
+            with suppress(RuntimeError):  # the loop is closed: it took too long
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=send, daemon=True).start()  # nobody waits for it at the exit
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSES_WITHIN_S):
+                await sent.wait()
 
 
 def check_extra(settings: TracingSettings) -> None:
@@ -77,8 +96,10 @@ def _provider(endpoint: str, gateway: str, version: str) -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
+    # It logs headers of clients that it cannot read.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
     told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": version}
     # What is sampled is decided here, once for each request: the SDK would cost each request some microseconds.
     provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(told), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)))
     return provider

@@ -7,17 +7,17 @@ the first byte of an answer's body.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coordinator.engine.light_json import parse_answer
+from coordinator.engine.sockets import tls_context
 from gateway.deadlines import Deadlines
 from gateway.settings.limit_settings import TimeoutSettings
 from gateway.upstream.answer import Answer
 from gateway.upstream.connection import Buffer
 from gateway.upstream.errors import UpstreamError
-from gateway.upstream.origin import Origin
+from gateway.upstream.origin import Origin, Tls
 
 Headers = Mapping[str, str]
 MAX_CONTROL_BYTES = 2 * 2**20
@@ -37,8 +37,9 @@ class ControlAnswer(NamedTuple):
 class Upstream:
     """Pooled connections to all replicas. Create it inside a running loop, and `close` it at the end."""
 
-    def __init__(self, timeouts: TimeoutSettings, api_key: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is for replicas with https:// (default: it trusts what the system does, and has no certificate)."""
+    def __init__(self, timeouts: TimeoutSettings, api_key: str | None, tls: Tls = tls_context) -> None:
+        """`tls` gives the context of each new connection to a replica with https://. By default, that trusts what the
+        system does, and shows no certificate."""
         self._tls = tls
         self._key_line = f"authorization: Bearer {api_key}\r\n" if api_key else ""
         self._origins: dict[str, Origin] = {}

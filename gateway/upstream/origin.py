@@ -11,9 +11,9 @@ import os
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
-from coordinator.engine.sockets import tls_context
 from gateway.upstream.connection import Connection
 from gateway.upstream.errors import UpstreamError
 
@@ -21,17 +21,20 @@ _SAFE_IN_PATH = "/%:@!$&'()*+,;="
 """The characters that a path may have unquoted (RFC 3986), and the percent sign of quoted ones."""
 
 
+Tls = Callable[[], ssl.SSLContext]
+
+
 class Origin:
     """The connections to one replica's address. Raises UpstreamError if the URL is not a usable address."""
 
-    def __init__(self, url: str, connect_s: float, keep_alive_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, connect_s: float, keep_alive_s: float, tls: Tls) -> None:
         try:  # the URL may come from a record in Redis, which anybody may have written
             parts = urlsplit(url)
             port = parts.port
             self.host_header = parts.netloc.rpartition("@")[2].encode("idna").decode()
         except ValueError as error:
             raise UpstreamError("refused", f"cannot use the address {url!r} ({error})") from error
-        self._tls = (tls or tls_context()) if parts.scheme == "https" else None
+        self._tls = tls if parts.scheme == "https" else None
         self._host, self._port = parts.hostname or "", port or (443 if self._tls else 80)
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
@@ -56,7 +59,10 @@ class Origin:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._rested, self._open.discard), self._host, self._port, ssl=self._tls
+                    lambda: Connection(self._rested, self._open.discard),
+                    self._host,
+                    self._port,
+                    ssl=self._tls and self._tls(),
                 )
         except TimeoutError:
             raise UpstreamError("refused", f"no connection within {self._connect_s:g} s") from None

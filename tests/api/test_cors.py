@@ -68,7 +68,7 @@ def test_without_the_setting_nothing_is_said(guarded: Stage) -> None:
     assert (preflight.status_code, told(preflight)) == (401, {})
 
 
-def test_the_console_is_for_its_own_page(allowing: Stage) -> None:
-    for path in ("/console", "/console/live", "/console/chat", "/console/login"):
+def test_the_console_and_metrics_are_for_no_other_page(allowing: Stage) -> None:
+    for path in ("/console", "/console/live", "/console/chat", "/console/login", "/metrics"):
         assert told(allowing.get(path, headers={"origin": PAGE})) == {}
         assert told(allowing.send("OPTIONS", path, headers={"origin": PAGE, **ASKED})) == {}

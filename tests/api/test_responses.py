@@ -48,7 +48,7 @@ def test_the_events_of_a_response_that_has_none_are_refused(mixed: Stage) -> Non
     with sdk(mixed.gateways[0]) as client:
         made = client.responses.create(model="a", input=text(100), background=True, max_output_tokens=4)
         for _ in range(3):
-            with pytest.raises(openai.BadRequestError, match="this response has no events") as refused:
+            with pytest.raises(openai.BadRequestError, match="no events came for this response") as refused:
                 list(client.responses.retrieve(made.id, stream=True))
             assert (refused.value.code, refused.value.param) == ("no_events", "stream")
         assert client.responses.retrieve(made.id).id == made.id

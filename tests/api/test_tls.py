@@ -132,6 +132,27 @@ def test_a_new_certificate_is_shown_without_a_restart_and_a_bad_one_is_not(
     assert client.get(f"{url}/health").status_code == 200, "the open connection goes on"
 
 
+def test_a_key_of_another_kind_is_shown_after_a_renewal(folder: Path, open_cluster: Cluster) -> None:
+    own = self_signed(folder, "curve", "127.0.0.1", ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"))
+    config = {"tls": dict(zip(("certificate", "key"), map(str, own), strict=True))}
+    with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
+        assert shown(url) == own[0].read_bytes()
+        renewed = self_signed(folder, "renewed-rsa", "127.0.0.1")
+        for old, new in zip(own, renewed, strict=True):
+            shutil.copy(new, old)
+        wait_until(lambda: shown(url) == renewed[0].read_bytes(), within_s=tls.LOOK_S + 10)
+
+
+def test_a_gateway_stops_although_clients_keep_idle_connections(
+    client: httpx.Client, folder: Path, files: tuple[Path, Path], open_cluster: Cluster
+) -> None:
+    config = {"tls": dict(zip(("certificate", "key"), map(str, files), strict=True))}
+    with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
+        assert client.get(f"{url}/health").status_code == 200
+        log = folder / f"gateway-{urlsplit(url).port}.log"
+    assert "gateway stopped" in log.read_text(), "it was killed: TLS waits half a minute for a client's farewell"
+
+
 @pytest.mark.parametrize("what", ["missing", "of another key"])
 def test_a_gateway_does_not_start_without_its_certificate(folder: Path, what: str) -> None:
     own = self_signed(folder, "own", "127.0.0.1")

@@ -32,6 +32,7 @@ class Receiver(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.spans: list[Span] = []
         self.is_broken = False
+        self.refused = 0
 
     @property
     def url(self) -> str:
@@ -48,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         if not self.server.is_broken:
             self.server.spans += spans_of(ExportTraceServiceRequest.FromString(body))
+        self.server.refused += self.server.is_broken
         self.send_response(503 if self.server.is_broken else 200)
         self.end_headers()
 
@@ -98,8 +100,19 @@ def url(received: Receiver, open_cluster: Cluster, tmp_path_factory: pytest.Temp
     """Another gateway of the open cluster, which traces the requests whose clients want it."""
     config = {"tracing": {"endpoint": received.url, "sample_ratio": 0}}
     folder = tmp_path_factory.mktemp("tracing")
-    with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        quick_batches(patched),
+        running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url,
+    ):
         yield url
+
+
+@contextmanager
+def quick_batches(patched: pytest.MonkeyPatch) -> Iterator[None]:
+    """Spans are sent every 100 ms."""
+    patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    yield
 
 
 def traced(number: int) -> tuple[str, dict[str, str]]:
@@ -114,7 +127,7 @@ def test_each_step_of_a_request_is_a_span_of_the_clients_trace(
     trace, headers = traced(1 + stream)
     headers["x-request-id"] = fresh("traced")
     canary = fresh("canary")
-    body = chat_body(canary * 50)
+    body = chat_body(canary * 50, stop=["canary-stop"])
     first = stage.http.post(f"{url}/v1/chat/completions", json=body)
     answer = stage.http.post(f"{url}/v1/chat/completions", json=body | {"stream": stream}, headers=headers)
     assert (first.status_code, answer.status_code) == (200, 200)
@@ -181,12 +194,29 @@ def test_failed_attempts_and_refusals_are_told(url: str, received: Receiver, sta
     assert (root["error.type"], root["http.response.status_code"]) == ("model_not_found", 404)
 
 
-def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, stage: Stage) -> None:
-    received.is_broken = True
-    for number in range(10, 20):
-        _, headers = traced(number)
+def test_garbage_in_a_traceparent_is_none(url: str, received: Receiver, stage: Stage) -> None:
+    for garbage in ("garbage1", f"00-{TRACE}-{PARENT}", "x" * 4000, f"00-{TRACE}-{PARENT}-zz", "é-01"):
+        headers = {"traceparent": garbage.encode(), "tracestate": b"a=b " + b" " * 4000 + b"x"}
         answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
         assert answer.status_code == 200
+    trace, headers_of_trace = traced(5)
+    answer = stage.http.get(f"{url}/v1/models", headers={"traceparent": f"00-{trace}-{PARENT}-05"})
+    stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers_of_trace)
+    wait_until(lambda: any(span["name"] == "chat sim" for span in received.of(trace)))
+    assert received.of(TRACE) == []
+
+
+def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, stage: Stage) -> None:
+    received.is_broken = True
+
+    def is_refused() -> bool:
+        _, headers = traced(10)
+        answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
+        assert answer.status_code == 200
+        return received.refused > 0
+
+    wait_until(is_refused)
+    assert is_refused()
     received.is_broken = False
 
 

@@ -88,6 +88,8 @@ async def test_who_died_is_remembered_and_who_left_or_came_back_is_not(
     assert await read_lost(pool) == {}
     await client.hset(KEYS.lost_gateways, mapping={"gw3": await now_ms(client) - 2000 * REMEMBERED_S, "gw4": "x"})
     assert await read_lost(pool) == {}, "too long ago, and what is no time"
+    await client.hset(KEYS.gateways, "gw7.bbb", f"1 {await now_ms(client) + 60_000}")
+    await note_lost(pool, "gw7.aaa")  # its next run has registered before the lease of this one ended
     await note_lost(pool, "gw6.ec3223")
     assert list(await hash_of(client, KEYS.lost_gateways)) == ["gw4", "gw6"], "what is too old was removed"
     await client.set(KEYS.lost_gateways, "no hash")

@@ -54,7 +54,7 @@ export function clock(ms) {
 // Whether the last point of a pool's history is too old to be told as of now: nobody writes it, or Redis is full.
 export function isBehind(pool, cluster) {
   const last = pool.history[pool.history.length - 1];
-  return last === undefined || cluster.time_ms - last[0] > 20_000;
+  return last === undefined || cluster.store_ms - last[0] > 20_000;
 }
 
 // Words in which `…` is something to type or to set.

@@ -28,7 +28,7 @@ def load(path: Path) -> GatewaySettings:
     try:
         return load_settings(path, os.environ)
     except SettingsError as error:
-        if any(problem.startswith("vllm: ") for problem in error.problems):
+        if all("is not a known key" in problem for problem in error.problems) and "vllm" in str(error.problems):
             looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
             raise CommandError(f"{path}: {looks}. A gateway's file is like configs/gateway.yaml") from None
         raise refused(path, error) from None

@@ -125,7 +125,7 @@ def agent(
 
     async def run() -> None:
         times, tasks = settings.timeouts, Tasks()
-        secret, tls = key.get_secret_value() if key else None, certificate.context if certificate else None
+        secret, tls = key.get_secret_value() if key else None, certificate.first if certificate else None
         client = ControlClient(times.connect_s, times.upstream_keep_alive_s, secret, tls)
         if certificate is not None:
             tasks.keep(certificate.run, "replica_tls")

@@ -20,7 +20,9 @@ def long_lived_imports() -> Iterator[None]:
     structlog imports rich, if rich is installed, for tracebacks that logs.py does not use. The block hides rich.
     """
     modules: dict[str, Any] = sys.modules
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     modules.setdefault("rich", None)  # None makes `import rich` fail
     try:

@@ -54,7 +54,8 @@ def replica_command(
     try:
         found = commands(load_replica(config, os.environ))
     except SettingsError as error:
-        if any(problem.startswith(_OF_A_GATEWAY) for problem in error.problems):
+        is_without = any(problem.startswith("vllm: is missing") for problem in error.problems)
+        if is_without and any(problem.startswith(_OF_A_GATEWAY) for problem in error.problems):
             looks = f"this looks like a gateway's file: kvgate check-config {config} checks it"
             raise CommandError(f"{config}: {looks}. A replica's file is like those in configs/replica-*.yaml") from None
         raise refused(config, error) from None
