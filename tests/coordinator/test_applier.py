@@ -283,16 +283,18 @@ async def test_a_round_that_outlasts_the_leases_does_not_lose_them(
     apply = Applier._apply
 
     async def slow(self: Applier, wire: Wire, streams: Any) -> None:
-        await asyncio.sleep(0.2)  # for three replicas this takes longer than a lease
+        await asyncio.sleep(0.8)  # for three replicas this takes longer than a lease
         await apply(self, wire, streams)
 
+    # Long enough that a machine that stalls for a second, as in this suite, ends none.
+    monkeypatch.setattr(applier_module, "LEASE_MS", 2000)
     monkeypatch.setattr(Applier, "_apply", slow)
     monkeypatch.setattr(applier_module, "_TRANSITIONS_AT_ONCE", 1)
     async with agents(redis_server.url) as links, crew_on(redis_server.url, "gw0"):
-        await say(links)
-        await caught_up(links, SENT)
+        await say(links, count=8)
+        await caught_up(links, 8)
         assert await hash_of(client, KEYS.asks) == {}
-    await assert_map(client)
+    await assert_map(client, 8)
 
 
 async def test_a_stream_that_is_lost_in_the_middle_of_a_write_holds_up_no_other(
