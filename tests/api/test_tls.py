@@ -22,6 +22,7 @@ import yaml
 
 from bench.cluster import Cluster, SimReplica
 from gateway import tls
+from gateway.ops.local.ports import free_ports
 from tests.api.conftest import GUARDED
 from tests.api.stage import Stage, chat_body, fresh, running_agent, running_gateway, running_sims
 from tests.certificates import self_signed
@@ -159,7 +160,8 @@ def test_a_gateway_does_not_start_without_its_certificate(folder: Path, what: st
     other = self_signed(folder, "other", "127.0.0.1")
     certificate = folder / "nowhere.crt" if what == "missing" else other[0]
     file = folder / "bad.yaml"
-    file.write_text(yaml.safe_dump({"tls": {"certificate": str(certificate), "key": str(own[1])}}))
+    named = {"tls": {"certificate": str(certificate), "key": str(own[1])}}
+    file.write_text(yaml.safe_dump({"host": "127.0.0.1", "port": free_ports(1)[0], **named}))
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
