@@ -18,6 +18,11 @@ class StoreLate(StoreError):
 class StoreRefused(StoreError):
     """Redis answered with an error (a missing permission, a wrong type): retrying will not help."""
 
+    @property
+    def is_wrong_type(self) -> bool:
+        """Whether the key is of another type: somebody else wrote there."""
+        return "WRONGTYPE" in str(self)
+
 
 class NoRoom(Exception):
     """No replica has room for a request, and it may not wait, or has waited for too long.

@@ -160,7 +160,7 @@ class Survey:
         try:
             return await self._wire.send("HGETALL", key)
         except StoreRefused as error:
-            if "WRONGTYPE" not in str(error):
+            if not error.is_wrong_type:
                 raise
             refused[key] = str(error)
             return ()

@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from bench.cluster import KVGATE, running_gateways
 from bench.overhead.canned import MODEL
 from bench.peers import PEERS, Peer, running_peer, running_process
+from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.state_dir import read_processes
 
@@ -68,26 +68,21 @@ TRACED = "kvgate traced"
 """With a span for one request in a hundred."""
 
 
-class _Deaf(BaseHTTPRequestHandler):
+class _Deaf(SilentHandler):
     """Takes spans, and forgets them."""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
 
 @contextmanager
 def _traced(upstreams: Sequence[str]) -> Iterator[Running]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Deaf) as receiver:
-        Thread(target=receiver.serve_forever, daemon=True).start()
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), _Deaf)) as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}/v1/traces"
         with _kvgate(1, config={"tracing": {"endpoint": endpoint, "sample_ratio": 0.01}})(upstreams) as running:
             yield running
-        receiver.shutdown()
 
 
 BESIDE = "kvgate beside"

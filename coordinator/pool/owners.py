@@ -29,7 +29,7 @@ async def _read(pool: Pool, key: str, among: Sequence[str]) -> list[bytes]:
             return list(await pool.read("HGETALL", key))
         records = await pool.read("HMGET", key, *among)
     except StoreRefused as error:
-        if "WRONGTYPE" not in str(error):
+        if not error.is_wrong_type:
             raise
         return []  # somebody else wrote there
     return [part for name, record in zip(among, records, strict=True) if record for part in (name.encode(), record)]

@@ -86,7 +86,7 @@ class History:
 
 async def _remove_foreign(pool: Pool, key: str, refusal: StoreRefused) -> None:
     """Remove what somebody else wrote there. Raises any other refusal: of a full store, for example."""
-    if not any(words in str(refusal) for words in ("WRONGTYPE", "not an integer", "overflow")):
+    if not (refusal.is_wrong_type or any(words in str(refusal) for words in ("not an integer", "overflow"))):
         raise refusal
     await pool.read("UNLINK", key)
 

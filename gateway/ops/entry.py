@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import signal
+from gateway.ops.interrupts import silent_interrupts
 
 
 def main() -> None:
     """Run the command."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # in the background of a script it is ignored, and stays so
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from gateway.ops.cli import main as run
-
-    signal.signal(signal.SIGINT, before)
+    with silent_interrupts():
+        from gateway.ops.cli import main as run
     run()

@@ -69,10 +69,10 @@ class RequestTrace(Untraced):
         """The attempt, and what it does now; or the placement."""
         self._tail = b""
 
-    def _begin(self, name: str, parent: Span, *, is_sent: bool = False, **attributes: Any) -> None:
-        kind = SpanKind.CLIENT if is_sent else SpanKind.INTERNAL
-        named = {name.replace("_", "."): value for name, value in attributes.items()}
-        self._open.append(self._tracer.start_span(name, set_span_in_context(parent), kind, attributes=named))
+    def _begin(
+        self, name: str, parent: Span, kind: SpanKind = SpanKind.INTERNAL, attributes: dict[str, str] | None = None
+    ) -> None:
+        self._open.append(self._tracer.start_span(name, set_span_in_context(parent), kind, attributes=attributes))
 
     def _close(self, down_to: int = 0) -> None:
         while len(self._open) > down_to:
@@ -85,7 +85,8 @@ class RequestTrace(Untraced):
         if self._open:
             self._open[-1].set_attribute("kvgate.decision", place.decision)
         self._close()
-        self._begin("attempt", self._root, is_sent=True, kvgate_replica=place.replica, url_full=place.url)
+        told = {"kvgate.replica": place.replica, "url.full": place.url}
+        self._begin("attempt", self._root, SpanKind.CLIENT, told)
         self._begin("first byte", self._open[0])
         _W3C.inject(headers, set_span_in_context(self._open[0]))
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import httpx
 
 from bench.cluster import SimReplica
+from bench.threaded_server import SilentHandler, in_thread
 
 MODEL = "echo"
 FORGED_HEADERS = {
@@ -52,7 +52,7 @@ def sent(answer: httpx.Response) -> Sent:
     return Sent(document["target"], document["headers"], bytes.fromhex(document["body"]))
 
 
-class _Echo(BaseHTTPRequestHandler):
+class _Echo(SilentHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -80,20 +80,9 @@ class _Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
-        """Logs nothing: pytest shows failures."""
-
 
 @contextmanager
 def running_echo(replica: str) -> Iterator[SimReplica]:
     """Runs the echo under a replica's id, in a thread of the test's process."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), _Echo)) as server:
         yield SimReplica(replica, server.server_address[1], (), None)  # type: ignore[arg-type]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -47,7 +47,7 @@ def files(folder: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def url(folder: Path, files: tuple[Path, Path], open_cluster: Cluster) -> Iterator[str]:
     """Another gateway of the open cluster, with TLS."""
-    config = {"tls": dict(zip(("certificate", "key"), map(str, files), strict=True))}
+    config = {"tls": named(files)}
     with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
         yield url
 
@@ -56,6 +56,11 @@ def url(folder: Path, files: tuple[Path, Path], open_cluster: Cluster) -> Iterat
 def client(files: tuple[Path, Path]) -> Iterator[httpx.Client]:
     with httpx.Client(verify=ssl.create_default_context(cafile=str(files[0])), timeout=20, limits=KEPT) as client:
         yield client
+
+
+def named(files: tuple[Path, Path]) -> dict[str, str]:
+    """A certificate and its key, as settings name them."""
+    return {"certificate": str(files[0]), "key": str(files[1])}
 
 
 def shown(url: str) -> bytes:
@@ -112,7 +117,7 @@ def test_a_client_that_hangs_up_over_tls_is_noticed(client: httpx.Client, url: s
 def test_the_consoles_cookie_is_for_tls_only(
     client: httpx.Client, folder: Path, files: tuple[Path, Path], guarded_cluster: Cluster
 ) -> None:
-    config = {"tls": dict(zip(("certificate", "key"), map(str, files), strict=True)), "security": GUARDED["security"]}
+    config = {"tls": named(files), "security": GUARDED["security"]}
     with running_gateway(folder, guarded_cluster.redis_url, guarded_cluster.replicas, config) as own:
         answer = client.post(f"{own}/console/login", data={"key": "secret-root"})
     assert "; secure" in answer.headers["set-cookie"].lower()
@@ -135,7 +140,7 @@ def test_a_new_certificate_is_shown_without_a_restart_and_a_bad_one_is_not(
 
 def test_a_key_of_another_kind_is_shown_after_a_renewal(folder: Path, open_cluster: Cluster) -> None:
     own = self_signed(folder, "curve", "127.0.0.1", ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"))
-    config = {"tls": dict(zip(("certificate", "key"), map(str, own), strict=True))}
+    config = {"tls": named(own)}
     with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
         assert shown(url) == own[0].read_bytes()
         renewed = self_signed(folder, "renewed-rsa", "127.0.0.1")
@@ -147,7 +152,7 @@ def test_a_key_of_another_kind_is_shown_after_a_renewal(folder: Path, open_clust
 def test_a_gateway_stops_although_clients_keep_idle_connections(
     client: httpx.Client, folder: Path, files: tuple[Path, Path], open_cluster: Cluster
 ) -> None:
-    config = {"tls": dict(zip(("certificate", "key"), map(str, files), strict=True))}
+    config = {"tls": named(files)}
     with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
         assert client.get(f"{url}/health").status_code == 200
         log = folder / f"gateway-{urlsplit(url).port}.log"
@@ -160,8 +165,8 @@ def test_a_gateway_does_not_start_without_its_certificate(folder: Path, what: st
     other = self_signed(folder, "other", "127.0.0.1")
     certificate = folder / "nowhere.crt" if what == "missing" else other[0]
     file = folder / "bad.yaml"
-    named = {"tls": {"certificate": str(certificate), "key": str(own[1])}}
-    file.write_text(yaml.safe_dump({"host": "127.0.0.1", "port": free_ports(1)[0], **named}))
+    config = {"host": "127.0.0.1", "port": free_ports(1)[0], "tls": named((certificate, own[1]))}
+    file.write_text(yaml.safe_dump(config))
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
@@ -218,7 +223,7 @@ def test_a_replica_that_wants_a_certificate_gets_it_from_gateways_and_agents(
     own, client = self_signed(folder, "replica", "127.0.0.1"), self_signed(folder, "client", "client")
     monkeypatch.setenv("SSL_CERT_FILE", str(own[0]))
     model = ("--model", "org/behind-tls", "--served-name", "sim")
-    named = {"replica_tls": {"certificate": str(client[0]), "key": str(client[1])}}
+    showing = {"replica_tls": named(client)}
     with running_sims(folder, {"s0": model}) as [sim], tls_front(sim, own, client[0]) as front:
         with running_gateway(folder, open_cluster.redis_url, [front], {}, wait=False) as url:
             unready = httpx.get(f"{url}/ready").json()
@@ -227,7 +232,7 @@ def test_a_replica_that_wants_a_certificate_gets_it_from_gateways_and_agents(
         monkeypatch.setenv("KVGATE_REPLICA_TLS_KEY", str(client[1]))
         with (
             running_agent(folder, open_cluster.redis_url, front),
-            running_gateway(folder, open_cluster.redis_url, [front], named) as url,
+            running_gateway(folder, open_cluster.redis_url, [front], showing) as url,
         ):
             answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), timeout=20)
             assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, "s0")

@@ -1,13 +1,11 @@
-"""A gateway's spans, as a receiver of OTLP gets them. tests/fit shows them in a tracing backend."""
+"""A gateway's spans, as a receiver of OTLP gets them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from bench.cluster import Cluster
+from bench.threaded_server import SilentHandler, in_thread
 from tests.api.echo import MODEL, running_echo, sent
 from tests.api.stage import Stage, chat_body, fresh, running_gateway
 from tests.polling import wait_until
@@ -42,7 +41,7 @@ class Receiver(ThreadingHTTPServer):
         return [span for span in self.spans if span["trace"] == trace]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(SilentHandler):
     server: Receiver
 
     def do_POST(self) -> None:
@@ -52,9 +51,6 @@ class Handler(BaseHTTPRequestHandler):
         self.server.refused += self.server.is_broken
         self.send_response(503 if self.server.is_broken else 200)
         self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
 
 
 def spans_of(sent: ExportTraceServiceRequest) -> Iterator[Span]:
@@ -81,17 +77,9 @@ def value_of(value: Any) -> Any:
     return [value_of(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
-@contextmanager
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def received() -> Iterator[Receiver]:
-    with receiver() as server:
+    with in_thread(Receiver()) as server:
         yield server
 
 
@@ -100,19 +88,10 @@ def url(received: Receiver, open_cluster: Cluster, tmp_path_factory: pytest.Temp
     """Another gateway of the open cluster, which traces the requests whose clients want it."""
     config = {"tracing": {"endpoint": received.url, "sample_ratio": 0}}
     folder = tmp_path_factory.mktemp("tracing")
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        quick_batches(patched),
-        running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url,
-    ):
-        yield url
-
-
-@contextmanager
-def quick_batches(patched: pytest.MonkeyPatch) -> Iterator[None]:
-    """Spans are sent every 100 ms."""
-    patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms between batches
+        with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
+            yield url
 
 
 def traced(number: int) -> tuple[str, dict[str, str]]:
@@ -199,9 +178,9 @@ def test_garbage_in_a_traceparent_is_none(url: str, received: Receiver, stage: S
         headers = {"traceparent": garbage.encode(), "tracestate": b"a=b " + b" " * 4000 + b"x"}
         answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
         assert answer.status_code == 200
-    trace, headers_of_trace = traced(5)
-    answer = stage.http.get(f"{url}/v1/models", headers={"traceparent": f"00-{trace}-{PARENT}-05"})
-    stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers_of_trace)
+    trace, _ = traced(5)
+    sampled = {"traceparent": f"00-{trace}-{PARENT}-05"}  # among other flags
+    stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=sampled)
     wait_until(lambda: any(span["name"] == "chat sim" for span in received.of(trace)))
     assert received.of(TRACE) == []
 
@@ -221,7 +200,7 @@ def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, s
 
 
 def test_what_is_left_is_sent_when_a_gateway_stops(open_cluster: Cluster, stage: Stage, tmp_path: Path) -> None:
-    with receiver() as own:
+    with in_thread(Receiver()) as own:
         config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
         with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
             assert stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh())).status_code == 200

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 from bench.cluster import running_cluster
+from bench.threaded_server import SilentHandler, in_thread
 from tests.api.stage import api_key, bearer, chat_body, fresh, running_gateway
 from tests.programs import CHROMIUM, needs
 
@@ -34,7 +34,7 @@ ASK = """async ([url, headers, body]) => {
 }"""
 
 
-class Blank(BaseHTTPRequestHandler):
+class Blank(SilentHandler):
     """An empty page."""
 
     def do_GET(self) -> None:
@@ -42,17 +42,11 @@ class Blank(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/html")
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
 
 @contextmanager
 def page_server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Blank)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), Blank)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_a_page_of_an_allowed_origin_asks_and_reads_headers_and_stream(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from bench.threaded_server import SilentHandler, in_thread
 
 MODELS = ("whole", "cut", "cut-chunked", "silent")
 """Each name says how the model's answers end. `whole`: completely. `cut`: the connection closes half way; with
@@ -32,19 +34,14 @@ class HalfReplica(ThreadingHTTPServer):
 @contextmanager
 def running_half_replica() -> Iterator[HalfReplica]:
     """Runs the replica in a thread of the test's process."""
-    replica = HalfReplica()
-    thread = threading.Thread(target=replica.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield replica
-    finally:
-        replica.is_over.set()
-        replica.shutdown()
-        replica.server_close()
-        thread.join()
+    with in_thread(HalfReplica()) as replica:
+        try:
+            yield replica
+        finally:
+            replica.is_over.set()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SilentHandler):
     protocol_version = "HTTP/1.1"
     server: HalfReplica
 
@@ -73,9 +70,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header(framing, value)
         self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Logs nothing: pytest shows failures."""
 
 
 def _answer(path: str, model: str) -> dict[str, Any]:

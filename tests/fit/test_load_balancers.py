@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bench.cluster import Cluster, Daemon, running_cluster
+from bench.threaded_server import SilentHandler, in_thread
 from tests.api.stage import chat_body, fresh
 from tests.fit.balancers import BALANCERS, Balancer, running_balancer
 from tests.polling import wait_until
@@ -116,7 +117,7 @@ def test_requests_after_the_death_of_a_gateway_go_to_the_other(url: str, cluster
     wait_until(lambda: asked(url) == {"gw0", "gw1"})
 
 
-class Fake(BaseHTTPRequestHandler):
+class Fake(SilentHandler):
     """A gateway that reads requests and hangs up, or that is not ready."""
 
     server: FakeServer
@@ -133,9 +134,6 @@ class Fake(BaseHTTPRequestHandler):
             self.server.seen += 1
         self.close_connection = True
 
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
 
 class FakeServer(ThreadingHTTPServer):
     def __init__(self) -> None:
@@ -145,19 +143,11 @@ class FakeServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
 
-@contextmanager
-def fake_gateway() -> Iterator[FakeServer]:
-    with FakeServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 def test_a_request_that_a_gateway_has_read_is_not_sent_to_another(
     balancer: Balancer, cluster: Cluster, tmp_path: Path
 ) -> None:
     with (
-        fake_gateway() as fake,
+        in_thread(FakeServer()) as fake,
         running_balancer(balancer, tmp_path, [cluster.gateway_urls[0], f"http://127.0.0.1:{fake.server_port}"]) as url,
     ):
         before = served(cluster)
@@ -170,7 +160,7 @@ def test_a_gateway_that_is_not_ready_is_not_asked(balancer: Balancer, cluster: C
     if not balancer.has_checks:
         pytest.skip(f"{balancer.name} asks no /ready")
     with (
-        fake_gateway() as fake,
+        in_thread(FakeServer()) as fake,
         running_balancer(balancer, tmp_path, [cluster.gateway_urls[0], f"http://127.0.0.1:{fake.server_port}"]) as url,
     ):
         fake.is_ready = False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from gateway.ops.interrupts import silent_interrupts
 
 
 @contextmanager
@@ -20,16 +21,13 @@ def long_lived_imports() -> Iterator[None]:
     structlog imports rich, if rich is installed, for tracebacks that logs.py does not use. The block hides rich.
     """
     modules: dict[str, Any] = sys.modules
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     modules.setdefault("rich", None)  # None makes `import rich` fail
     try:
-        yield
+        with silent_interrupts():
+            yield
     finally:
         if modules["rich"] is None:
             del modules["rich"]
         gc.freeze()
         gc.enable()
-        signal.signal(signal.SIGINT, before)

@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import typer
 
+from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.cli import app
 from tests.gateway.ops.cli.conftest import Kvgate
 
@@ -167,7 +167,7 @@ def test_owners_says_how_a_gateways_url_is_written(kvgate: Kvgate) -> None:
     assert "--gateway: is 'localhost:8396'; must be a URL, like http://" in one_line_error(result)
 
 
-class Refusing(http.server.BaseHTTPRequestHandler):
+class Refusing(SilentHandler):
     """A gateway that requires a key. It answers 401 without a key, and 403 with any key."""
 
     def do_POST(self) -> None:
@@ -178,21 +178,14 @@ class Refusing(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args: object) -> None:
-        """Logs nothing."""
-
 
 @pytest.mark.parametrize(("options", "status"), [((), 401), (("--api-key", "a-key"), 403)])
 def test_owners_that_may_not_ask_names_where_a_key_is_given(
     kvgate: Kvgate, options: tuple[str, ...], status: int
 ) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)) as server:
         url = f"http://127.0.0.1:{server.server_port}"
         result = kvgate.call("owners", "--text", "Hello", "--model", "sim", "--gateway", url, *options)
-        server.shutdown()
-        thread.join()
     said = f"the gateway refused ({status}): Not you. Give an admin key by --api-key or KVGATE_API_KEY."
     assert one_line_error(result) == f"kvgate: {said}"
 

@@ -9,7 +9,6 @@ import re
 import signal
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from bench.cluster import SimReplica
+from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.processes import wait_until
 from gateway.ops.local.state_dir import read_processes
@@ -282,7 +282,7 @@ async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate
         assert states["gw0"][0] == "ready"
 
 
-class NotAnEngine(http.server.BaseHTTPRequestHandler):
+class NotAnEngine(SilentHandler):
     """A server that is not vLLM: its /metrics is not in Prometheus' format, and it has neither /health nor KV
     events."""
 
@@ -293,18 +293,11 @@ class NotAnEngine(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args: object) -> None:
-        """Logs nothing."""
-
 
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NotAnEngine) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with in_thread(http.server.ThreadingHTTPServer(("127.0.0.1", 0), NotAnEngine)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
