@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import httpx
 
+from coordinator.engine.sockets import tls_context
 from coordinator.errors import StoreError
 from coordinator.redis.checks import RedisEvidence
 from coordinator.survey import PoolSnapshot, Survey
@@ -17,6 +18,7 @@ from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
+from gateway.tls import Certificate
 from gateway.upstream import Upstream
 
 _MORE_SNAPSHOTS = 4
@@ -39,6 +41,8 @@ class Targets:
     """Whether replicas that only Redis names are asked, too."""
     lmcache: tuple[str, ...] = ()
     replica_key: str | None = None
+    replica_certificate: Certificate | None = None
+    """What replicas see of the doctor."""
     api_key: str | None = None
     timeout_s: float = 2.0
     settings: GatewaySettings | None = None
@@ -49,10 +53,12 @@ async def gather(targets: Targets) -> Evidence:
     """Everything that can be learned about a cluster. Raises nothing if something does not answer."""
     timeout_s = targets.timeout_s
     survey = await _open(targets)
-    upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key)
+    shown = targets.replica_certificate
+    tls = tls_context if shown is None else lambda: shown.context
+    upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key, tls)
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:
-        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=tls_context()) as http:
             redis = await _redis(survey)  # alone, because it measures how long an answer takes
             gateways, lmcache, replicas = await asyncio.gather(
                 _each(ask_gateway(http, url, timeout_s) for url in targets.gateways),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import shutil
 import socket
@@ -114,6 +115,26 @@ def test_a_client_that_hangs_up_over_tls_is_noticed(client: httpx.Client, url: s
         sim.fail("none")
 
 
+def kvgate(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of kvgate to its end."""
+    command = (sys.executable, "-P", "-m", "gateway.ops.cli", *words)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("command", "shows"), [("queue", "pool kvgate-sim"), ("doctor", "1 gateway,")])
+def test_commands_trust_the_authority_that_ssl_cert_file_names(
+    command: str, shows: str, url: str, files: tuple[Path, Path], open_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [command, "--gateway", url, *(("--redis-url", open_cluster.redis_url) if command == "doctor" else ())]
+    refused = "self-signed certificate"
+    ended = kvgate(*words)
+    assert refused in ended.stdout + ended.stderr
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    ended = kvgate(*words)
+    assert refused not in ended.stdout + ended.stderr
+    assert shows in ended.stdout
+
+
 def test_the_consoles_cookie_is_for_tls_only(
     client: httpx.Client, folder: Path, files: tuple[Path, Path], guarded_cluster: Cluster
 ) -> None:
@@ -205,9 +226,11 @@ def tls_front(sim: SimReplica, own: tuple[Path, Path], client: Path) -> Iterator
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     port, end = told.get(timeout=10)
-    yield Front(sim.id, f"https://127.0.0.1:{port}")
-    end()
-    thread.join()
+    try:
+        yield Front(sim.id, f"https://127.0.0.1:{port}")
+    finally:
+        end()
+        thread.join()
 
 
 async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -237,3 +260,8 @@ def test_a_replica_that_wants_a_certificate_gets_it_from_gateways_and_agents(
             answer = httpx.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), timeout=20)
             assert (answer.status_code, answer.headers["x-kvgate-replica"]) == (200, "s0")
             wait_until(lambda: httpx.get(f"{url}/ready").json()["exact"] == ["s0"])
+            config = folder / f"gateway-{urlsplit(url).port}.yaml"
+            for name in ("KVGATE_REPLICA_TLS_CERTIFICATE", "KVGATE_REPLICA_TLS_KEY"):
+                monkeypatch.delenv(name)
+            ended = kvgate("doctor", "--config", str(config), "--gateway", url, "--json")
+            assert not [one for one in json.loads(ended.stdout)["findings"] if one["subject"] == "replica s0"]

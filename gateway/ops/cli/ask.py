@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,11 +40,15 @@ def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -
     """A gateway's JSON answer. Raises CommandError for any other; NoAnswer if a later one may be better."""
     import httpx
 
+    from coordinator.engine.sockets import tls_context
+
     headers = {"content-type": "application/json"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     try:
-        response = httpx.request(method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        response = httpx.request(
+            method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls_context()
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAnswer(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
     return document_of(response)
@@ -56,17 +59,12 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
     status = response.status_code
     try:
         document: dict[str, Any] = response.json()
-    except ValueError:
-        raise CommandError(f"{response.url} answered {status}, but not like a gateway") from None
+        message = "" if status == 200 else str(document["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        url = response.url.copy_with(query=None)
+        raise CommandError(f"{url} answered {status}, but not like a gateway; give the address of one") from None
     if status != 200:
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if status in (401, 403) else ""
         kind = NoAnswer if status >= 500 else CommandError
-        raise kind(f"the gateway refused ({status}): {_message_in(document)}{fix}")
+        raise kind(f"the gateway refused ({status}): {message}{fix}")
     return document
-
-
-def _message_in(error_body: Any) -> str:
-    try:
-        return str(error_body["error"]["message"])
-    except (LookupError, TypeError):
-        return json.dumps(error_body)[:200]

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 # Newer versions of Typer say these in pydantic's words.
 _PLAIN = (
+    (re.compile(r"^Value error, "), ""),
     (re.compile(r"Input should be (greater than or equal to|at least) "), "must be at least "),
     (re.compile(r"Input should be (less than or equal to|at most) "), "must be at most "),
     (re.compile(r"Input should be a valid integer.*"), "must be a whole number"),

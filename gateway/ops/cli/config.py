@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from gateway.ops.cli.errors import CommandError
 if TYPE_CHECKING:
     from gateway.settings.config_file import SettingsError
     from gateway.settings.gateway_settings import GatewaySettings
+    from gateway.tls import Certificate
 
 _RANDOM_KEY = "openssl rand -hex 32"
 _SHORT_CHARS = 16
@@ -32,6 +34,16 @@ def load(path: Path) -> GatewaySettings:
             looks = f"this looks like a replica's file: kvgate replica-command --config {path} checks it"
             raise CommandError(f"{path}: {looks}. A gateway's file is like configs/gateway.yaml") from None
         raise refused(path, error) from None
+
+
+def replica_certificate(settings: GatewaySettings) -> Certificate | None:
+    """What replicas want to see of their clients, if they want that."""
+    from gateway.tls import BadCertificate, towards_replicas
+
+    try:
+        return towards_replicas(settings.replica_tls)
+    except BadCertificate as error:
+        raise CommandError(str(error)) from None
 
 
 def refused(path: Path, error: SettingsError) -> CommandError:
@@ -57,15 +69,9 @@ def check_config(
       kvgate check-config configs/gateway.yaml
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
-    from gateway.access_log import STDOUT
-    from gateway.doctor.checks.tenants import findings
-
     settings = load(file)
-    log = settings.log.access_log
-    if log is not None and log != STDOUT and not Path(log).parent.is_dir():
-        typer.echo(f"warning: log.access_log: the folder of {log!r} is not there", err=True)
-    for finding in findings(settings):
-        typer.echo(f"warning: {finding.subject}: {finding.sentence}", err=True)
+    for warning in _warnings(settings):
+        typer.echo(f"warning: {warning}", err=True)
     followed = [name for name, section in settings.discovery if section is not None]
     if not settings.replicas and not followed:
         but = "no replicas and no discovery: every request will be answered 503 (kvgate up --config adds its replicas)"
@@ -73,6 +79,35 @@ def check_config(
         return
     replicas = counted(len(settings.replicas), "replica") + (f", more by {' and '.join(followed)}" if followed else "")
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
+
+
+def _warnings(settings: GatewaySettings) -> Iterator[str]:
+    """What is missing on this machine, and what contradicts itself."""
+    from urllib.parse import urlsplit
+
+    from gateway.access_log import STDOUT
+    from gateway.doctor.checks.tenants import findings
+    from gateway.tls import BadCertificate, of_listener, towards_replicas
+    from gateway.tracing.tracing import MissingExtra, check_extra
+
+    log, tracing = settings.log.access_log, settings.tracing
+    if log is not None and log != STDOUT and not Path(log).parent.is_dir():
+        yield f"log.access_log: the folder of {log!r} is not there"
+    for load_files, files in ((of_listener, settings.tls), (towards_replicas, settings.replica_tls)):
+        try:
+            load_files(files)
+        except BadCertificate as error:
+            yield str(error)
+    try:
+        check_extra(tracing)
+    except MissingExtra as error:
+        yield str(error)
+    if tracing.endpoint is None and tracing.model_fields_set:
+        yield "tracing: nothing is traced without tracing.endpoint"
+    elif tracing.endpoint is not None and not urlsplit(tracing.endpoint).path.strip("/"):
+        yield "tracing.endpoint: has no path; OpenTelemetry's receivers take traces at /v1/traces"
+    for finding in findings(settings):
+        yield f"{finding.subject}: {finding.sentence}"
 
 
 def hash_key() -> None:

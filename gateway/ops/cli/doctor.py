@@ -124,7 +124,7 @@ def _targets(
 ) -> Targets:
     """The servers to ask: those of the options, or else the cluster of the state directory."""
     from gateway.doctor.gather import Targets
-    from gateway.ops.cli.config import load
+    from gateway.ops.cli.config import load, replica_certificate
     from gateway.ops.local.errors import ClusterError
     from gateway.ops.local.state_dir import read_cluster
     from gateway.settings.discovery_settings import DiscoverySettings
@@ -141,6 +141,7 @@ def _targets(
             replicas=tuple(settings.replicas),
             discovers=settings.discovery != DiscoverySettings(),
             replica_key=key.get_secret_value() if key else None,
+            replica_certificate=replica_certificate(settings),
             settings=settings,
         )
     if redis_url is not None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gateway.ops.cli.config import replica_certificate
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.imports import long_lived_imports
 
 if TYPE_CHECKING:
     from gateway.settings.gateway_settings import GatewaySettings
-    from gateway.tls import Certificate
 
 # The option behind each field of the settings.
 _OPTIONS = {
@@ -121,7 +121,7 @@ def agent(
     _check_endpoints(events, replay)
     _check_lmcache(lmcache)
     configure(settings.log, agent=replica)
-    key, certificate = settings.security.replica_api_key, _certificate(settings)
+    key, certificate = settings.security.replica_api_key, replica_certificate(settings)
 
     async def run() -> None:
         times, tasks = settings.timeouts, Tasks()
@@ -188,16 +188,6 @@ def _checked(redis_url: str, redis_namespace: str, log_format: str, **sections: 
     except SettingsError as error:
         fields = (problem.partition(": ") for problem in error.problems)
         raise CommandError("; ".join(f"{_OPTIONS.get(field, field)}: {what}" for field, _, what in fields)) from None
-
-
-def _certificate(settings: GatewaySettings) -> Certificate | None:
-    """What the replica wants to see of its clients, if it wants that."""
-    from gateway.tls import BadCertificate, towards_replicas
-
-    try:
-        return towards_replicas(settings.replica_tls)
-    except BadCertificate as error:
-        raise CommandError(str(error)) from None
 
 
 def _check_endpoints(events: str, replay: str) -> None:

@@ -66,9 +66,11 @@ def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
     minute."""
     import httpx
 
+    from coordinator.engine.sockets import tls_context
+
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     last_s, has_told = time.monotonic(), False
-    with httpx.Client(timeout=_SILENCE_S, headers=headers, trust_env=False) as client:
+    with httpx.Client(timeout=_SILENCE_S, headers=headers, trust_env=False, verify=tls_context()) as client:
         while True:
             try:
                 with client.stream("GET", url) as response:

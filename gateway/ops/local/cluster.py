@@ -17,7 +17,16 @@ import httpx
 
 from gateway.ops.local.embedded_redis import find_redis_server, problem_with, without_password
 from gateway.ops.local.errors import ClusterError
-from gateway.ops.local.plan import HOST, FrontedReplica, Plan, agent_secrets, base_config, gateway_config, namespace_of
+from gateway.ops.local.plan import (
+    HOST,
+    FrontedReplica,
+    Plan,
+    agent_secrets,
+    base_config,
+    certificate_for_replicas,
+    gateway_config,
+    namespace_of,
+)
 from gateway.ops.local.ports import Lock, free_ports, lock_port, lock_state_dir, require_free
 from gateway.ops.local.probes import ProbeAnswer, ask_gateway, ask_replica, client, has_events, refusal
 from gateway.ops.local.processes import Children, Kind, Process, Stopped, stop, tail, this_process
@@ -68,9 +77,13 @@ class LocalCluster:
         replicas = list(plan.fronted) or simulated
         redis_url = plan.redis_url or f"redis://{HOST}:{redis_port}"
         self._write_configs(gateway_ports, redis_url, replicas)
+        shown = certificate_for_replicas(self._base, self._env)
 
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S), client() as http:
+            async with (
+                asyncio.timeout(_READY_TIMEOUT_S),
+                client(shown.context if shown else None) as http,
+            ):
                 await self._find_fronted()
                 await self._start_redis(redis_url, redis_port)
                 pids = await self._start_replicas(http, simulated if not plan.fronted else [], replica_ports)

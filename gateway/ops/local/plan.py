@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 import yaml
 
 from gateway.ops.local.errors import ClusterError
+from gateway.settings.certificate_settings import CertificateSettings
 from gateway.settings.config_file import SettingsError
 from gateway.settings.gateway_settings import build_settings, load_settings
+from gateway.tls import BadCertificate, Certificate, towards_replicas
 
 HOST = "127.0.0.1"
 # `kvgate up` stops everything within 5 s. In that time, gateways must finish their streams.
@@ -103,9 +105,14 @@ def base_config(plan: Plan, env: Mapping[str, str]) -> dict[str, Any]:
     if plan.base_config is None:
         return {}
     try:
-        load_settings(plan.base_config, env)
+        settings = load_settings(plan.base_config, env)
     except SettingsError as error:
         raise ClusterError(f"{plan.base_config}: {error.listed()}") from None
+    if settings.tls is not None:
+        raise ClusterError(
+            f"{plan.base_config}: tls: kvgate up serves plain HTTP, on this machine only; leave tls out, or start each "
+            "gateway with kvgate gateway --config FILE"
+        )
     loaded: dict[str, Any] = yaml.safe_load(plan.base_config.read_text(encoding="utf-8")) or {}
     return loaded
 
@@ -169,4 +176,19 @@ def namespace_of(plan: Plan, base: Mapping[str, Any]) -> str:
 def agent_secrets(base: Mapping[str, Any], redis_url: str, env: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent. Other users cannot read it there: the URL may hold a password, the key is one."""
     key = env.get("KVGATE_REPLICA_API_KEY") or base.get("security", {}).get("replica_api_key") or ""
-    return {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}
+    secrets = {"KVGATE_REDIS_URL": redis_url, "KVGATE_REPLICA_API_KEY": key}
+    if (shown := _replica_tls(base, env)) is not None:
+        secrets |= {"KVGATE_REPLICA_TLS_CERTIFICATE": shown.certificate, "KVGATE_REPLICA_TLS_KEY": shown.key}
+    return secrets
+
+
+def certificate_for_replicas(base: Mapping[str, Any], env: Mapping[str, str]) -> Certificate | None:
+    """What replicas see of the cluster. Raises ClusterError."""
+    try:
+        return towards_replicas(_replica_tls(base, env))
+    except BadCertificate as error:
+        raise ClusterError(str(error)) from None
+
+
+def _replica_tls(base: Mapping[str, Any], env: Mapping[str, str]) -> CertificateSettings | None:
+    return build_settings({"replica_tls": base.get("replica_tls")}, env).replica_tls

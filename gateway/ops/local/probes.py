@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
+
+from coordinator.engine.sockets import tls_context
 
 _TIMEOUT_S = 2.0
 
@@ -29,9 +32,10 @@ class ProbeAnswer:
     """Replicas whose id another engine uses in the same Redis."""
 
 
-def client() -> httpx.AsyncClient:
-    """A client for requests to this machine, which ignores the proxies in the environment."""
-    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+def client(tls: ssl.SSLContext | None = None) -> httpx.AsyncClient:
+    """A client for gateways and replicas, which ignores the proxies in the environment. `tls` is for replicas that want
+    a certificate."""
+    return httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, verify=tls or tls_context())
 
 
 async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:

@@ -117,6 +117,23 @@ def test_check_config_warns_of_what_can_be_used_and_contradicts_itself(kvgate: K
     assert result.stderr.startswith("warning: tenant ghost: no key in security.api_keys is of this tenant: ")
 
 
+def test_check_config_warns_of_files_that_are_missing_and_of_traces_that_go_nowhere(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "doubtful.yaml"
+    common = "replicas: [{id: r0, url: 'http://h:1'}]\n"
+    files = "{certificate: /nowhere.crt, key: /nowhere.key}"
+    path.write_text(f"{common}tls: {files}\nreplica_tls: {files}\ntracing: {{endpoint: 'http://h:4318'}}\n")
+    result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
+    assert result.returncode == 0
+    assert result.stderr.splitlines() == [
+        "warning: tls.certificate: cannot read /nowhere.crt (No such file or directory)",
+        "warning: replica_tls.certificate: cannot read /nowhere.crt (No such file or directory)",
+        "warning: tracing.endpoint: has no path; OpenTelemetry's receivers take traces at /v1/traces",
+    ]
+    path.write_text(f"{common}tracing: {{sample_ratio: 1}}\n")
+    result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
+    assert result.stderr == "warning: tracing: nothing is traced without tracing.endpoint\n"
+
+
 def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:
     path = kvgate.folder / "bad.yaml"
     path.write_text("prot: 1\n")

@@ -66,6 +66,12 @@ def test_a_configuration_to_build_on_that_is_not_there(kvgate: Kvgate) -> None:
     assert result.stderr.startswith("kvgate: missing.yaml: 1 problem\n  cannot be read (No such file")
 
 
+def test_a_configuration_to_build_on_with_tls(kvgate: Kvgate) -> None:
+    file = kvgate.folder / "tls.yaml"
+    file.write_text("tls: {certificate: tls.crt, key: tls.key}")
+    assert "tls: kvgate up serves plain HTTP" in one_line_error(kvgate.up("--detach", "--config", str(file)))
+
+
 def test_a_state_directory_that_cannot_be_written(kvgate: Kvgate) -> None:
     kvgate.state_dir.write_text("a file")
     result = kvgate.run("up", "--detach", "--state-dir", str(kvgate.state_dir), "--port", str(kvgate.port))

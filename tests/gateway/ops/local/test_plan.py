@@ -57,6 +57,15 @@ def test_a_replica_that_is_not_understood_says_what_is_wrong(text: str, wrong: s
     assert wrong in str(caught.value)
 
 
+def test_agents_show_the_certificate_that_gateways_show_to_replicas() -> None:
+    base = {"replica_tls": {"certificate": "base.crt", "key": "base.key"}}
+    names = ("KVGATE_REPLICA_TLS_CERTIFICATE", "KVGATE_REPLICA_TLS_KEY")
+    assert [agent_secrets(base, "redis://h", {})[name] for name in names] == ["base.crt", "base.key"]
+    env = {"KVGATE_REPLICA_TLS_CERTIFICATE": "own.crt"}
+    assert [agent_secrets(base, "redis://h", env)[name] for name in names] == ["own.crt", "base.key"]
+    assert not set(names) & agent_secrets({}, "redis://h", {}).keys()
+
+
 def test_a_gateway_gets_its_own_port_and_the_shared_one(tmp_path: Path) -> None:
     settings = settings_of(Plan(tmp_path, port=8080))
     assert (settings.id, settings.host, settings.port, settings.shared_port) == ("gw0", "127.0.0.1", 9000, 8080)
