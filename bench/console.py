@@ -16,8 +16,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from math import sqrt
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import httpx
 import orjson
@@ -96,6 +97,12 @@ async def run(options: argparse.Namespace) -> list[Row]:
             await store.close("done")
 
 
+def differences(rows: list[Row]) -> list[float]:
+    """For each pair of turns, by how much the gateway's share is larger with the pages."""
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return [(first.gateway_share - last.gateway_share) * (1 if first.pages else -1) for first, last in pairs]
+
+
 def main() -> None:
     record.begin()
     parser = argparse.ArgumentParser(
@@ -108,12 +115,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     rows = asyncio.run(run(options))
-    shares = {pages: mean(row.gateway_share for row in rows if row.pages == pages) for pages in (0, options.pages)}
+    more = differences(rows)
+    error = f" ± {stdev(more) / sqrt(len(more)):.2%}" if len(more) > 1 else ""
     drawn = tables.table(
         "What open pages of the console cost",
         (),
         ("pages", "requests/s", "gateway", "commands/s"),
-        caption=f"more with pages: {shares[options.pages] - shares[0]:.1%} of a core; goal: at most {GOAL_SHARE:.0%}",
+        caption=f"more with pages: {mean(more):.2%}{error} of a core; goal: at most {GOAL_SHARE:.0%}",
     )
     for row in rows:
         drawn.add_row(

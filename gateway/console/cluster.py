@@ -32,7 +32,8 @@ class ClusterView:
     def __init__(self, status: Status, operations: Operations, store: Store) -> None:
         self._status, self._operations, self._store = status, operations, store
         self._seen: dict[str, Any] = {
-            "store_ms": 0,  # Redis time
+            "seen_ms": 0,  # when the store answered last
+            "store_ms": 0,  # the same in Redis time
             "gateways": [],
             "lost_gateways": [],
             "replicas": [],
@@ -62,11 +63,15 @@ class ClusterView:
             "store": ready["store"],
             "models": self._status.models(),
             "problems": _problems(ready),
+            "is_of_now": True,
         }
         try:
-            told |= await answered(self._look_at_store(), _WITHIN_S)
+            told |= await answered(self._look_at_store(), _WITHIN_S) | {"seen_ms": told["time_ms"]}
         except (StoreError, ApiError) as error:
             told["problems"].append({"where": "store", "what": f"what is shown here is not of now: {error}"})
+            told["is_of_now"] = False
+            if not self._seen["seen_ms"]:
+                told |= _own_view(ready)
         found = told.get("report", {}).get("conditions", {})
         told["problems"] += [{"where": "store", "what": words} for words in found.values()]
         self._seen |= told
@@ -112,6 +117,15 @@ async def _lost(pools: list[Pool]) -> list[dict[str, Any]]:
             found[name] = max(at_ms, found.get(name, 0))
     last = sorted(found.items(), key=lambda each: -each[1])
     return [{"id": name, "at_ms": at_ms} for name, at_ms in last[:_MOST_GATEWAYS]]
+
+
+def _own_view(ready: dict[str, Any]) -> dict[str, Any]:
+    """What this gateway knows without the store."""
+    states = dict.fromkeys(ready["replicas"], "ready") | dict.fromkeys(ready.get("not_ready", ()), "not ready")
+    return {
+        "gateways": [{"id": ready["gateway"], "is_alive": True}],
+        "replicas": [{"id": name, "state": state} for name, state in sorted(states.items())],
+    }
 
 
 def _figures(pool: Pool, replica: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -181,7 +183,7 @@ def test_a_prompt_with_an_image_is_explained_as_it_is_then_placed(
         answer = httpx.post(f"{url}/v1/chat/completions", json=body | {"max_tokens": 2}, headers=headers, timeout=20)
         page.get_by_role("button", name="Explain").click()
         page.locator("#choice", has_text="It would go to").wait_for()
-        expect(page.locator("#choice")).to_contain_text(f"It would go to {answer.headers['x-kvgate-replica']}: hit")
+        expect(page.locator("#choice")).to_contain_text(f"It would go to {answer.headers['x-kvgate-replica']} (hit)")
         expect(page.locator("#chain")).to_contain_text(f"{answer.headers['x-kvgate-replica']} (gpu")
 
 
@@ -193,7 +195,7 @@ def test_a_prompt_is_sent_and_its_answer_is_watched_as_it_comes(browser: Browser
         page.get_by_role("button", name="Send").click()
         answer = page.get_by_label("Answer")
         wait_until(lambda: answer.inner_text())
-        expect(page.locator("#sent")).to_contain_text("policy=prefix_kv_aware")
+        expect(page.locator("#sent")).to_contain_text("(cold). 0 tokens were expected in its cache.")
         seen = len(answer.inner_text())
         wait_until(lambda: len(answer.inner_text()) > seen)
         page.get_by_role("button", name="Stop").click()
@@ -202,12 +204,13 @@ def test_a_prompt_is_sent_and_its_answer_is_watched_as_it_comes(browser: Browser
         expect(page.locator("#choice")).to_contain_text("It would go to")
         expect(page.locator("#sent")).to_have_text("")
         page.get_by_role("button", name="Send").click()
-        expect(page.locator("#choice")).to_have_text("")  # nothing of an earlier question stays
         expect(page.locator("#sent")).to_contain_text("Its engine found", timeout=60_000)
+        expect(page.locator("#choice")).to_contain_text("It would go to")  # the explanation of the same prompt stays
         page.get_by_label("Prompt", exact=True).fill(" ")
         other = "document.querySelector('#models').replaceChildren(new Option('nobody serves this'))"
         page.evaluate(f"{other}; document.querySelector('button[value=send]').click()")
         expect(page.locator("#sent")).to_contain_text("model")
+        expect(page.locator("#choice")).to_have_text("")  # nothing of an earlier question stays
 
 
 def test_the_store_and_the_limits_of_tenants_are_shown(browser: Browser, cluster: Cluster) -> None:
@@ -271,8 +274,49 @@ def test_a_gateway_that_died_is_named_until_it_is_back(browser: Browser, cluster
         log_in(page, url)
         died.kill()
         expect(page.locator("#problems")).to_contain_text("gateway gw1: its lease ran out at", timeout=15_000)
+        expect(page.locator("#picture circle.bad", has_text="gateway gw1")).to_have_count(1)
         died.start()
         expect(page.locator("#problems")).not_to_contain_text("gw1", timeout=20_000)
         died.stop()
         expect(page.get_by_role("img", name="1 gateways, Redis up, 3 replicas")).to_be_visible(timeout=20_000)
         expect(page.locator("#problems")).not_to_contain_text("gw1")  # it ended as it should
+
+
+def test_while_redis_is_away_nothing_is_told_as_if_it_were_of_now(
+    browser: Browser, cluster: Cluster, tmp_path: Path
+) -> None:
+    url = cluster.gateway_urls[0]
+    with page_of(browser, url) as (page, _), redis.Redis.from_url(cluster.redis_url) as store:
+        log_in(page, url, "store")
+        expect(page.locator("#conditions")).to_contain_text("Nothing is wrong.")
+        pid = store.info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            expect(page.locator("#stale")).to_contain_text("What is shown is of", timeout=10_000)
+            expect(page.locator("#conditions")).to_contain_text("Not known.")
+            page.get_by_role("link", name="Queue").click()
+            expect(page.locator("#waiting")).to_contain_text("Not known.")
+            expect(page.locator("#rooms")).not_to_contain_text("yes")
+            with (
+                running_gateway(tmp_path, cluster.redis_url, cluster.replicas, {}) as late,
+                page_of(browser, late) as (page_opened_late, _),
+            ):
+                page_opened_late.goto(f"{late}/console")
+                shown = page_opened_late.get_by_role("img", name="1 gateways, Redis fallback, 3 replicas")
+                expect(shown).to_be_visible()
+                expect(page_opened_late.locator("#stale")).to_contain_text("Only what this gateway knows")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        expect(page.locator("#stale")).to_be_hidden(timeout=20_000)
+
+
+def test_a_replica_that_is_drained_is_told_to_be(browser: Browser, cluster: Cluster) -> None:
+    url = cluster.gateway_urls[0]
+    drained = f"{url}/v1/replicas/{cluster.replicas[0].id}"
+    with page_of(browser, url) as (page, _):
+        log_in(page, url)
+        httpx.post(f"{drained}/drain", json={}, headers=bearer("root")).raise_for_status()
+        row = page.locator(f"tr[data-replica={cluster.replicas[0].id}]")
+        expect(row).to_contain_text("drained", timeout=30_000)
+        httpx.post(f"{drained}/undrain", json={}, headers=bearer("root")).raise_for_status()
+        expect(row).to_contain_text("ready", timeout=10_000)

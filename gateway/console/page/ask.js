@@ -1,11 +1,12 @@
 // Where a prompt would go, and its answer.
 
-import { WAITS, at, cell, costRow, counted, element, fill, number, ownerOf } from "./elements.js";
+import { WAITS, WHY, at, cell, costRow, counted, element, fill, number, ownerOf } from "./elements.js";
 
 const token = document.querySelector("meta[name=token]").content;
 const HEADERS = { "content-type": "application/json", "x-kvgate-csrf": token };
 const NOT_EXPLAINED = "Click on Explain to see this.";
-let stopper = null;
+let stopper = null; // of the question that runs
+let explained = ""; // the prompt whose explanation is shown
 
 export function drawModels(cluster) {
   const select = at("models");
@@ -39,27 +40,35 @@ async function bodyOf(form, more) {
 
 const failed = (error) => `The gateway did not answer: ${error}`;
 
-// What was asked before goes: it belongs to another prompt.
-function clear() {
+// Begins a question: what was asked before ends, and its answer goes.
+function begun() {
   stopper?.abort();
-  stopper = null;
   at("stop").hidden = true;
-  for (const id of ["sent", "answer", "choice"]) at(id).textContent = "";
+  for (const id of ["sent", "answer"]) at(id).textContent = "";
+  return (stopper = new AbortController());
+}
+
+// The explanation goes: it belongs to another prompt.
+function clearExplained() {
+  explained = "";
+  at("choice").textContent = "";
   fill("costs", [], NOT_EXPLAINED);
   fill("chain", [], NOT_EXPLAINED);
 }
 
 async function explain(form) {
-  clear();
-  const own = (stopper = new AbortController());
+  const own = begun();
+  clearExplained();
   at("choice").textContent = "looking";
   try {
     const body = await bodyOf(form, {});
     const answer = await fetch("/console/explain", { method: "POST", headers: HEADERS, body, signal: own.signal });
     const told = await answer.json();
     if (own !== stopper) return;
-    if (answer.ok) drawExplained(told);
-    else at("choice").textContent = told.error.message;
+    if (answer.ok) {
+      explained = body;
+      drawExplained(told);
+    } else at("choice").textContent = told.error.message;
   } catch (error) {
     if (own === stopper) at("choice").textContent = failed(error);
   }
@@ -67,29 +76,37 @@ async function explain(form) {
 
 function drawExplained(told) {
   const choice = told.choice;
-  const waits = choice.waits ? `, but it waits first: ${WAITS[choice.waits.why] ?? choice.waits.why}` : "";
-  at("choice").textContent = choice.replica
-    ? `It would go to ${choice.replica}: ${choice.why}, ${choice.matched_tokens} of ${told.prompt_tokens} tokens matched${waits}.`
-    : `${choice.why}${told.reason ? `: ${told.reason}` : ""}`;
+  at("choice").textContent = sentenceOf(choice, told.reason);
   fill("costs", told.replicas.map((each) => costRow(each, choice.replica)), "No replica was looked at.");
-  fill("chain", told.chain.map((link) => element("tr", {}, cell(link.key.slice(0, 12)), number(link.tokens), number(link.images),
-    cell(link.owners.map(ownerOf).join(", ") || "nobody"))), "This prompt is too short to have a chain.");
+  fill("chain", told.chain.map((link) => element("tr", {}, cell(link.key.slice(0, 12)),
+    cell(link.owners.map(ownerOf).join(", ") || (told.store === "up" ? "nobody" : "not known")), number(link.tokens), number(link.images))), "This prompt is too short to have a chain.");
+}
+
+function sentenceOf(choice, reason) {
+  if (choice.replica) {
+    const waits = choice.waits ? ` But it waits first: ${WAITS[choice.waits.why] ?? choice.waits.why}.` : "";
+    return `It would go to ${choice.replica} (${choice.why}): ${WHY[choice.why] ?? choice.why}.${waits}`;
+  }
+  if (choice.why === "fallback") return `It would go to ${choice.order[0]}, chosen by hashing, because Redis does not decide: ${reason}.`;
+  if (choice.why === "held") return `No replica serves this model now. It would wait for one, for ${choice.hold_s} s at most.`;
+  return "It would go to no replica.";
 }
 
 async function send(form) {
-  clear();
-  const own = (stopper = new AbortController());
+  const own = begun();
   at("sent").textContent = "sending";
   at("stop").hidden = false;
   try {
+    if ((await bodyOf(form, {})) !== explained) clearExplained();
     const body = await bodyOf(form, { stream: true, stream_options: { include_usage: true }, max_tokens: 512 });
     const answer = await fetch("/console/chat", { method: "POST", headers: HEADERS, body, signal: own.signal });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     const told = (name) => answer.headers.get(`x-kvgate-${name}`);
-    at("sent").textContent = `It went to ${told("replica")}: ${told("decision")}. ${counted(told("matched-tokens"))} tokens were predicted to be in its cache.`;
+    const why = told("decision").split(";")[0];
+    at("sent").textContent = `It went to ${told("replica")} (${why}). ${counted(told("matched-tokens"))} tokens were expected in its cache.`;
     const usage = await readAnswer(answer, (text) => at("answer").append(text));
     const cached = usage?.prompt_tokens_details?.cached_tokens;
-    if (usage) at("sent").append(` Its engine ${cached === undefined ? "did not say how many it found" : `found ${counted(cached)}`}, of ${counted(usage.prompt_tokens)}.`);
+    if (usage) at("sent").append(` Its engine ${cached === undefined ? "did not say how many it found" : `found ${counted(cached)}`}, of the prompt's ${counted(usage.prompt_tokens)}.`);
   } catch (error) {
     if (own === stopper) at("sent").textContent = own.signal.aborted ? "You stopped it." : error instanceof TypeError ? failed(error) : error.message;
   } finally {
@@ -118,7 +135,7 @@ async function readAnswer(answer, take) {
 }
 
 export function begin() {
-  clear();
+  clearExplained();
   at("question").addEventListener("submit", (event) => {
     event.preventDefault();
     (event.submitter?.value === "send" ? send : explain)(event.target);

@@ -2,7 +2,7 @@
 
 import { begin as beginAsk, drawModels } from "./ask.js";
 import { addDropped, addRecent, addRecords, drawRecords, setTrouble } from "./decisions.js";
-import { at } from "./elements.js";
+import { at, clock } from "./elements.js";
 import { drawFindings, drawOverview } from "./overview.js";
 import { drawPrefixes, readPrefixes } from "./prefixes.js";
 import { drawQueue } from "./queue.js";
@@ -38,6 +38,9 @@ function heard(told) {
   cluster = told;
   heardMs = Date.now();
   at("link").textContent = `live, from ${cluster.gateway}`;
+  at("stale").hidden = cluster.is_of_now;
+  at("stale").textContent = cluster.seen_ms ? `Redis does not answer. What is shown is of ${clock(cluster.seen_ms)}.`
+    : "Redis does not answer. Only what this gateway knows is shown.";
   draw();
 }
 

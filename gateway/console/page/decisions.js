@@ -1,6 +1,6 @@
 // The records of requests of all gateways, as they end.
 
-import { at, cell, clock, costRow, counted, element, fill, number } from "./elements.js";
+import { WHY, at, cell, clock, costRow, counted, element, fill, number } from "./elements.js";
 
 const MOST_KEPT = 300;
 const MOST_SHOWN = 100;
@@ -50,26 +50,14 @@ export function drawRecords() {
 const ms = (value) => (value === null || value === undefined ? "–" : `${counted(value)} ms`);
 
 function rowOf(record) {
-  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(clock(Date.parse(record.time))), cell(record.gateway),
-    cell(record.request_id, "id"), cell(record.tenant), cell(record.model), cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens),
-    number(record.cached_tokens), cell(ms(record.first_byte_ms), "number"),
-    cell(String(record.status), record.status >= 400 ? "number bad" : "number"));
+  const row = element("tr", { tabindex: 0, "data-request": record.request_id }, cell(clock(Date.parse(record.time))),
+    cell(record.replica), cell(record.why), number(record.prompt_tokens), number(record.matched_tokens), number(record.cached_tokens),
+    cell(ms(record.first_byte_ms), "number"), cell(String(record.status), record.status >= 400 ? "number bad" : "number"), cell(record.tenant),
+    cell(record.model), cell(record.gateway), cell(record.request_id, "id"));
   row.addEventListener("click", () => showRecord(record));
   row.addEventListener("keydown", (event) => event.key === "Enter" && showRecord(record));
   return row;
 }
-
-// What the words in `why` mean (docs/endpoints.md). Replicas without room, and those that failed the request, are not looked at.
-const WHY = {
-  hit: "none that was looked at holds more of the prompt",
-  partial_hit: "it holds a part of the prompt; another one holds more, but the policy chose this one",
-  rebalanced: "another one holds a part of the prompt, but the policy chose this one",
-  cold: "none that was looked at holds any of the prompt",
-  stored: "it loads a part of the prompt from LMCache's tier in Redis",
-  pinned: "it belongs to an earlier response, which this replica has",
-  last_resort: "no replica was healthy",
-  fallback: "Redis did not place it: the gateway chose by hashing",
-};
 
 function showRecord(record) {
   at("because").textContent = record.replica ? `It went to ${record.replica}: ${WHY[record.why] ?? record.why}.` : "It went to no replica.";

@@ -60,9 +60,8 @@ export function isBehind(pool, cluster) {
 // Words in which `…` is something to type or to set.
 export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
 
-// A list of what is wrong, or that nothing is.
-export const problems = (id, found) =>
-  at(id).replaceChildren(...(found.length ? found : [element("li", { class: "good" }, "Nothing is wrong.")]));
+// A list of what is wrong; `none` says that nothing is.
+export const problems = (id, found, none) => at(id).replaceChildren(...(found.length ? found : [element("li", { class: "good" }, none)]));
 
 // Why a request waits.
 export const WAITS = {
@@ -72,11 +71,24 @@ export const WAITS = {
   concurrency: "its tenant has as many requests in flight as it may have",
 };
 
+// What the words in `why` mean (docs/endpoints.md), of the replica that was chosen. Replicas without room, and those that
+// failed the request, are not looked at.
+export const WHY = {
+  hit: "none that was looked at holds more of the prompt",
+  partial_hit: "it holds a part of the prompt; another one holds more, but the policy chose this one",
+  rebalanced: "another one holds a part of the prompt, but the policy chose this one",
+  cold: "none that was looked at holds any of the prompt",
+  stored: "it loads a part of the prompt from LMCache's tier in Redis",
+  pinned: "it belongs to an earlier response, which this replica has",
+  last_resort: "no replica was healthy",
+  fallback: "Redis did not place it: the gateway chose by hashing",
+};
+
 // Where an owner holds a key (gpu, cpu), and how that is known: an engine has said so (resident), or a gateway assumes it
 // (claim).
 export const ownerOf = (owner) => `${owner.replica} (${owner.medium}, ${owner.stale ? "of an earlier life" : owner.kind})`;
 
 // What each candidate costs, in tokens. The fields have the same names in explain and in the records of requests.
-const TERMS = ["matched_tokens", "charged_tokens", "displaced_tokens", "backlog_tokens", "load_tokens", "cost"];
+const TERMS = ["cost", "charged_tokens", "displaced_tokens", "backlog_tokens", "load_tokens", "matched_tokens"];
 export const costRow = (candidate, chosen) => element("tr", {}, cell(candidate.replica, candidate.replica === chosen ? "good" : ""),
   ...TERMS.map((name) => number(candidate[name] === undefined ? null : Math.round(candidate[name]))));

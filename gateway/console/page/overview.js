@@ -7,6 +7,7 @@ const POINTS_A_MINUTE = 12;
 
 function stateOf(replica) {
   if (replica.breaker_open) return ["breaker open", "bad"];
+  if (replica.state === "draining" && replica.active_requests === 0 && replica.keys === 0) return ["drained", "warn"];
   const classes = { ready: "good", draining: "warn" };
   return [replica.state, classes[replica.state] ?? "bad"];
 }
@@ -22,7 +23,7 @@ const AGENTS = {
 // What its agent tells counts only while the replica works.
 function agentOf(replica) {
   if (stateOf(replica)[1] === "bad") return ["nothing to tell", "quiet"];
-  return AGENTS[replica.agent] ?? AGENTS.none;
+  return AGENTS[replica.agent] ?? ["not known", "quiet"];
 }
 
 function problemsOf(cluster) {
@@ -44,23 +45,23 @@ function problemsOf(cluster) {
 }
 
 export function drawOverview(cluster) {
-  problems("problems", problemsOf(cluster).map((text) => element("li", {}, ...marked(text))));
+  problems("problems", problemsOf(cluster).map((text) => element("li", {}, ...marked(text))), "Nothing is wrong.");
   at("picture").replaceChildren(pictureOf(cluster));
   fill("replicas", cluster.replicas.map((replica) => {
     const [state, className] = stateOf(replica);
     const [agent, agentClass] = agentOf(replica);
-    return element("tr", { "data-replica": replica.id }, cell(replica.id), cell(replica.pool), cell(state, className),
-      number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(agent, agentClass));
+    return element("tr", { "data-replica": replica.id }, cell(replica.id), cell(state, className), cell(agent, agentClass),
+      number(replica.active_requests), cell(percent(replica.kv_usage), "number"), number(replica.keys), cell(replica.pool));
   }), "No replica is known.");
   at("curves").replaceChildren(...cluster.pools.flatMap((pool) => [
-    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards" }, ...curvesOf(pool, cluster))]));
+    element("h3", {}, `Pool ${pool.pool}`), element("div", { class: "cards curves" }, ...curvesOf(pool, cluster))]));
 }
 
 export function drawFindings(told) {
   const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
     element("strong", {}, `${finding.subject}: `), `${finding.what}: ${finding.why}.`,
     element("p", {}, "Fix: ", ...marked(finding.fix))));
-  problems("findings", found);
+  problems("findings", found, `It found nothing at ${clock(told.time_ms)}.`);
   const more = told.more ? ` ${told.more} more are not shown.` : "";
   at("looked").textContent = `At ${clock(told.time_ms)} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
 }
@@ -117,14 +118,15 @@ function curve(title, points, values, said, least, now) {
 
 // -- the picture ------------------------------------------------------------------------------------------------------
 
-const WIDTH = 900;
-const MOST_NAMED = 12;
-const A_ROW = 50;
+const NAME = 75; // the width of a name
+const STEP = 18; // between two things without names
 
-// The places of `count` things from `top` on: rows of 50, evenly over the width.
-function places(count, top) {
-  const across = Math.min(count, A_ROW);
-  return Array.from({ length: count }, (_, i) => ({ x: ((i % A_ROW) + 0.5) * (WIDTH / across), y: top + 18 * Math.floor(i / A_ROW) }));
+const rows = (count, width) => Math.ceil(count / Math.floor(width / STEP));
+
+// The places of `count` things from `top` on: as many rows as they need, evenly over the width.
+function places(count, top, width) {
+  const across = Math.min(count, Math.floor(width / STEP));
+  return Array.from({ length: count }, (_, i) => ({ x: ((i % across) + 0.5) * (width / across), y: top + STEP * Math.floor(i / across) }));
 }
 
 const line = (from, to, className) => drawing("path", { d: `M${from.x} ${from.y}L${to.x} ${to.y}`, class: `link ${className}` });
@@ -138,18 +140,22 @@ const named = (place, text, isNamed, below) =>
 
 // Gateways on top, Redis in the middle, replicas below: each with its agent, which tells Redis what the replica holds.
 function pictureOf(cluster) {
-  const { gateways, replicas } = cluster;
-  const store = { x: WIDTH / 2, y: 110 };
+  const { replicas } = cluster;
+  const width = Math.min(900, Math.max(300, at("picture").clientWidth - 24));
+  const store = { x: width / 2, y: 110 };
   const isUp = cluster.store === "up";
-  const agents = places(replicas.length, 180);
-  const engines = agents.map((place) => ({ x: place.x, y: place.y + 34 + 18 * Math.floor((replicas.length - 1) / A_ROW) }));
-  const areNamed = replicas.length <= MOST_NAMED;
+  const agents = places(replicas.length, 180, width);
+  const engines = agents.map((place) => ({ x: place.x, y: place.y + 16 + STEP * rows(replicas.length, width) }));
+  const areNamed = NAME * replicas.length <= width;
   const lines = [];
   const spots = [];
-  places(gateways.length, 30).forEach((place, i) => {
+  const known = new Set(cluster.gateways.map((gateway) => gateway.id));
+  const lost = cluster.lost_gateways.filter((gateway) => !known.has(gateway.id)).map((gateway) => ({ id: gateway.id, is_alive: false }));
+  const gateways = [...cluster.gateways, ...lost].slice(0, Math.floor(width / STEP));
+  places(gateways.length, 30, width).forEach((place, i) => {
     const className = gateways[i].is_alive ? "good" : "bad";
     lines.push(line(place, store, className));
-    spots.push(spot(place, 8, className, `gateway ${gateways[i].id}`), ...named(place, gateways[i].id, gateways.length <= 6, -14));
+    spots.push(spot(place, 8, className, `gateway ${gateways[i].id}`), ...named(place, gateways[i].id, 2 * NAME * gateways.length <= width, -14));
   });
   replicas.forEach((replica, i) => {
     const [state, className] = stateOf(replica);
@@ -161,6 +167,6 @@ function pictureOf(cluster) {
   });
   spots.push(spot(store, 14, isUp ? "good" : "bad", `Redis: ${cluster.store}`), drawing("text", { x: store.x + 22, y: store.y + 5 }, `Redis: ${cluster.store}`));
   const lowest = Math.max(store.y, ...engines.map((place) => place.y)) + 40;
-  const label = `${gateways.length} gateways, Redis ${cluster.store}, ${replicas.length} replicas`;
-  return drawing("svg", { viewBox: `0 0 ${WIDTH} ${lowest}`, role: "img", "aria-label": label }, ...lines, ...spots);
+  const label = `${cluster.gateways.length} gateways, Redis ${cluster.store}, ${replicas.length} replicas`;
+  return drawing("svg", { viewBox: `0 0 ${width} ${lowest}`, role: "img", "aria-label": label }, ...lines, ...spots);
 }

@@ -29,7 +29,7 @@ function rowOf(prefix) {
   const since = Math.round((Date.now() - prefix.since_ms) / 1000);
   const holders = prefix.owners.map(ownerOf).join(", ");
   const others = prefix.copies - prefix.owners.length;
-  return element("tr", {}, cell(prefix.key.slice(0, 12)), cell(prefix.pool), number(prefix.tokens), number(prefix.hits),
-    cell(prefix.hits_since ? `+${prefix.hits_since} in ${since} s` : "–", "number"), number(prefix.copies), number(prefix.copies_lost),
-    cell(clock(prefix.last_use_ms)), cell(others > 0 ? `${holders}, and ${others} more` : holders));
+  return element("tr", {}, cell(prefix.key.slice(0, 12)), number(prefix.tokens), number(prefix.hits), number(prefix.copies),
+    cell(others > 0 ? `${holders}, and ${others} more` : holders), cell(prefix.hits_since ? `+${prefix.hits_since} in ${since} s` : "–", "number"),
+    number(prefix.copies_lost), cell(clock(prefix.last_use_ms)), cell(prefix.pool));
 }

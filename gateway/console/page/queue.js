@@ -3,17 +3,23 @@
 import { WAITS, cell, counted, element, fill, number } from "./elements.js";
 
 export function drawQueue(cluster) {
-  fill("waiting", cluster.pools.flatMap((pool) => pool.waiting.map((line) => element("tr", {}, cell(pool.pool), cell(line.band),
-    cell(line.tenant), number(line.requests), cell(`${Number(line.oldest_s ?? 0).toFixed(1)} s`, "number"), cell(WAITS[line.why] ?? line.why)))), "Nobody waits.");
-  fill("rooms", cluster.pools.flatMap((pool) => pool.replicas.map((room) => element("tr", {}, cell(pool.pool), cell(room.replica),
+  fill("waiting", cluster.pools.flatMap((pool) => pool.waiting.map((line) => element("tr", {}, cell(line.tenant),
+    number(line.requests), cell(`${Number(line.oldest_s ?? 0).toFixed(1)} s`, "number"), cell(WAITS[line.why] ?? line.why), cell(line.band),
+    cell(pool.pool)))), cluster.is_of_now ? "Nobody waits." : "Not known.");
+  fill("rooms", cluster.pools.flatMap((pool) => pool.replicas.map((room) => element("tr", {}, cell(room.replica), roomOf(room, cluster),
     cell(room.slots ? `${room.active_requests} of ${room.slots}` : String(room.active_requests), "number"),
-    cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(room.has_room ? "yes" : "no", room.has_room ? "good" : "warn")))), "No replica is known.");
+    cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(pool.pool)))), "No replica is known.");
   fill("tenants", cluster.tenants.map((tenant) => element("tr", { "data-tenant": tenant.name }, cell(tenant.name), cell(tenant.band), number(tenant.weight),
     used(tenant.active_requests, tenant.concurrency, "not counted"), used(tenant.requests_used, tenant.requests_per_min),
     used(tenant.tokens_used, tenant.tokens_per_min))), "The configuration has no `tenants`.");
 }
 
+function roomOf(room, cluster) {
+  if (!cluster.is_of_now) return cell("not known", "quiet");
+  return room.has_room ? cell("yes", "good") : cell("no", "warn");
+}
+
 function used(amount, limit, unlimited = "no limit") {
-  if (limit === null) return cell(amount === null ? unlimited : `${counted(amount)}, no limit`, "number quiet");
+  if (limit === null) return cell(amount === null ? unlimited : `${counted(amount)} (no limit)`, "number quiet");
   return cell(`${counted(amount)} of ${counted(limit)}`, amount >= limit ? "number warn" : "number");
 }

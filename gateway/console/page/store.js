@@ -1,6 +1,6 @@
 // The Redis that all gateways share, as the process that watches it has found it.
 
-import { at, card, cell, counted, element, fill, isBehind, number, problems, size } from "./elements.js";
+import { at, card, cell, clock, counted, element, fill, isBehind, number, problems, size } from "./elements.js";
 
 const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", other: "other programs'" };
 
@@ -11,7 +11,7 @@ export function drawStore(cluster) {
     at("figures").replaceChildren();
     fill("kinds", [], "Not known.");
   } else {
-    at("watched").textContent = `Redis ${report.version}, watched by ${report.watcher}. Figures are those of the last 5 s.`;
+    at("watched").textContent = `Redis ${report.version}, watched by ${report.watcher}. The figures are renewed every 5 s${cluster.is_of_now ? "" : `; these are of ${clock(cluster.seen_ms)}`}.`;
     const limit = report.maxmemory_bytes ? `of ${size(report.maxmemory_bytes)}, ${report.policy}` : "no limit";
     at("figures").replaceChildren(
       card(`memory (${limit})`, size(report.used_bytes)),
@@ -24,7 +24,12 @@ export function drawStore(cluster) {
       cell(size(of.bytes), "number"), cell(of.evicted === null ? "not heard" : counted(of.evicted), "number"))), "Not known.");
   }
   const conditions = Object.entries(report.conditions ?? {});
-  problems("conditions", conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words)));
+  const isKnown = cluster.is_of_now && report.version !== undefined;
+  if (isKnown || conditions.length) {
+    problems("conditions", conditions.map(([name, words]) => element("li", { class: "warning" }, element("strong", {}, `${name}: `), words)), "Nothing is wrong.");
+  } else {
+    at("conditions").replaceChildren(element("li", {}, "Not known."));
+  }
   fill("chores", cluster.pools.map((pool) => {
     const last = isBehind(pool, cluster) ? [] : pool.history[pool.history.length - 1];
     const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };
