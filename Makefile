@@ -4,7 +4,7 @@
 # make test-slow  more tests, in five minutes: soaks, benches, failovers of sentinels, a full Redis, discovery
 # make test-vllm  the tests on real vLLM, on CPUs; installs vLLM in the user's cache folder first (3.5 GB, once)
 # make test-lmcache  the tests on real vLLM with LMCache and Redis, on CPUs; installs both first (130 MB more, once)
-# make test-fit      tests with real load balancers in front of gateways; installs Caddy, Envoy, Traefik and Node first (0.5 GB, once)
+# make test-fit      tests with real load balancers and a tracing backend; installs Caddy, Envoy, Traefik, Phoenix and Node first (1.4 GB, once)
 # make test-clients  tests of client libraries: broken streams, errors, ordinary calls; installs them first (0.8 GB, once)
 # make compose-test  starts the cluster of docker-compose.yml, uses it, disturbs it and takes it down; needs Docker
 # make bench-quick  compares KVGate's routing and cost with other routers, in eight minutes; makes a page with plots

@@ -85,6 +85,7 @@ NEEDS = {
     "prometheus": Need(
         _on_path("prometheus", "promtool"), "apt install prometheus (or only unpack it: .ci/run shows how)"
     ),
+    "curl": Need(_on_path("curl"), "apt install curl"),
     "openssl": Need(_on_path("openssl"), "apt install openssl"),
     "docker compose": Need(_succeeds("docker", "compose", "version"), "https://docs.docker.com/compose/install"),
     "namespaces": Need(lambda: namespaces() is not None, "be a user who may `unshare --net --mount true`"),

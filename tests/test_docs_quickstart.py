@@ -9,8 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import redis
@@ -21,40 +19,23 @@ from gateway.ops.cli import app
 from gateway.ops.replica.settings import load_replica
 from gateway.settings.gateway_settings import build_settings
 from tests.deploy.composition import as_written, docker_compose
+from tests.documents import ROOT, blocks, commands
 from tests.programs import needs
 from tests.redis_server import running_redis
 
-ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "quickstart.md").read_text()
 REPLICA = load_replica(ROOT / "deploy" / "compose" / "replica-vllm.yaml", {"KVGATE_REPLICA_ID": "r0"})
 SECRETS = {"KVGATE_REDIS_URL", "KVGATE_LMCACHE_URL"}
 
 
-def blocks(language: str) -> list[str]:
-    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", TEXT, flags=re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(block) for _, block in found]
-
-
 def block_with(part: str, language: str = "console") -> str:
-    (block,) = (block for block in blocks(language) if part in block)
+    (block,) = (block for block in blocks(TEXT, language) if part in block)
     return block
-
-
-def commands(block: str) -> Iterator[str]:
-    """The commands of a block: the text after each `$ `, with continued lines and here-documents, without output."""
-    lines = iter(block.splitlines())
-    for line in lines:
-        if not line.startswith("$ "):
-            continue
-        typed = [line.removeprefix("$ ")]
-        while typed[-1].endswith("\\") or ("<<END" in typed[0] and typed[-1] != "END"):
-            typed.append(next(lines))
-        yield "\n".join(typed)
 
 
 def calls_of(program: str) -> list[list[str]]:
     """The arguments of every call of this program: in a block, a sentence or a table, and in a container."""
-    typed = [command for block in blocks("console") for command in commands(block)]
+    typed = [command for block in blocks(TEXT, "console") for command in commands(block)]
     named = re.findall(r"`((?:[A-Z_]+=\S+ )*(?:docker compose|kvgate)\b[^`]*)`", TEXT.replace("\n", " "))
     found = []
     for command in [*typed, *named]:

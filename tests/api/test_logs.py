@@ -90,7 +90,8 @@ def test_the_access_log_has_a_line_with_the_same_fields_for_each_request(stage: 
         assert (line["status"], line["method"], line["path"]) == (status, "POST", "/v1/chat/completions")
         assert line["gateway"] == "gw0"
         assert line["duration_ms"] > 0
-    assert (cold["why"], cold["cached_tokens"], cold["first_byte_ms"], cold["stream"]) == ("cold", 0, None, False)
+    assert (cold["why"], cold["first_byte_ms"], cold["stream"]) == ("cold", None, False)
+    assert not cold["cached_tokens"]  # not known of an engine that has never told some: vLLM leaves out a 0
     assert (stream["why"], stream["replica"], stream["stream"]) == ("hit", cold["replica"], True)
     assert stream["cached_tokens"] >= stream["matched_tokens"] > 0
     assert stream["prompt_tokens"] == cold["prompt_tokens"] > stream["cached_tokens"]

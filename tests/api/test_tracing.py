@@ -2,79 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import yaml
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from bench.cluster import Cluster
-from bench.threaded_server import SilentHandler, in_thread
+from bench.threaded_server import in_thread
 from tests.api.echo import MODEL, running_echo, sent
 from tests.api.stage import Stage, chat_body, fresh, running_gateway
+from tests.otlp import Receiver
 from tests.polling import wait_until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-Span = dict[str, Any]
-
-
-class Receiver(ThreadingHTTPServer):
-    """Takes what exporters send."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.spans: list[Span] = []
-        self.is_broken = False
-        self.refused = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1/traces"
-
-    def of(self, trace: str) -> list[Span]:
-        return [span for span in self.spans if span["trace"] == trace]
-
-
-class Handler(SilentHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if not self.server.is_broken:
-            self.server.spans += spans_of(ExportTraceServiceRequest.FromString(body))
-        self.server.refused += self.server.is_broken
-        self.send_response(503 if self.server.is_broken else 200)
-        self.end_headers()
-
-
-def spans_of(sent: ExportTraceServiceRequest) -> Iterator[Span]:
-    for of_resource in sent.resource_spans:
-        for of_scope in of_resource.scope_spans:
-            for span in of_scope.spans:
-                yield {
-                    "trace": span.trace_id.hex(),
-                    "id": span.span_id.hex(),
-                    "parent": span.parent_span_id.hex(),
-                    "name": span.name,
-                    "took_ns": span.end_time_unix_nano - span.start_time_unix_nano,
-                    "resource": attributes(of_resource.resource.attributes),
-                    **attributes(span.attributes),
-                }
-
-
-def attributes(found: Any) -> dict[str, Any]:
-    return {each.key: value_of(each.value) for each in found}
-
-
-def value_of(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    return [value_of(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +30,19 @@ def received() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def url(received: Receiver, open_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tracing")
+
+
+@pytest.fixture
+def log(folder: Path, url: str) -> Path:
+    return folder / f"gateway-{urlsplit(url).port}.log"
+
+
+@pytest.fixture(scope="module")
+def url(received: Receiver, open_cluster: Cluster, folder: Path) -> Iterator[str]:
     """Another gateway of the open cluster, which traces the requests whose clients want it."""
     config = {"tracing": {"endpoint": received.url, "sample_ratio": 0}}
-    folder = tmp_path_factory.mktemp("tracing")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms between batches
         with running_gateway(folder, open_cluster.redis_url, open_cluster.replicas, config) as url:
@@ -185,7 +140,9 @@ def test_garbage_in_a_traceparent_is_none(url: str, received: Receiver, stage: S
     assert received.of(TRACE) == []
 
 
-def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, stage: Stage) -> None:
+def test_requests_go_on_while_the_receiver_fails_and_the_log_says_so(
+    url: str, received: Receiver, stage: Stage, log: Path
+) -> None:
     received.is_broken = True
 
     def is_refused() -> bool:
@@ -197,6 +154,9 @@ def test_requests_go_on_while_the_receiver_fails(url: str, received: Receiver, s
     wait_until(is_refused)
     assert is_refused()
     received.is_broken = False
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    told = [line for line in lines if line.get("logger", "").startswith("opentelemetry")]
+    assert {line["gateway"] for line in told} == {lines[0]["gateway"]}
 
 
 def test_what_is_left_is_sent_when_a_gateway_stops(open_cluster: Cluster, stage: Stage, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from bench.cluster import running_cluster
 from bench.threaded_server import SilentHandler, in_thread
+from gateway.ops.local.ports import free_ports
 from tests.api.stage import api_key, bearer, chat_body, fresh, running_gateway
+from tests.documents import example, typing
 from tests.programs import CHROMIUM, needs
 
 pytestmark = needs("chromium")
@@ -76,4 +78,17 @@ def test_a_page_of_an_allowed_origin_asks_and_reads_headers_and_stream(tmp_path:
         page.goto(other)
         refused = page.evaluate(ASK, [f"{url}/v1/chat/completions", headers, body])
         assert refused == {"error": "TypeError: Failed to fetch"}
+        browser.close()
+
+
+def test_the_page_of_the_document_shows_an_answer(tmp_path: Path) -> None:
+    gateways, page_port = map(str, free_ports(2))
+    *typed, kill, down = example("browsers.md", "An example", {"8080": gateways, "5173": page_port})
+    with typing(tmp_path, typed, [kill, down]), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{page_port}")
+        page.get_by_role("button").click()
+        expect(page.locator("pre")).to_contain_text("data: [DONE]", timeout=20_000)
+        expect(page.locator("output")).not_to_be_empty()
         browser.close()

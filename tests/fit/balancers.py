@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.polling import wait_until
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "load-balancers"
 _STARTS_WITHIN_S = 20
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,30 @@ BALANCERS = (
 
 
 @contextmanager
-def running_balancer(balancer: Balancer, folder: Path, gateways: Sequence[str]) -> Iterator[str]:
-    """Runs one in front of two gateways, and yields its URL when it answers."""
+def running_balancer(
+    balancer: Balancer,
+    folder: Path,
+    gateways: Sequence[str],
+    tls: Mapping[str, str] = NOTHING,
+    is_ready: bool = True,
+) -> Iterator[str]:
+    """Runs one in front of two gateways, and yields its URL when it answers. With `tls`, its file has some lines
+    in place of others. Without `is_ready`, it reaches no gateway."""
     assert balancer.program is not None
     port = free_ports(1)[0]
     for name in balancer.files:
-        (folder / name).write_text(_adapted((FOLDER / name).read_text(), folder, port, gateways))
+        text = (FOLDER / name).read_text()
+        for old, new in tls.items():
+            assert text.count(old) == 1, f"{name}: {old}"
+            text = text.replace(old, new)
+        (folder / name).write_text(_adapted(text, folder, port, gateways))
     text = "".join((folder / name).read_text() for name in balancer.files)
     assert str(port) in text
     assert "10.0.0." not in text
     command = [balancer.program, *balancer.options(str(folder / balancer.files[0]))]
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     with (folder / f"{balancer.name}.log").open("wb") as log, running(command, log):
-        wait_until(lambda: _answers(url), within_s=_STARTS_WITHIN_S)
+        wait_until(lambda: _answers(url) is is_ready, within_s=_STARTS_WITHIN_S)
         yield url
 
 
@@ -72,8 +84,9 @@ def _adapted(text: str, folder: Path, port: int, gateways: Sequence[str]) -> str
     return text
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str) -> bool | None:
+    """Whether a gateway answers there; None if nothing does."""
     try:
-        return httpx.get(f"{url}/ready", timeout=2, trust_env=False).status_code == 200
+        return httpx.get(f"{url}/ready", timeout=2, trust_env=False, verify=False).status_code == 200
     except httpx.TransportError:
-        return False
+        return None

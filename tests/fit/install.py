@@ -1,8 +1,8 @@
 """Installs what tests/fit needs beside KVGate: `python -m tests.fit.install`.
 
-Load balancers that PyPI has, Node, and a Node project with the schemas of the Gateway API. They live in a folder
-outside the repository, beside that of the client libraries: 0.5 GB on disk, a minute, once. nginx and HAProxy come from
-Debian: `apt install nginx haproxy`.
+Load balancers and a tracing backend that PyPI has, Node, and a Node project with the schemas of the Gateway API. They
+live in a folder outside the repository, beside that of the client libraries: 1.4 GB on disk, two minutes, once. nginx
+and HAProxy come from Debian: `apt install nginx haproxy`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def install() -> None:
     with vllm.lock(home()):
         if vllm.is_stamped(home(), recipe):
             return
-        print(f"installing Caddy, Envoy, Traefik and Node into {home()} (0.5 GB, a minute, once)", flush=True)
+        print(
+            f"installing Caddy, Envoy, Traefik, Phoenix and Node into {home()} (1.4 GB, two minutes, once)", flush=True
+        )
         shutil.rmtree(home(), ignore_errors=True)
         venv.EnvBuilder(with_pip=True, symlinks=True).create(home())
         pip = [str(home() / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ import pytest
 
 from bench.cluster import Cluster, Daemon, running_cluster
 from bench.threaded_server import SilentHandler, in_thread
-from tests.api.stage import chat_body, fresh
+from tests.api.stage import chat_body, fresh, running_gateway
+from tests.certificates import self_signed
+from tests.documents import section
 from tests.fit.balancers import BALANCERS, Balancer, running_balancer
 from tests.polling import wait_until
 
@@ -115,6 +118,46 @@ def test_requests_after_the_death_of_a_gateway_go_to_the_other(url: str, cluster
         dead.kill()
         assert [ask(url).status_code for _ in range(20)] == [200] * 20
     wait_until(lambda: asked(url) == {"gw0", "gw1"})
+
+
+def lines_for_tls(program: str) -> dict[str, str]:
+    """What the document says to write in its file in place of what."""
+    rows = [
+        row.split(" | ") for row in section("load-balancers.md", "TLS").splitlines() if row.startswith(f"| {program} ")
+    ]
+    return {old.strip("`"): new.removesuffix(" |").strip("`") for _, old, new in rows}
+
+
+@pytest.mark.parametrize(("name", "program"), [("nginx", "nginx"), ("haproxy", "HAProxy")])
+def test_tls_ends_at_the_balancer_and_goes_on_to_the_gateways(
+    name: str, program: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    (balancer,) = (each for each in BALANCERS if each.name == name)
+    if balancer.program is None:
+        pytest.skip(f"needs {name}")
+    own = self_signed(tmp_path, "tls", "127.0.0.1")
+    (tmp_path / "tls.pem").write_bytes(own[0].read_bytes() + own[1].read_bytes())
+    behind = self_signed(tmp_path, "ca", "kvgate.example.com")
+    instead = {old: new.replace("/etc/kvgate", str(tmp_path)) for old, new in lines_for_tls(program).items()}
+    config = {"tls": {"certificate": str(behind[0]), "key": str(behind[1])}}
+    with (
+        running_gateway(tmp_path, cluster.redis_url, cluster.replicas, config) as first,
+        running_gateway(tmp_path, cluster.redis_url, cluster.replicas, config) as second,
+        running_balancer(balancer, tmp_path, [first, second], instead) as url,
+        httpx.Client(verify=ssl.create_default_context(cafile=str(own[0])), trust_env=False, timeout=30) as client,
+    ):
+        assert url.startswith("https")
+        answers = [client.post(f"{url}{CHAT}", json=chat_body(fresh(), stream=True)) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        other = self_signed(tmp_path, "other", "kvgate.example.com")
+        with running_balancer(
+            balancer,
+            tmp_path,
+            [first, second],
+            {old: new.replace(str(behind[0]), str(other[0])) for old, new in instead.items()},
+            is_ready=False,
+        ) as url:
+            assert client.get(f"{url}/ready").status_code in (502, 503), "it trusts another authority only"
 
 
 class Fake(SilentHandler):

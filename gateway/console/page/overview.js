@@ -59,8 +59,8 @@ export function drawOverview(cluster) {
 
 export function drawFindings(told) {
   const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
-    element("strong", {}, `${finding.subject}: `), `${finding.what}: ${finding.why}.`,
-    element("p", {}, "Fix: ", ...marked(finding.fix))));
+    element("strong", {}, `${finding.subject}: `), `${finding.what}.`,
+    element("p", {}, "Why it matters: ", ...marked(finding.why)), element("p", {}, "Fix: ", ...marked(finding.fix))));
   problems("findings", found, `It found nothing at ${clock(told.time_ms)}.`);
   const more = told.more ? ` ${told.more} more are not shown.` : "";
   at("looked").textContent = `At ${clock(told.time_ms)} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
