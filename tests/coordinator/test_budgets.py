@@ -17,8 +17,8 @@ from coordinator.pool import seats
 from coordinator.pool.pool import PlaceRequest, Pool, Reservation
 from coordinator.pool.tenant_use import TenantUse, read_use
 from coordinator.scripts import Placement, PolicyKnobs, TenantLimits, Used
+from tests.coordinator.queueing import asking, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained, now_ms
-from tests.coordinator.test_seats import asking, queued, two_gateways, waiting
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 

@@ -9,8 +9,8 @@ import redis.asyncio as redis
 from coordinator.pool.demand import Held, read_demand
 from coordinator.pool.draining import drain
 from coordinator.pool.pool import Pool
+from tests.coordinator.queueing import asking, fill, queued, two_gateways
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, beaten, chain, drained, joined, register, replica
-from tests.coordinator.test_seats import asking, fill, queued, two_gateways
 from tests.polling import eventually
 from tests.redis_server import RedisServer
 

@@ -11,8 +11,8 @@ from coordinator.chores.held_keys import _EVER_MS, trim_piece
 from coordinator.chores.worker import Worker
 from coordinator.pool.draining import Drained, drain
 from coordinator.pool.pool import Pool
+from tests.coordinator.queueing import asking, fill, queued, two_gateways
 from tests.coordinator.stage import KEYS, chain, drained, joined, place, register, replica, request
-from tests.coordinator.test_seats import asking, fill, queued, two_gateways
 from tests.redis_server import RedisServer
 
 LARGE = 24

@@ -6,7 +6,7 @@ import redis.asyncio as redis
 
 from coordinator.pool.pool import Pool
 from tests.coordinator.clock.stage import HOUR_MS, Clock
-from tests.coordinator.test_seats import asking, fill, queued
+from tests.coordinator.queueing import asking, fill, queued
 from tests.polling import eventually
 
 
