@@ -8,9 +8,11 @@ Names of attributes are those of OpenTelemetry's conventions for generative AI a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
+import structlog
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -56,6 +58,28 @@ _ATTRIBUTES = {
 }
 
 
+_log = structlog.get_logger("kvgate.tracing")
+_Arguments = ParamSpec("_Arguments")
+
+
+def _harmless(
+    step: Callable[Concatenate[RequestTrace, _Arguments], None],
+) -> Callable[Concatenate[RequestTrace, _Arguments], None]:
+    """A step that ends the trace if it fails, and not the request."""
+
+    @wraps(step)
+    def tried(trace: RequestTrace, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> None:
+        if trace.is_lost:
+            return
+        try:
+            step(trace, *arguments, **named)
+        except Exception as error:
+            trace.is_lost = True
+            _log.warning("trace lost", step=step.__name__, reason=type(error).__name__)
+
+    return tried
+
+
 class RequestTrace(Untraced):
     """A request whose spans are sent."""
 
@@ -64,6 +88,7 @@ class RequestTrace(Untraced):
     def __init__(self, tracer: Tracer, headers: Mapping[str, str]) -> None:
         """Of a request with these headers."""
         self._tracer = tracer
+        self.is_lost = False
         self._root = tracer.start_span("request", _W3C.extract(headers), SpanKind.SERVER)
         self._open: list[Span] = []
         """The attempt, and what it does now; or the placement."""
@@ -78,9 +103,11 @@ class RequestTrace(Untraced):
         while len(self._open) > down_to:
             self._open.pop().end()
 
+    @_harmless
     def placing(self) -> None:
         self._begin("place", self._root)
 
+    @_harmless
     def attempting(self, place: Placed, headers: dict[str, str]) -> None:
         if self._open:
             self._open[-1].set_attribute("kvgate.decision", place.decision)
@@ -90,20 +117,24 @@ class RequestTrace(Untraced):
         self._begin("first byte", self._open[0])
         _W3C.inject(headers, set_span_in_context(self._open[0]))
 
+    @_harmless
     def answered(self) -> None:
         self._close(down_to=1)
         if self._open:
             self._begin("relay", self._open[0])
 
+    @_harmless
     def passed(self, piece: bytes) -> None:
         self._tail = (self._tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
+    @_harmless
     def failed(self, reason: str) -> None:
         if self._open:
             self._open[0].set_attribute("error.type", reason)
             self._open[0].set_status(StatusCode.ERROR)
         self._close()
 
+    @_harmless
     def end(self, kind: str | None, record: Mapping[str, Any]) -> None:
         self._close()
         operation = OPERATIONS.get(kind or "", "")

@@ -1,4 +1,4 @@
-"""What a span says of how an answer ended."""
+"""What a span says of how an answer ended; and a trace that fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.testing import capture_logs
 
 from gateway.tracing.request_trace import RequestTrace
 
@@ -29,3 +30,15 @@ def test_why_an_answer_ended_is_told_and_no_text_of_it(kind: str, end: bytes, re
     trace.end(kind, RECORD)
     (root,) = spans.get_finished_spans()
     assert (root.attributes or {}).get("gen_ai.response.finish_reasons") == reasons
+
+
+def test_a_trace_that_fails_is_given_up_and_its_request_is_not() -> None:
+    spans, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace = RequestTrace(provider.get_tracer("test"), {})
+    with capture_logs() as told:
+        trace.end("chat", {})  # this record has no fields
+        trace.placing()
+        trace.end("chat", RECORD)
+    assert [(line["event"], line["step"], line["reason"]) for line in told] == [("trace lost", "end", "KeyError")]
+    assert not spans.get_finished_spans()
