@@ -418,8 +418,13 @@ local behind = fleet.matched[chosen]
 for index = matched + 1, count do
   local key = KEYS[OWN_OFFSET + index]
   local span = tonumber(ARGV[TOKENS_OFFSET + index]) - behind
-  if index > top or is_claimable(key) then
-    write_counted(owned_tokens_key, '', key, replica, head .. span .. tail)
+  local is_new = index > top
+  if is_new or is_claimable(key) then
+    if is_new then -- most often: so this is short
+      redis.call('HSET', key, replica, head .. span .. tail)
+    else
+      write_counted(owned_tokens_key, '', key, replica, head .. span .. tail)
+    end
     claimed_tokens = claimed_tokens + span
     if claimed_from == 0 then
       claimed_from = index

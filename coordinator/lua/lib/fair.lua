@@ -12,9 +12,15 @@
 
 -- include safe
 
-local function tag_of(base, field)
-  local tag = tonumber(field_of(base .. 'fair', field) or 0)
+local function as_tag(text)
+  local tag = tonumber(text or 0)
   return tag and tag > 0 and tag < 1e15 and tag or 0
+end
+
+-- The virtual time of a band, the finish tag of a tenant in it, and when the busy time began (false: none has).
+local function tags_of(base, band, tenant)
+  local found = redis.pcall('HMGET', base .. 'fair', band, band .. ' ' .. tenant, '#')
+  return as_tag(found[1]), as_tag(found[2]), found[3]
 end
 
 local function tag_text(tag)
@@ -23,31 +29,28 @@ end
 
 -- When the next request of a tenant starts.
 local function start_tag(base, band, tenant)
-  return tag_text(math.max(tag_of(base, band), tag_of(base, band .. ' ' .. tenant)))
+  local virtual, finish = tags_of(base, band, tenant)
+  return tag_text(math.max(virtual, finish))
 end
 
--- Sets a tenant's finish tag, and its place in the turns of all queues.
-local function finish_at(base, band, tenant, tag)
-  write('HSET', base .. 'fair', band .. ' ' .. tenant, tag_text(tag))
+-- Sets a tenant's finish tag and its place in the turns of all queues, at a virtual time. More fields and values may be
+-- written with it.
+local function finish_at(base, band, tenant, tag, virtual, ...)
+  write('HSET', base .. 'fair', band .. ' ' .. tenant, tag_text(tag), ...)
   local lines = redis.pcall('HKEYS', base .. 'waiting')
   for i = 1, #lines do
     if string.match(lines[i], '^%d+') == tostring(band) then
-      redis.pcall('ZADD', base .. 'turns:' .. lines[i], 'XX', tag_text(math.max(tag, tag_of(base, band))), tenant)
+      redis.pcall('ZADD', base .. 'turns:' .. lines[i], 'XX', tag_text(math.max(tag, virtual)), tenant)
     end
   end
 end
 
 -- Charges a tenant for a request that was placed while others waited.
 local function charge(base, gateway, reservation, band, tenant, weight, tokens, now)
-  local start = math.max(tag_of(base, band), tag_of(base, band .. ' ' .. tenant))
-  write('HSET', base .. 'fair', band, tag_text(start))
-  tokens = math.max(1, tokens)
-  finish_at(base, band, tenant, start + tokens / weight)
-  local began = field_of(base .. 'fair', '#')
-  if not began then
-    began = string.format('%d', now)
-    write('HSET', base .. 'fair', '#', began)
-  end
+  local virtual, finish, began = tags_of(base, band, tenant)
+  local start = math.max(virtual, finish)
+  tokens, began = math.max(1, tokens), began or string.format('%d', now)
+  finish_at(base, band, tenant, start + tokens / weight, start, band, tag_text(start), '#', began)
   local entry = string.format('%d %s %s %d %s', band, tenant, weight, tokens, began)
   write('HSET', base .. 'charges:' .. gateway, reservation, entry)
 end
@@ -59,9 +62,11 @@ local function settle_charge(base, gateway, reservation, used)
   local band, tenant, weight, tokens, began = string.match(field_of(key, reservation) or '', '^(%d+) (%S+) (%S+) (%d+) (%d+)$')
   redis.pcall('HDEL', key, reservation)
   weight = tonumber(weight or 0) or 0
-  local tag = band and tag_of(base, band .. ' ' .. tenant) or 0
-  if used and tag > 0 and weight > 0 and began == field_of(base .. 'fair', '#') then
-    finish_at(base, band, tenant, math.max(0, tag + (math.max(1, used) - tonumber(tokens)) / weight))
+  if used and weight > 0 then
+    local virtual, finish, busy_since = tags_of(base, band, tenant)
+    if finish > 0 and began == busy_since then
+      finish_at(base, band, tenant, math.max(0, finish + (math.max(1, used) - tonumber(tokens)) / weight), virtual)
+    end
   end
 end
 

@@ -33,13 +33,18 @@ local function line_key(base, name, tenant)
   return base .. 'line:' .. name .. ' ' .. tenant
 end
 
--- Counts seats of a line, and their tokens; returns how many it has.
+-- Counts seats of a line, and their tokens; returns how many it has. What cannot be added to counts as 0.
 local function count_seats(base, name, by, tokens)
-  local seats = sum_of(field_of(base .. 'waiting', name)) + by
-  write('HSET', base .. 'waiting', name, string.format('%d', seats))
-  local sum = math.max(0, sum_of(field_of(base .. 'waiting_tokens', name)) + by * tokens)
-  write('HSET', base .. 'waiting_tokens', name, string.format('%d', sum))
-  return seats
+  local function count(hash, more)
+    local sum = redis.pcall('HINCRBY', base .. hash, name, string.format('%d', more))
+    if type(sum) ~= 'number' or sum < 0 or sum >= 1e15 then
+      sum = math.max(0, more)
+      write('HSET', base .. hash, name, string.format('%d', sum))
+    end
+    return sum
+  end
+  count('waiting_tokens', by * tokens)
+  return count('waiting', by)
 end
 
 -- The name of a seat in its line.
@@ -105,18 +110,19 @@ local function leave_line(base, name, tenant, member, seat)
     left = count_seats(base, name, -1, tokens_of(seat))
     count_patient(base, string.match(member, ' (%S+) %d+$') or '-', -1)
   end
-  if size_of(line) == 0 then
+  local is_last = size_of(line) == 0
+  if is_last then
     redis.pcall('ZREM', turns, tenant)
   end
-  if size_of(turns) == 0 then
+  if is_last and size_of(turns) == 0 then
     redis.pcall('HDEL', base .. 'waiting', name)
     redis.pcall('HDEL', base .. 'waiting_tokens', name)
     redis.pcall('HDEL', base .. 'paces', string.match(name, ' (%S+)$') or '')
+    if redis.call('EXISTS', base .. 'waiting') == 0 then
+      forget_tags(base)
+    end
   elseif left <= 0 then -- somebody else wrote there
     write('HSET', base .. 'waiting', name, 1)
-  end
-  if redis.call('EXISTS', base .. 'waiting') == 0 then
-    forget_tags(base)
   end
 end
 
