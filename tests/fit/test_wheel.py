@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import venv
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 
 from gateway.ops.local.ports import free_ports
 from tests.api.stage import chat_body
-from tests.fit import install
+from tests.documents import example, typing
 
 pytestmark = pytest.mark.fit
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,31 +29,30 @@ def run(folder: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """What a wheel is built from."""
+    source = tmp_path / "source"
+    source.mkdir()
     for name in BUILT:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, source)
-    python = install.home() / "bin" / "python"
-    run(source, python, "-m", "build", "--wheel", "--outdir", source / "dist")
-    (found,) = (source / "dist").glob("kvgate-*.whl")
-    return found
+    return source
 
 
-def test_a_cluster_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    home, folder = tmp_path / "environment", tmp_path / "empty"
-    folder.mkdir()
-    venv.EnvBuilder(with_pip=True, symlinks=True).create(home)
-    kvgate, port = home / "bin" / "kvgate", free_ports(1)[0]
-    run(folder, home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[local]")
-    assert run(folder, kvgate, "--version").split()[-1] == wheel.name.split("-")[1]
-    where = run(folder, home / "bin" / "python", "-c", "import gateway, coordinator; print(gateway.__file__)")
+def test_a_cluster_runs_from_the_wheel_alone(source: Path, tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    *building, up, down = example("try-it.md", "From a wheel", {"8080": str(port), "~": str(tmp_path)})
+    with typing(source, building, within_s=300):
+        (wheel,) = (source / "dist").glob("kvgate-*.whl")
+    empty, home = tmp_path / "empty", tmp_path / "kvgate-env"
+    empty.mkdir()
+    assert run(empty, home / "bin" / "kvgate", "--version").split()[-1] == wheel.name.split("-")[1]
+    where = run(empty, home / "bin" / "python", "-c", "import gateway, coordinator; print(gateway.__file__)")
     assert where.startswith(str(home))
-    run(folder, kvgate, "up", "--port", str(port), "--detach")
-    try:
+    with typing(empty, [up], [down]):
         url = f"http://127.0.0.1:{port}"
         for reason in ("cold", "hit"):
             body = chat_body("the same words " * 100)
@@ -62,7 +60,5 @@ def test_a_cluster_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> Non
             assert answer.status_code == 200
             assert answer.headers["x-kvgate-decision"].startswith(reason)
         assert httpx.get(f"{url}/console", timeout=20, trust_env=False).status_code == 200
-        assert "2 gateways, 2 replicas" in run(folder, kvgate, "doctor")
-    finally:
-        run(folder, kvgate, "down")
-    assert list(folder.iterdir()) in ([], [folder / ".kvgate"])
+        assert "2 gateways, 2 replicas" in run(empty, home / "bin" / "kvgate", "doctor")
+    assert {file.name for file in empty.iterdir()} <= {".kvgate", "printed.txt"}
