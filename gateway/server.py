@@ -1,7 +1,7 @@
 """The gateway process: its sockets, uvicorn, signals.
 
-On SIGTERM or SIGINT it stops accepting, finishes running requests for at most `timeouts.grace_s`, deregisters, and
-exits with 0.
+On SIGTERM or SIGINT it stops listening, answers who has connected already, finishes running requests for at most
+`timeouts.grace_s`, deregisters, and exits with 0.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from gateway.access_log import check_target
 from gateway.app import App
-from gateway.http.protocol import HttpProtocol
+from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
 from gateway.tracing.tracing import check_extra
 
 _BACKLOG = 2048
+_HANDSHAKES_S = 1.0
+_TELLS_S = 0.1
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn's server. While it drains, /ready says so."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
@@ -39,6 +43,45 @@ class _Server(uvicorn.Server):
             self._app.gateway.status.is_draining = True
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer also who has connected and was not accepted yet: closing a listening socket resets these."""
+        loop = asyncio.get_running_loop()
+
+        def make() -> asyncio.Protocol:
+            told = {"server_state": self.server_state, "app_state": self.lifespan.state, "_loop": loop}
+            return cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)(config=self.config, **told)
+
+        waiting = [each for sock in sockets or () for each in _accepted(sock)]
+        for server in self.servers:
+            server.close()
+        made = [loop.connect_accepted_socket(make, each, ssl=self.config.ssl) for each in waiting]
+        telling = loop.create_task(self._tell_all())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HANDSHAKES_S):
+                await asyncio.gather(*made, return_exceptions=True)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            telling.cancel()
+
+    async def _tell_all(self) -> None:
+        """Tell connections that the server stops, also those whose TLS begins only now."""
+        while True:
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            await asyncio.sleep(_TELLS_S)
+
+
+def _accepted(sock: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be accepted."""
+    found: list[socket.socket] = []
+    with suppress(OSError):  # most often because there are no more
+        while len(found) < _BACKLOG:
+            connection, _ = sock.accept()
+            connection.setblocking(False)
+            found.append(connection)
+    return found
 
 
 def listen(host: str, port: int, shared: bool) -> socket.socket:
@@ -57,9 +100,15 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     return sock
 
 
-def _protocols(app: App, write_s: float) -> Callable[..., HttpProtocol]:
-    """Makes the protocol of each connection, when uvicorn asks for it."""
-    return lambda config, server_state, app_state, _loop: HttpProtocol(app.answer, server_state, write_s)
+def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
+    """Makes the protocol of each connection, when uvicorn asks for it. (It would take a class, too.)"""
+
+    def make(
+        config: uvicorn.Config, server_state: ServerState, app_state: Any, _loop: asyncio.AbstractEventLoop | None
+    ) -> HttpProtocol:
+        return HttpProtocol(handle, server_state, write_s)
+
+    return cast("type[asyncio.Protocol]", make)
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -76,7 +125,7 @@ def serve(settings: GatewaySettings) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=cast("type[asyncio.Protocol]", _protocols(app, settings.timeouts.write_s)),
+        http=protocols(app.answer, settings.timeouts.write_s),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -89,4 +138,4 @@ def serve(settings: GatewaySettings) -> None:
         config.ssl = certificate.first  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_Server(config, app).serve(sockets))
+        runner.run(Server(config, app).serve(sockets))

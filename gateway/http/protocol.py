@@ -28,6 +28,8 @@ _log = structlog.get_logger("kvgate.http")
 MAX_KEPT_BYTES = 64 * 1024
 """Of bytes after the request that is being answered."""
 IDLE_S = 75.0
+_FIRST_REQUEST_S = 1.0
+"""A new connection has this time for its first request while the server stops: whoever connects is about to ask."""
 _LINGER_S = 2.0
 _FAREWELL_S = 0.5
 _PROBE_S = 0.25
@@ -49,6 +51,8 @@ class HttpProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = RequestParser(self._begin)
         self._answering: Exchange | None = None
+        self._is_new = True
+        """No request has come yet."""
         self._kept = bytearray()
         self._is_closing = False
         self._is_deaf = False
@@ -117,12 +121,17 @@ class HttpProtocol(asyncio.Protocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """uvicorn stops: close after the request that is being answered, or whose head has begun to come."""
+        """The server stops: close after the request that is being answered, or whose head has begun to come, or that a
+        new connection is about to bring. Calling it again does no harm."""
         self._is_closing = True
         if self._answering is not None:
             self._answering.keeps_alive = False
-        elif not self._parser.in_head:
-            self._close()
+        elif not self._parser.in_head and not self._is_deaf:
+            wait_s = self._idle_since_s + _FIRST_REQUEST_S - self._loop.time() if self._is_new else 0
+            if wait_s > 0:
+                self._call_later("first request", wait_s, self.shutdown)
+            else:
+                self._close()
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -212,6 +221,7 @@ class HttpProtocol(asyncio.Protocol):
     def _begin(self, method: str, target: bytes, headers: HeaderList, version: str, keeps_alive: bool) -> Exchange:
         if self._answering is not None:  # only input that is not HTTP/1 gets here
             raise UnreadableRequest(malformed("it does not wait for its turn"))
+        self._is_new = False
         try:
             url = httptools.parse_url(target)
             path = url.path.decode("ascii") if url.path else ""
