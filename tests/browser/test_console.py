@@ -125,7 +125,7 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
         log_in(page, url)
         page.get_by_role("link", name="Queue").click()
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
-        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 5):
+        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, held(http, 5):
             expect(page.locator("#waiting")).to_contain_text("no replica has room")
             expect(page.locator("#rooms")).to_contain_text("1 of 1")
         expect(page.locator("#waiting")).to_contain_text("Nobody waits")
@@ -136,7 +136,7 @@ def test_who_waits_is_shown_and_gone_when_served(browser: Browser, cluster: Clus
 
 
 @contextmanager
-def _held(http: httpx.Client, count: int) -> Iterator[None]:
+def held(http: httpx.Client, count: int) -> Iterator[None]:
     """So many streams of long answers are open, or wait."""
 
     def read() -> None:
@@ -223,7 +223,7 @@ def test_the_store_and_the_limits_of_tenants_are_shown(browser: Browser, cluster
         expect(page.locator("#kinds")).to_contain_text("KVGate's own")
         expect(page.locator("#conditions")).to_contain_text("Nothing is wrong.")
         page.get_by_role("link", name="Queue").click()
-        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, _held(http, 2):
+        with httpx.Client(base_url=url, headers=bearer("alice"), timeout=30) as http, held(http, 2):
             expect(page.locator("tr[data-tenant=research]")).to_contain_text("2 of 40")
 
 
