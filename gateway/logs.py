@@ -33,10 +33,12 @@ def configure(settings: LogSettings, **who: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**who)
-    _tell_of_libraries([*shared, partial(_add, who)], renderer)
+    _tell_of_libraries(max(level, logging.WARNING), [*shared, partial(_add, who)], renderer)
 
 
-def _tell_of_libraries(shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor) -> None:
+def _tell_of_libraries(
+    level: int, shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor
+) -> None:
     """Their warnings have the same form as our own events."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -44,7 +46,9 @@ def _tell_of_libraries(shared: list[structlog.typing.Processor], renderer: struc
     )
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # it would print what a library had to say, whatever that is
 
 
 def _add(

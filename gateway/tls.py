@@ -68,7 +68,7 @@ class Certificate:
         try:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (ssl.SSLError, OSError, ValueError) as error:
-            why = f"{self.name}: {self._certificate} and {self._key} are no PEM certificate and its key"
+            why = f"{self.name}: {self._certificate} and {self._key} are not a certificate and its key, in PEM"
             raise BadCertificate(f"{why} ({error})") from None
         return context
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from tests.polling import wait_until
 
 ROOT = Path(__file__).parent.parent
 _ALL_RAN = "(all commands have run)"
+_ENDS_WITHIN_S = 30
 
 
 def section(document: str, heading: str) -> str:
@@ -56,7 +58,7 @@ def typing(folder: Path, typed: Sequence[str], at_end: Sequence[str] = (), withi
     """Types commands in a shell in this folder, with kvgate on the PATH. Yields what they have printed, once all have
     run. What runs in the background is stopped at the end."""
     end = ["end() {", "  set +e", *at_end, "  kill $(jobs -p) 2>/dev/null", "  wait", "}", "trap end EXIT"]
-    script = "\n".join(["set -e -m", *end, *typed, f"echo '{_ALL_RAN}'", "read -r", ""])
+    script = "\n".join(["set -e", *end, *typed, f"echo '{_ALL_RAN}'", "read -r", ""])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = folder / "printed.txt"
     with printed.open("wb") as output:
@@ -67,10 +69,15 @@ def typing(folder: Path, typed: Sequence[str], at_end: Sequence[str] = (), withi
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         wait_until(lambda: _ALL_RAN in printed.read_text() or shell.poll() is not None, within_s=within_s)
         assert _ALL_RAN in printed.read_text(), printed.read_text()
         yield printed.read_text()
     finally:
-        shell.communicate()
+        try:
+            shell.communicate(timeout=_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.communicate()

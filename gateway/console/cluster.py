@@ -70,8 +70,7 @@ class ClusterView:
         except (StoreError, ApiError) as error:
             told["problems"].append({"where": "store", "what": f"what is shown here is not of now: {error}"})
             told["is_of_now"] = False
-            if not self._seen["seen_ms"]:
-                told |= _own_view(ready)
+            told |= _without_store(ready, self._seen["gateways"], self._seen["replicas"])
         found = told.get("report", {}).get("conditions", {})
         told["problems"] += [{"where": "store", "what": words} for words in found.values()]
         self._seen |= told
@@ -119,12 +118,21 @@ async def _lost(pools: list[Pool]) -> list[dict[str, Any]]:
     return [{"id": name, "at_ms": at_ms} for name, at_ms in last[:_MOST_GATEWAYS]]
 
 
-def _own_view(ready: dict[str, Any]) -> dict[str, Any]:
-    """What this gateway knows without the store."""
+def _without_store(
+    ready: dict[str, Any], gateways: list[dict[str, Any]], replicas: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What was seen last, and what this gateway knows without the store: which replicas answer. It knows nothing now of
+    other gateways, and of agents."""
+    own, names = str(ready["gateway"]), {str(each["id"]) for each in gateways}
     states = dict.fromkeys(ready["replicas"], "ready") | dict.fromkeys(ready.get("not_ready", ()), "not ready")
+    seen = {str(each["id"]): each for each in replicas}
+    known = {name: seen.get(name, {"id": name}) for name in sorted(seen.keys() | states.keys())}
     return {
-        "gateways": [{"id": ready["gateway"], "is_alive": True}],
-        "replicas": [{"id": name, "state": state} for name, state in sorted(states.items())],
+        "gateways": [{"id": name, "is_alive": True if name == own else None} for name in sorted(names | {own})],
+        "replicas": [
+            each | {"state": states.get(name, each.get("state", "not known")), "agent": "not known"}
+            for name, each in known.items()
+        ],
     }
 
 

@@ -122,7 +122,7 @@ class Decisions:
                     await self._read()
                 self._tell("")
             except StoreError as error:
-                self._tell(f"the store is away: {error}")
+                self._tell(str(error))
             await asyncio.sleep(FLUSH_S)
 
     def _tell(self, trouble: str) -> None:

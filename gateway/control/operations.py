@@ -179,5 +179,5 @@ def _unknown(name: str) -> ApiError:
 
 def store_away(error: StoreError) -> ApiError:
     """The refusal when what is asked for is in the store only."""
-    message = f"Redis did not answer ({error}), and this is known there only. Retry shortly."
+    message = f"Redis does not answer ({error}). Only Redis knows this. Try again soon."
     return ApiError(503, "store_unreachable", message, headers={"retry-after": "1"})

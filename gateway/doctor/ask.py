@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,7 +203,8 @@ async def _json(http: httpx.AsyncClient, method: str, url: str, timeout_s: float
             return response.status_code, response.json()
     except TimeoutError:
         raise NotAnswered(f"{url} does not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotAnswered(f"no answer from {url} ({error or type(error).__name__})") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
+        why = str(error) or repr(error.__cause__ or error)
+        raise NotAnswered(f"no answer from {url} ({why})") from None
     except ValueError:
         raise NotAnswered(f"{url} answered {response.status_code}, without JSON") from None

@@ -20,4 +20,6 @@ class TracingSettings(Section):
         parts = urlsplit(url or "http://x")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no OTLP receiver's URL, like http://127.0.0.1:4318/v1/traces")
+        if parts.query or parts.username or parts.password:  # the exporter logs its URL
+            raise ValueError("must have no query, user or password; OTEL_EXPORTER_OTLP_HEADERS takes keys")
         return url

@@ -192,7 +192,7 @@ def test_a_gateway_does_not_start_without_its_certificate(folder: Path, what: st
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
     expected = (
-        f"tls.certificate: cannot read {certificate}" if what == "missing" else "are no PEM certificate and its key"
+        f"tls.certificate: cannot read {certificate}" if what == "missing" else "are not a certificate and its key"
     )
     assert expected in ended.stderr
 

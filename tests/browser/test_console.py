@@ -297,6 +297,8 @@ def test_while_redis_is_away_nothing_is_told_as_if_it_were_of_now(
             page.get_by_role("link", name="Queue").click()
             expect(page.locator("#waiting")).to_contain_text("Not known.")
             expect(page.locator("#rooms")).not_to_contain_text("yes")
+            page.get_by_role("link", name="Overview").click()
+            expect(page.locator("#picture circle.quiet", has_text="agent of")).to_have_count(3)
             with (
                 running_gateway(tmp_path, cluster.redis_url, cluster.replicas, {}) as late,
                 page_of(browser, late) as (page_opened_late, _),
@@ -317,6 +319,8 @@ def test_a_replica_that_is_drained_is_told_to_be(browser: Browser, cluster: Clus
         log_in(page, url)
         httpx.post(f"{drained}/drain", json={}, headers=bearer("root")).raise_for_status()
         row = page.locator(f"tr[data-replica={cluster.replicas[0].id}]")
-        expect(row).to_contain_text("drained", timeout=30_000)
-        httpx.post(f"{drained}/undrain", json={}, headers=bearer("root")).raise_for_status()
+        try:
+            expect(row).to_contain_text("drained", timeout=30_000)
+        finally:
+            httpx.post(f"{drained}/undrain", json={}, headers=bearer("root")).raise_for_status()
         expect(row).to_contain_text("ready", timeout=10_000)

@@ -1,12 +1,13 @@
 // Where a prompt would go, and its answer.
 
-import { WAITS, WHY, at, cell, costRow, counted, element, fill, number, ownerOf } from "./elements.js";
+import { WAITS, WHY, at, cell, clock, costRow, counted, element, fill, number, ownerOf } from "./elements.js";
 
 const token = document.querySelector("meta[name=token]").content;
 const HEADERS = { "content-type": "application/json", "x-kvgate-csrf": token };
 const NOT_EXPLAINED = "Click on Explain to see this.";
 let stopper = null; // of the question that runs
 let explained = ""; // the prompt whose explanation is shown
+let explainedMs = 0;
 
 export function drawModels(cluster) {
   const select = at("models");
@@ -67,6 +68,7 @@ async function explain(form) {
     if (own !== stopper) return;
     if (answer.ok) {
       explained = body;
+      explainedMs = Date.now();
       drawExplained(told);
     } else at("choice").textContent = told.error.message;
   } catch (error) {
@@ -94,10 +96,11 @@ function sentenceOf(choice, reason) {
 
 async function send(form) {
   const own = begun();
-  at("sent").textContent = "sending";
+  at("sent").textContent = "sent; it waits for its answer";
   at("stop").hidden = false;
   try {
     if ((await bodyOf(form, {})) !== explained) clearExplained();
+    else if (!at("choice").textContent.startsWith("Before")) at("choice").textContent = `Before it was sent, at ${clock(explainedMs)}: ${at("choice").textContent}`;
     const body = await bodyOf(form, { stream: true, stream_options: { include_usage: true }, max_tokens: 512 });
     const answer = await fetch("/console/chat", { method: "POST", headers: HEADERS, body, signal: own.signal });
     if (!answer.ok) throw new Error((await answer.json()).error.message);

@@ -25,6 +25,7 @@ function showView() {
     if (link.hash === `#${wanted}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  tellWhen();
   draw();
   readPrefixes();
 }
@@ -35,13 +36,21 @@ function draw() {
 }
 
 function heard(told) {
+  told.is_of_now ??= true; // an older gateway does not tell it
   cluster = told;
   heardMs = Date.now();
-  at("link").textContent = `live, from ${cluster.gateway}`;
-  at("stale").hidden = cluster.is_of_now;
-  at("stale").textContent = cluster.seen_ms ? `Redis does not answer. What is shown is of ${clock(cluster.seen_ms)}.`
-    : "Redis does not answer. Only what this gateway knows is shown.";
+  at("link").textContent = `${cluster.is_of_now ? "live, from" : "connected to"} ${cluster.gateway}`;
+  tellWhen();
   draw();
+}
+
+// Tells that what is shown is not of now. What is asked in Ask is.
+function tellWhen() {
+  const isSilent = Date.now() - heardMs >= SILENT_MS;
+  at("stale").hidden = view() === "ask" || cluster === null || (cluster.is_of_now && !isSilent);
+  if (isSilent) at("stale").textContent = `The gateway does not answer. What is shown is of ${clock(heardMs)} or before.`;
+  else if (cluster?.seen_ms) at("stale").textContent = `Redis does not answer. What is shown is of ${clock(cluster.seen_ms)} or before.`;
+  else at("stale").textContent = "Redis does not answer. Only what this gateway knows is shown.";
 }
 
 function listen() {
@@ -71,6 +80,7 @@ async function again() {
 function checkSilence() {
   const seconds = Math.round((Date.now() - heardMs) / 1000);
   if (1000 * seconds >= SILENT_MS) at("link").textContent = `nothing heard for ${seconds} s`;
+  tellWhen();
 }
 
 async function logOut() {

@@ -4,6 +4,7 @@ import { at, card, cell, clock, counted, drawing, element, fill, isBehind, marke
 
 const CURVE_MS = 15 * 60 * 1000;
 const POINTS_A_MINUTE = 12;
+const GAP_MS = 15_000;
 
 function stateOf(replica) {
   if (replica.breaker_open) return ["breaker open", "bad"];
@@ -32,7 +33,7 @@ function problemsOf(cluster) {
     found.push(`gateway ${gateway.id}: its lease ran out at ${clock(gateway.at_ms)}, and it is not back: it died, or does not reach Redis`);
   }
   for (const gateway of cluster.gateways) {
-    if (!gateway.is_alive) found.push(`gateway ${gateway.id}: its lease has run out`);
+    if (gateway.is_alive === false) found.push(`gateway ${gateway.id}: its lease has run out`);
   }
   for (const replica of cluster.replicas) {
     const [state, className] = stateOf(replica);
@@ -59,11 +60,12 @@ export function drawOverview(cluster) {
 
 export function drawFindings(told) {
   const found = told.findings.map((finding) => element("li", { class: finding.severity === "error" ? "" : "warning" },
-    element("strong", {}, `${finding.subject}: `), `${finding.what}.`,
+    element("strong", {}, `${finding.subject}: `), `${finding.what.replace(/\.$/, "")}.`,
     element("p", {}, "Why it matters: ", ...marked(finding.why)), element("p", {}, "Fix: ", ...marked(finding.fix))));
-  problems("findings", found, `It found nothing at ${clock(told.time_ms)}.`);
+  problems("findings", found, "It found nothing.");
+  at("found-at").textContent = `at ${clock(told.time_ms)}`;
   const more = told.more ? ` ${told.more} more are not shown.` : "";
-  at("looked").textContent = `At ${clock(told.time_ms)} it looked at: ${told.looked_at}.${more} It looks again every minute.`;
+  at("looked").textContent = `It looked at: ${told.looked_at}.${more} It looks again every minute.`;
 }
 
 // -- curves -----------------------------------------------------------------------------------------------------------
@@ -108,17 +110,18 @@ function curve(title, points, values, said, least, now) {
   values.forEach((value, i) => {
     const x = (100 * (points[i][0] - first)) / CURVE_MS;
     const isSeen = value !== null && x >= 0;
-    if (isSeen) path += `${isOn ? "L" : "M"}${x.toFixed(1)} ${(29 - (28 * value) / highest).toFixed(1)}`;
+    const hasGap = i > 0 && points[i][0] - points[i - 1][0] > GAP_MS;
+    if (isSeen) path += `${isOn && !hasGap ? "L" : "M"}${x.toFixed(1)} ${(29 - (28 * value) / highest).toFixed(1)}`;
     isOn = isSeen;
   });
   const attributes = { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img", "aria-label": `${title}, the last 15 minutes` };
   return card(title, now === null || now === undefined ? "–" : said(now), drawing("svg", attributes, drawing("path", { d: path })),
-    element("p", { class: "scale quiet" }, ...["15 min ago", `0 to ${said(highest)}`, "now"].map((text) => element("span", {}, text))));
+    element("p", { class: "scale quiet" }, ...["15 min ago", `scale 0 to ${said(highest)}`, "now"].map((text) => element("span", {}, text))));
 }
 
 // -- the picture ------------------------------------------------------------------------------------------------------
 
-const NAME = 75; // the width of a name
+const LETTER = 8; // the width of one
 const STEP = 18; // between two things without names
 
 const rows = (count, width) => Math.ceil(count / Math.floor(width / STEP));
@@ -128,6 +131,8 @@ function places(count, top, width) {
   const across = Math.min(count, Math.floor(width / STEP));
   return Array.from({ length: count }, (_, i) => ({ x: ((i % across) + 0.5) * (width / across), y: top + STEP * Math.floor(i / across) }));
 }
+
+const haveRoom = (names, width) => LETTER * Math.max(0, ...names.map((name) => name.length + 1)) * names.length <= width;
 
 const line = (from, to, className) => drawing("path", { d: `M${from.x} ${from.y}L${to.x} ${to.y}`, class: `link ${className}` });
 
@@ -142,20 +147,20 @@ const named = (place, text, isNamed, below) =>
 function pictureOf(cluster) {
   const { replicas } = cluster;
   const width = Math.min(900, Math.max(300, at("picture").clientWidth - 24));
-  const store = { x: width / 2, y: 110 };
+  const lost = cluster.lost_gateways.map((gateway) => ({ id: gateway.id, is_alive: false }));
+  const gateways = [...cluster.gateways, ...lost];
+  const store = { x: width / 2, y: 92 + STEP * rows(gateways.length, width) };
   const isUp = cluster.store === "up";
-  const agents = places(replicas.length, 180, width);
+  const agents = places(replicas.length, store.y + 70, width);
   const engines = agents.map((place) => ({ x: place.x, y: place.y + 16 + STEP * rows(replicas.length, width) }));
-  const areNamed = NAME * replicas.length <= width;
+  const areNamed = haveRoom(replicas.map((replica) => `${replica.id} · ${stateOf(replica)[0]}`), width);
+  const areGatewaysNamed = haveRoom(gateways.map((gateway) => gateway.id), width);
   const lines = [];
   const spots = [];
-  const known = new Set(cluster.gateways.map((gateway) => gateway.id));
-  const lost = cluster.lost_gateways.filter((gateway) => !known.has(gateway.id)).map((gateway) => ({ id: gateway.id, is_alive: false }));
-  const gateways = [...cluster.gateways, ...lost].slice(0, Math.floor(width / STEP));
   places(gateways.length, 30, width).forEach((place, i) => {
-    const className = gateways[i].is_alive ? "good" : "bad";
+    const className = { true: "good", false: "bad" }[gateways[i].is_alive] ?? "quiet";
     lines.push(line(place, store, className));
-    spots.push(spot(place, 8, className, `gateway ${gateways[i].id}`), ...named(place, gateways[i].id, 2 * NAME * gateways.length <= width, -14));
+    spots.push(spot(place, 8, className, `gateway ${gateways[i].id}`), ...named(place, gateways[i].id, areGatewaysNamed, -14));
   });
   replicas.forEach((replica, i) => {
     const [state, className] = stateOf(replica);

@@ -8,10 +8,10 @@ export function drawQueue(cluster) {
     cell(pool.pool)))), cluster.is_of_now ? "Nobody waits." : "Not known.");
   fill("rooms", cluster.pools.flatMap((pool) => pool.replicas.map((room) => element("tr", {}, cell(room.replica), roomOf(room, cluster),
     cell(room.slots ? `${room.active_requests} of ${room.slots}` : String(room.active_requests), "number"),
-    cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(pool.pool)))), "No replica is known.");
+    cell(`${room.backlog_s.toFixed(1)} s`, "number"), cell(pool.pool)))), cluster.is_of_now ? "No replica is known." : "Not known.");
   fill("tenants", cluster.tenants.map((tenant) => element("tr", { "data-tenant": tenant.name }, cell(tenant.name), cell(tenant.band), number(tenant.weight),
     used(tenant.active_requests, tenant.concurrency, "not counted"), used(tenant.requests_used, tenant.requests_per_min),
-    used(tenant.tokens_used, tenant.tokens_per_min))), "The configuration has no `tenants`.");
+    used(tenant.tokens_used, tenant.tokens_per_min))), cluster.is_of_now ? "The configuration has no `tenants`." : "Not known.");
 }
 
 function roomOf(room, cluster) {

@@ -7,7 +7,7 @@ const KINDS = { coordination: "KVGate's own", chunk: "LMCache's chunks of KV", o
 export function drawStore(cluster) {
   const report = cluster.report;
   if (report.version === undefined) {
-    at("watched").textContent = "No gateway or coordinator watches this Redis now, or it began just now (docs/store.md).";
+    at("watched").textContent = cluster.is_of_now ? "No gateway or coordinator watches this Redis now, or it began just now (docs/store.md)." : "";
     at("figures").replaceChildren();
     fill("kinds", [], "Not known.");
   } else {
@@ -34,5 +34,5 @@ export function drawStore(cluster) {
     const last = isBehind(pool, cluster) ? [] : pool.history[pool.history.length - 1];
     const seconds = (name) => { const lag = last[cluster.point.indexOf(name)]; return cell(typeof lag === "number" ? `${lag.toFixed(1)} s` : "–", "number"); };
     return element("tr", {}, cell(pool.pool), seconds("event_lag_s"), seconds("chores_lag_s"));
-  }), "No pool is known.");
+  }), cluster.is_of_now ? "No pool is known." : "Not known.");
 }

@@ -36,8 +36,9 @@ def gateway_url(gateway: str | None, state_dir: Path) -> str:
     return read_cluster(state_dir).url
 
 
-def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -> dict[str, Any]:
-    """A gateway's JSON answer. Raises CommandError for any other; NoAnswer if a later one may be better."""
+def ask(method: str, url: str, api_key: str | None, has: str, body: bytes | None = None) -> dict[str, Any]:
+    """A gateway's JSON answer, which has this field. Raises CommandError for any other; NoAnswer if a later one
+    may be better."""
     import httpx
 
     from coordinator.engine.sockets import tls_context
@@ -50,8 +51,23 @@ def ask(method: str, url: str, api_key: str | None, body: bytes | None = None) -
             method, url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls_context()
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoAnswer(f"no answer from {url}: {error or type(error).__name__}; is the cluster up?") from None
-    return document_of(response)
+        raise NoAnswer(no_answer(url, error)) from None
+    document = document_of(response)
+    if has not in document:
+        raise CommandError(_not_like_a_gateway(response))
+    return document
+
+
+def no_answer(url: str, error: Exception) -> str:
+    """Why there is no answer, and what to look at."""
+    why = str(error).rstrip(".") or type(error).__name__
+    look = "name its authority in SSL_CERT_FILE" if "CERTIFICATE_VERIFY" in why else "is the cluster up?"
+    return f"no answer from {url}: {why}; {look}"
+
+
+def _not_like_a_gateway(response: httpx.Response) -> str:
+    url = response.url.copy_with(query=None)
+    return f"{url} answered {response.status_code}, but not like a gateway; give the address of one"
 
 
 def document_of(response: httpx.Response) -> dict[str, Any]:
@@ -60,9 +76,13 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
     try:
         document: dict[str, Any] = response.json()
         message = "" if status == 200 else str(document["error"]["message"])
+        is_object = isinstance(document, dict)
     except (ValueError, LookupError, TypeError):
-        url = response.url.copy_with(query=None)
-        raise CommandError(f"{url} answered {status}, but not like a gateway; give the address of one") from None
+        is_object = False
+    if not is_object:
+        if status >= 500:  # a balancer's: a later answer may come from a gateway
+            raise NoAnswer(f"{response.url.copy_with(query=None)} answered {status}")
+        raise CommandError(_not_like_a_gateway(response))
     if status != 200:
         fix = " Give an admin key by --api-key or KVGATE_API_KEY." if status in (401, 403) else ""
         kind = NoAnswer if status >= 500 else CommandError

@@ -102,7 +102,7 @@ def _warnings(settings: GatewaySettings) -> Iterator[str]:
         check_extra(tracing)
     except MissingExtra as error:
         yield str(error)
-    if tracing.endpoint is None and tracing.model_fields_set:
+    if tracing.endpoint is None and tracing != type(tracing)():
         yield "tracing: nothing is traced without tracing.endpoint"
     elif tracing.endpoint is not None and not urlsplit(tracing.endpoint).path.strip("/"):
         yield "tracing.endpoint: has no path; OpenTelemetry's receivers take traces at /v1/traces"

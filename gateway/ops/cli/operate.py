@@ -47,12 +47,12 @@ def drain(
         raise CommandError("--timeout-s: is only for --wait; give that, too")
     replicas_url = f"{gateway_url(gateway, state_dir)}/v1/replicas"
     url = f"{replicas_url}/{quote(replica, safe='')}"
-    answer = ask("POST", f"{url}/drain", api_key)
+    answer = ask("POST", f"{url}/drain", api_key, "state")
     if answer["state"] != "draining":
         typer.echo(f"{replica} is {answer['state']}; it gets no requests until its engine restarts, or kvgate undrain")
     elif not wait:
         typer.echo(f"{replica} gets no new requests; in flight: {answer['active_requests']}")
-    replicas = ask("GET", replicas_url, api_key)["replicas"]
+    replicas = ask("GET", replicas_url, api_key, "replicas")["replicas"]
     if not any(one["state"] == "ready" and one["pool"] == answer["pool"] for one in replicas):
         typer.echo(f"no replica of {answer['pool']} is ready now: requests get a 503, or are held", err=True)
     if wait:
@@ -85,7 +85,7 @@ def _ask_patiently(url: str, api_key: str | None) -> dict[str, Any]:
     until_s, has_told = time.monotonic() + _PATIENCE_S, False
     while True:
         try:
-            return ask("GET", url, api_key)
+            return ask("GET", url, api_key, "state")
         except NoAnswer as error:
             if time.monotonic() >= until_s:
                 raise
@@ -110,7 +110,7 @@ def undrain(
       kvgate undrain r0
     """
     url = f"{gateway_url(gateway, state_dir)}/v1/replicas/{quote(replica, safe='')}/undrain"
-    answer = ask("POST", url, api_key)
+    answer = ask("POST", url, api_key, "state")
     typer.echo(f"{replica} is {answer['state']}")
 
 
@@ -130,7 +130,7 @@ def queue(
       kvgate queue
       kvgate queue --gateway http://127.0.0.1:8080 --json
     """
-    answer: dict[str, Any] = ask("GET", f"{gateway_url(gateway, state_dir)}/v1/queue", api_key)
+    answer: dict[str, Any] = ask("GET", f"{gateway_url(gateway, state_dir)}/v1/queue", api_key, "pools")
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return

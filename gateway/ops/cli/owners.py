@@ -36,7 +36,7 @@ def owners(
       kvgate owners --gateway http://127.0.0.1:8080 - < request.json
     """
     request = _request_body(body, text, file, model)
-    explanation = ask("POST", f"{gateway_url(gateway, state_dir)}/v1/route/explain", api_key, request)
+    explanation = ask("POST", f"{gateway_url(gateway, state_dir)}/v1/route/explain", api_key, "chain", request)
     if as_json:
         typer.echo(json.dumps(explanation, indent=2))
         return

@@ -82,5 +82,5 @@ def _read(url: str, api_key: str | None, tally: Tally) -> None:
 
 def _seen(url: str, api_key: str | None) -> dict[str, Any]:
     """What the gateway tells of the whole cluster now."""
-    queue = ask("GET", f"{url}/v1/queue", api_key)
-    return {"pools": queue["pools"], "replicas": ask("GET", f"{url}/v1/replicas", api_key)["replicas"]}
+    queue = ask("GET", f"{url}/v1/queue", api_key, "pools")
+    return {"pools": queue["pools"], "replicas": ask("GET", f"{url}/v1/replicas", api_key, "replicas")["replicas"]}

@@ -12,7 +12,16 @@ from urllib.parse import urlencode
 
 import typer
 
-from gateway.ops.cli.ask import DEFAULT_STATE_DIR, ApiKey, Gateway, StateDir, document_of, gateway_url
+from gateway.ops.cli.ask import (
+    DEFAULT_STATE_DIR,
+    ApiKey,
+    Gateway,
+    NoAnswer,
+    StateDir,
+    document_of,
+    gateway_url,
+    no_answer,
+)
 from gateway.ops.cli.errors import CommandError
 
 _HEADING = (
@@ -74,18 +83,19 @@ def watched(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
         while True:
             try:
                 with client.stream("GET", url) as response:
-                    if response.status_code != 200:
+                    if not response.headers.get("content-type", "").startswith("text/event-stream"):
                         response.read()
                         document_of(response)
+                        raise CommandError(f"{url.partition('?')[0]} does not answer like a gateway")
                     has_told = False
                     for event in parsed_events(response.iter_lines()):
                         last_s = time.monotonic()
                         yield event
                 last_s = time.monotonic()
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                why = f"no answer from {url.partition('?')[0]}: {error or type(error).__name__}"
+            except (httpx.HTTPError, httpx.InvalidURL, NoAnswer) as error:
+                why = str(error) if isinstance(error, NoAnswer) else no_answer(url.partition("?")[0], error)
                 if time.monotonic() >= last_s + _PATIENCE_S:
-                    raise CommandError(f"{why}; is the cluster up?") from None
+                    raise CommandError(why) from None
                 if not has_told:
                     yield "trouble", f"{why}; trying again"
                 has_told = True

@@ -191,4 +191,5 @@ def certificate_for_replicas(base: Mapping[str, Any], env: Mapping[str, str]) ->
 
 
 def _replica_tls(base: Mapping[str, Any], env: Mapping[str, str]) -> CertificateSettings | None:
-    return build_settings({"replica_tls": base.get("replica_tls")}, env).replica_tls
+    named = {"replica_tls": base["replica_tls"]} if base.get("replica_tls") else {}
+    return build_settings(named, env).replica_tls

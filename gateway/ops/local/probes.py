@@ -12,6 +12,8 @@ import httpx
 from coordinator.engine.sockets import tls_context
 
 _TIMEOUT_S = 2.0
+_FAILURES = (httpx.HTTPError, ssl.SSLError)
+"""httpx does not wrap the error of a server that wants a certificate, and tells so only when it is read from."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ async def ask_gateway(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
         exact, draining = frozenset(body.get("exact") or ()), frozenset(body.get("draining") or ())
         warnings = tuple(map(str, body.get("store_warnings") or ()))
         taken = tuple(f"{replica}: {said}" for replica, said in (body.get("taken_ids") or {}).items())
-    except httpx.HTTPError as error:
+    except _FAILURES as error:
         return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     except (ValueError, AttributeError):
         return ProbeAnswer(f"/ready on {url} answered {response.status_code}, but not like a gateway")
@@ -58,7 +60,7 @@ async def ask_replica(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     """Whether a simulated replica is healthy."""
     try:
         response = await http.get(f"{url}/health")
-    except httpx.HTTPError as error:
+    except _FAILURES as error:
         return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     return ProbeAnswer(None if response.status_code == 200 else f"/health answered {response.status_code}")
 
@@ -67,7 +69,7 @@ async def ask_any_server(http: httpx.AsyncClient, url: str) -> ProbeAnswer:
     """Whether the server speaks HTTP: a fronted server need not have /health."""
     try:
         await http.get(url)
-    except httpx.HTTPError as error:
+    except _FAILURES as error:
         return ProbeAnswer(f"no answer on {url} ({_cause(error)})")
     return ProbeAnswer()
 
@@ -95,11 +97,11 @@ async def has_events(http: httpx.AsyncClient, url: str) -> bool | None:
     try:
         sources = (await http.get(f"{url}/kv_event_sources")).json()
         return any(source.get("publisher") == "zmq" for source in sources.values())
-    except httpx.HTTPError:
+    except _FAILURES:
         return None
     except (ValueError, AttributeError):
         return False
 
 
-def _cause(error: httpx.HTTPError) -> str:
+def _cause(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -205,3 +205,12 @@ def test_an_address_that_no_connection_can_be_made_of_is_refused_at_start(data: 
         build_settings(data, {})
     assert len(refused.value.problems) == 1
     assert "url" in refused.value.problems[0]
+
+
+@pytest.mark.parametrize("url", ["http://h/v1/traces?key=canary", "http://canary@h/v1/traces", "h:4318"])
+def test_traces_go_to_an_address_without_secrets(url: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        build_settings({"tracing": {"endpoint": url}}, {})
+    (problem,) = refused.value.problems
+    assert problem.startswith("tracing.endpoint: ")
+    assert "canary" not in problem

@@ -63,6 +63,8 @@ def test_agents_show_the_certificate_that_gateways_show_to_replicas() -> None:
     assert [agent_secrets(base, "redis://h", {})[name] for name in names] == ["base.crt", "base.key"]
     env = {"KVGATE_REPLICA_TLS_CERTIFICATE": "own.crt"}
     assert [agent_secrets(base, "redis://h", env)[name] for name in names] == ["own.crt", "base.key"]
+    both = dict(zip(names, ("own.crt", "own.key"), strict=True))
+    assert both.items() <= agent_secrets({}, "redis://h", both).items()
     assert not set(names) & agent_secrets({}, "redis://h", {}).keys()
 
 
