@@ -74,10 +74,10 @@ export const WAITS = {
 // What the words in `why` mean (docs/endpoints.md), of the replica that was chosen. Replicas without room, and those that
 // failed the request, are not looked at.
 export const WHY = {
-  hit: "it costs least, and none that was looked at holds more of the prompt",
+  hit: "the policy chose it, and none that was looked at holds more of the prompt",
   partial_hit: "it holds a part of the prompt; another one holds more, but the policy chose this one",
   rebalanced: "another one holds a part of the prompt, but the policy chose this one",
-  cold: "it costs least, and none that was looked at holds any of the prompt",
+  cold: "the policy chose it, and none that was looked at holds any of the prompt",
   stored: "it loads a part of the prompt from LMCache's tier in Redis",
   pinned: "it belongs to an earlier response, which this replica has",
   last_resort: "no replica was healthy",
