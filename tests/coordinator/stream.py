@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,10 @@ import redis.asyncio as redis
 
 from coordinator.agent.agent_store import AgentStore, Attended, Vitals
 from coordinator.agent.residency import Evicted, Reset, Resident, Transition
+from coordinator.errors import StoreDown
 from coordinator.pool.pool import Pool
 from tests.coordinator.stage import KEYS, SPAN_TOKENS, now_ms
+from tests.polling import eventually
 
 VITALS = Vitals("session", False, 0, -1, {})
 BLOCK_HASH = 0xA11CE
@@ -23,8 +25,14 @@ RESET = Reset()
 async def linked(
     url: str, name: str = "r0", agent: str = "agent0", incarnation: str = "life1"
 ) -> AsyncIterator[AgentStore]:
-    """An agent's connection, before its first heartbeat."""
-    link = await AgentStore.open(url, "m", name, agent)
+    """An agent's connection, before its first heartbeat. Like an agent, it tries again: the machine may stall."""
+
+    async def opened() -> AgentStore | None:
+        with suppress(StoreDown):
+            return await AgentStore.open(url, "m", name, agent)
+        return None
+
+    link: AgentStore = await eventually(opened)
     try:
         await link.register(incarnation, 0, f"http://{name}.test:8000")
         yield link
