@@ -9,7 +9,6 @@ import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.chores.applier import Appliers
-from coordinator.engine.sockets import tls_context
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
@@ -55,7 +54,7 @@ from gateway.routing.router import Router, knobs_of
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
-from gateway.tls import NO_CERTIFICATES, Certificate, Certificates
+from gateway.tls import NO_CERTIFICATES, Certificate, Certificates, contexts_of
 from gateway.tracing.tracing import Tracing
 from gateway.upstream import Upstream
 
@@ -225,8 +224,7 @@ def _watcher(settings: GatewaySettings, gateway: str) -> Watcher:
 
 def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Upstream:
     key = settings.security.replica_api_key
-    tls = tls_context if certificate is None else lambda: certificate.context
-    return Upstream(settings.timeouts, key.get_secret_value() if key else None, tls)
+    return Upstream(settings.timeouts, key.get_secret_value() if key else None, contexts_of(certificate))
 
 
 class App:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
+from coordinator.engine.sockets import tls_context
 from gateway.settings.certificate_settings import CertificateSettings
 
 _log = structlog.get_logger("kvgate.tls")
@@ -110,6 +111,11 @@ def towards_replicas(settings: CertificateSettings | None) -> Certificate | None
     """What replicas see. It trusts what the system does, or the authorities in SSL_CERT_FILE. Raises
     BadCertificate."""
     return None if settings is None else Certificate("replica_tls", settings, ssl.create_default_context)
+
+
+def contexts_of(certificate: Certificate | None) -> Callable[[], ssl.SSLContext]:
+    """What gives the context of each new connection to a replica. Without a certificate, none is shown."""
+    return tls_context if certificate is None else lambda: certificate.context
 
 
 def _no_password() -> str:

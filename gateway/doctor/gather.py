@@ -18,7 +18,7 @@ from gateway.doctor.ask import ask_gateway, ask_lmcache, ask_replica, with_keys
 from gateway.doctor.evidence import Evidence, GatewayEvidence, PoolEvidence, ReplicaEvidence, Unknown
 from gateway.settings.gateway_settings import GatewaySettings, ReplicaSettings
 from gateway.settings.limit_settings import TimeoutSettings
-from gateway.tls import Certificate
+from gateway.tls import Certificate, contexts_of
 from gateway.upstream import Upstream
 
 _MORE_SNAPSHOTS = 4
@@ -53,8 +53,7 @@ async def gather(targets: Targets) -> Evidence:
     """Everything that can be learned about a cluster. Raises nothing if something does not answer."""
     timeout_s = targets.timeout_s
     survey = await _open(targets)
-    shown = targets.replica_certificate
-    tls = tls_context if shown is None else lambda: shown.context
+    tls = contexts_of(targets.replica_certificate)
     upstream = Upstream(TimeoutSettings(connect_s=timeout_s), targets.replica_key, tls)
     configured = tuple(ReplicaEvidence(one.id, one.url) for one in targets.replicas or ())
     try:

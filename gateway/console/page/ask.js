@@ -6,8 +6,7 @@ const token = document.querySelector("meta[name=token]").content;
 const HEADERS = { "content-type": "application/json", "x-kvgate-csrf": token };
 const NOT_EXPLAINED = "Click on Explain to see this.";
 let stopper = null; // of the question that runs
-let explained = ""; // the prompt whose explanation is shown
-let explainedMs = 0;
+let explained = { question: "", sentence: "", ms: 0 }; // what is shown: of which question, and when it was made
 
 export function drawModels(cluster) {
   const select = at("models");
@@ -27,7 +26,7 @@ function asDataUrl(file) {
   });
 }
 
-async function bodyOf(form, more) {
+async function questionOf(form) {
   const fields = new FormData(form);
   const image = fields.get("image");
   let content = fields.get("prompt");
@@ -36,7 +35,7 @@ async function bodyOf(form, more) {
     content = [part, { type: "text", text: content }];
   }
   const system = fields.get("system") ? [{ role: "system", content: fields.get("system") }] : [];
-  return JSON.stringify({ model: fields.get("model"), messages: [...system, { role: "user", content }], ...more });
+  return { model: fields.get("model"), messages: [...system, { role: "user", content }] };
 }
 
 const failed = (error) => `The gateway did not answer: ${error}`;
@@ -51,7 +50,7 @@ function begun() {
 
 // The explanation goes: it belongs to another prompt.
 function clearExplained() {
-  explained = "";
+  explained = { question: "", sentence: "", ms: 0 };
   at("choice").textContent = "";
   fill("costs", [], NOT_EXPLAINED);
   fill("chain", [], NOT_EXPLAINED);
@@ -62,14 +61,13 @@ async function explain(form) {
   clearExplained();
   at("choice").textContent = "looking";
   try {
-    const body = await bodyOf(form, {});
+    const body = JSON.stringify(await questionOf(form));
     const answer = await fetch("/console/explain", { method: "POST", headers: HEADERS, body, signal: own.signal });
     const told = await answer.json();
     if (own !== stopper) return;
     if (answer.ok) {
-      explained = body;
-      explainedMs = Date.now();
       drawExplained(told);
+      explained = { question: body, sentence: at("choice").textContent, ms: Date.now() };
     } else at("choice").textContent = told.error.message;
   } catch (error) {
     if (own === stopper) at("choice").textContent = failed(error);
@@ -99,9 +97,10 @@ async function send(form) {
   at("sent").textContent = "sent; it waits for its answer";
   at("stop").hidden = false;
   try {
-    if ((await bodyOf(form, {})) !== explained) clearExplained();
-    else if (!at("choice").textContent.startsWith("Before")) at("choice").textContent = `Before it was sent, at ${clock(explainedMs)}: ${at("choice").textContent}`;
-    const body = await bodyOf(form, { stream: true, stream_options: { include_usage: true }, max_tokens: 512 });
+    const question = await questionOf(form);
+    if (JSON.stringify(question) === explained.question) at("choice").textContent = `Before it was sent, at ${clock(explained.ms)}: ${explained.sentence}`;
+    else clearExplained();
+    const body = JSON.stringify({ ...question, stream: true, stream_options: { include_usage: true }, max_tokens: 512 });
     const answer = await fetch("/console/chat", { method: "POST", headers: HEADERS, body, signal: own.signal });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     const told = (name) => answer.headers.get(`x-kvgate-${name}`);

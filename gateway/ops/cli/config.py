@@ -87,6 +87,7 @@ def _warnings(settings: GatewaySettings) -> Iterator[str]:
 
     from gateway.access_log import STDOUT
     from gateway.doctor.checks.tenants import findings
+    from gateway.settings.tracing_settings import TracingSettings
     from gateway.tls import BadCertificate, of_listener, towards_replicas
     from gateway.tracing.tracing import MissingExtra, check_extra
 
@@ -102,7 +103,7 @@ def _warnings(settings: GatewaySettings) -> Iterator[str]:
         check_extra(tracing)
     except MissingExtra as error:
         yield str(error)
-    if tracing.endpoint is None and tracing != type(tracing)():
+    if tracing.endpoint is None and tracing != TracingSettings():
         yield "tracing: nothing is traced without tracing.endpoint"
     elif tracing.endpoint is not None and not urlsplit(tracing.endpoint).path.strip("/"):
         yield "tracing.endpoint: has no path; OpenTelemetry's receivers take traces at /v1/traces"

@@ -41,6 +41,7 @@ from gateway.ops.local.state_dir import (
     write_processes,
 )
 from gateway.ops.local.waiting import WaitReport, nobody_there, why_not_ready
+from gateway.tls import contexts_of
 
 _READY_TIMEOUT_S = 50.0  # `up --detach` may take 60 s, and stopping everything takes some of them
 _POLL_S = 0.1
@@ -82,7 +83,7 @@ class LocalCluster:
         try:
             async with (
                 asyncio.timeout(_READY_TIMEOUT_S),
-                client(shown.context if shown else None) as http,
+                client(contexts_of(shown)()) as http,
             ):
                 await self._find_fronted()
                 await self._start_redis(redis_url, redis_port)

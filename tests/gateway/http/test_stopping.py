@@ -38,6 +38,13 @@ async def listening() -> AsyncIterator[tuple[Server, socket.socket]]:
         each.close()
 
 
+async def connected(server: Server, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client's connection that the server has accepted."""
+    client = await asyncio.open_connection(*sock.getsockname())
+    await eventually(lambda: server.server_state.connections)
+    return client
+
+
 async def test_who_waits_to_be_accepted_is_answered(listening: tuple[Server, socket.socket]) -> None:
     server, sock = listening
     with socket.socket() as client:
@@ -54,8 +61,7 @@ async def test_a_new_connection_may_still_bring_its_first_request(
 ) -> None:
     monkeypatch.setattr(protocol, "_FIRST_REQUEST_S", 60.0)
     server, sock = listening
-    reader, writer = await asyncio.open_connection(*sock.getsockname())
-    await eventually(lambda: server.server_state.connections)
+    reader, writer = await connected(server, sock)
     stopping = asyncio.get_running_loop().create_task(server.shutdown([sock]))
     await eventually(lambda: sock.fileno() == -1)
     writer.write(REQUEST)
@@ -71,8 +77,7 @@ async def test_a_new_connection_that_stays_silent_does_not_hold_up_the_stop(
 ) -> None:
     monkeypatch.setattr(protocol, "_FIRST_REQUEST_S", 0.0)
     server, sock = listening
-    reader, writer = await asyncio.open_connection(*sock.getsockname())
-    await eventually(lambda: server.server_state.connections)
+    reader, writer = await connected(server, sock)
     await asyncio.wait_for(server.shutdown([sock]), 10)
     assert await reader.read() == b""
     writer.close()
