@@ -7,10 +7,12 @@ get seats.
     python -m bench.waiting [--waiting 20,100,1000] [--replicas 8,240] [--keys 10,40] [--tenants 10] [--rounds 15]
         [--out FILE]
 
-end      the script that ends a request while nobody waits: its time in Redis (commandstats), in the mean
+end      the script that ends a request while nobody waits: its time in Redis (commandstats)
 grant    by how much longer that script takes if it grants the room; and how long the whole takes in the slowest of a
          hundred calls
-wait     the script that finds no room and takes a seat: in the mean, and the slowest of a hundred
+wait     the script that finds no room and takes a seat; and the slowest of a hundred
+
+Times are means of a turn's 20 calls, and of these the median over all turns: in some, other programs use the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import asdict, dataclass
 from itertools import count as numbers
 from itertools import product
 from pathlib import Path
-from statistics import mean, quantiles
+from statistics import mean, median, quantiles
 
 import orjson
 from rich.console import Console
@@ -89,13 +91,13 @@ class Queue:
         return status
 
     async def measure_end(self, rounds: int) -> float:
-        """The script time of an end while nobody waits, in the mean."""
-        ends_us = list[int]()
+        """The script time of an end while nobody waits."""
+        turns_us = list[list[int]]()
         for _ in range(rounds):
             for _ in range(_AT_ONCE):
                 assert await self.place() == b"ok"
-            ends_us += [await self._script_us(self._end) for _ in range(_AT_ONCE)]
-        return mean(ends_us)
+            turns_us.append([await self._script_us(self._end) for _ in range(_AT_ONCE)])
+        return _typical(turns_us)
 
     async def fill(self, waiting: int) -> None:
         while await self.place() == b"ok":
@@ -117,12 +119,12 @@ class Queue:
         self.live.append(name)
 
     async def measure(self, rounds: int) -> tuple[float, float, float, float]:
-        """The script times of an end with a grant and of a wait, each in the mean and at the 99th percentile."""
-        grants_us, waits_us = list[int](), list[int]()
+        """The script times of an end with a grant and of a wait, each with its 99th percentile."""
+        grants_us, waits_us = list[list[int]](), list[list[int]]()
         for _ in range(rounds):
-            grants_us += [await self._script_us(self.end_one) for _ in range(_AT_ONCE)]
-            waits_us += [await self._script_us(self.place) for _ in range(_AT_ONCE)]
-        return mean(grants_us), _p99(grants_us), mean(waits_us), _p99(waits_us)
+            grants_us.append([await self._script_us(self.end_one) for _ in range(_AT_ONCE)])
+            waits_us.append([await self._script_us(self.place) for _ in range(_AT_ONCE)])
+        return _typical(grants_us), _p99(grants_us), _typical(waits_us), _p99(waits_us)
 
     async def _script_us(self, call: Callable[[], Awaitable[object]]) -> int:
         """The time of one call in Redis."""
@@ -131,8 +133,12 @@ class Queue:
         return await script_time_us(self._wire)
 
 
-def _p99(values: Sequence[int]) -> float:
-    return quantiles(values, n=100)[-1]
+def _typical(turns_us: Sequence[Sequence[int]]) -> float:
+    return median(map(mean, turns_us))
+
+
+def _p99(turns_us: Sequence[Sequence[int]]) -> float:
+    return quantiles([us for turn in turns_us for us in turn], n=100)[-1]
 
 
 async def run(url: str, options: argparse.Namespace) -> list[Row]:

@@ -24,12 +24,13 @@ from rich.table import Table
 
 from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
-from bench.overhead.cell import Figures, Row, Shape, cpu_ratio, measure, median_of
-from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
+from bench.overhead.cell import CpuRatio, Figures, Row, Shape, cpu_ratio, measure, median_of
+from bench.overhead.contenders import BESIDE, CONTENDERS, TRACED, TRACED_OFTEN, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.peers import PEERS, DoesNotStart
 from gateway.ops.local.ports import free_ports
 
+_COMPARED_WITH = {"kvgate": BESIDE, TRACED: "kvgate", TRACED_OFTEN: "kvgate"}
 _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
 
 
@@ -75,7 +76,7 @@ def _table(rows: list[Row]) -> Table:
             f"{figures.first_byte_p50_ms:.2f}",
             f"{figures.first_byte_p99_ms:.2f}",
             *([str(figures.failed)] if "failed" in columns else []),
-            *([f"{row.cpu_ratio:.3f}" if row.cpu_ratio else ""] if "CPU ratio" in columns else []),
+            *([str(row.cpu_ratio or "")] if "CPU ratio" in columns else []),
         )
         above = shape
     return table
@@ -113,10 +114,13 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
 def _rows(shape: Shape, rounds: dict[str, list[Figures]]) -> list[Row]:
     rows = []
     for name, figures in rounds.items():
-        is_compared = name == "kvgate" and BESIDE in rounds
-        ratio = cpu_ratio(figures, rounds[BESIDE]) if is_compared else None
-        rows.append(Row(shape, name, median_of(figures), ratio))
+        rows.append(Row(shape, name, median_of(figures), _compared(name, rounds)))
     return rows
+
+
+def _compared(name: str, rounds: dict[str, list[Figures]]) -> CpuRatio | None:
+    other = _COMPARED_WITH.get(name)
+    return cpu_ratio(rounds[name], rounds[other]) if other in rounds else None
 
 
 def _options() -> argparse.Namespace:

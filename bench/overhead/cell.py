@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from statistics import median
+from math import sqrt
+from statistics import median, stdev
 from typing import Any
 
 import httpx
@@ -51,18 +52,30 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class CpuRatio:
+    """CPU per request, divided by that of another contender. It is the median over rounds of their ratios: if the
+    machine's speed changes, this errs less than the ratio of medians."""
+
+    cpu_ratio: float
+    cpu_ratio_error: float
+    """Standard error of the rounds' ratios; 0 with one round."""
+
+    def __str__(self) -> str:
+        return f"{self.cpu_ratio:.3f} ± {self.cpu_ratio_error:.3f}"
+
+
+@dataclass(frozen=True)
 class Row:
     """One contender's results for one load."""
 
     shape: Shape
     contender: str
     figures: Figures
-    cpu_ratio: float | None = None
-    """Its CPU per request divided by that of the checkout beside it. It is the median over rounds of their ratios: if
-    the machine's speed changes, this errs less than the ratio of medians."""
+    cpu_ratio: CpuRatio | None = None
+    """Beside the contender that it is compared with."""
 
     def as_dict(self) -> dict[str, Any]:
-        ratio = {} if self.cpu_ratio is None else {"cpu_ratio": self.cpu_ratio}
+        ratio = {} if self.cpu_ratio is None else asdict(self.cpu_ratio)
         return {"contender": self.contender, **asdict(self.shape), **asdict(self.figures), **ratio}
 
 
@@ -74,9 +87,11 @@ def median_of(rounds: Sequence[Figures]) -> Figures:
     return Figures(**middle | counted)
 
 
-def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> float:
-    """The ratio of CPU per request of two contenders, as the median over the same rounds."""
-    return round(median(one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)), 3)
+def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> CpuRatio:
+    """The ratio of two contenders over the same rounds."""
+    ratios = [one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)]
+    error = stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    return CpuRatio(round(median(ratios), 3), round(error, 4))
 
 
 def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:

@@ -64,8 +64,8 @@ def _kvgate(
     return start
 
 
-TRACED = "kvgate traced"
-"""With a span for one request in a hundred."""
+TRACED, TRACED_OFTEN = "kvgate traced", "kvgate traced x10"
+"""With spans of one request in a hundred, and in ten: so what a traced request costs is seen more exactly."""
 
 
 class _Deaf(SilentHandler):
@@ -77,12 +77,16 @@ class _Deaf(SilentHandler):
         self.end_headers()
 
 
-@contextmanager
-def _traced(upstreams: Sequence[str]) -> Iterator[Running]:
-    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), _Deaf)) as receiver:
-        endpoint = f"http://127.0.0.1:{receiver.server_port}/v1/traces"
-        with _kvgate(1, config={"tracing": {"endpoint": endpoint, "sample_ratio": 0.01}})(upstreams) as running:
-            yield running
+def _traced(sample_ratio: float) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
+    @contextmanager
+    def start(upstreams: Sequence[str]) -> Iterator[Running]:
+        with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), _Deaf)) as receiver:
+            endpoint = f"http://127.0.0.1:{receiver.server_port}/v1/traces"
+            tracing = {"endpoint": endpoint, "sample_ratio": sample_ratio}
+            with _kvgate(1, config={"tracing": tracing})(upstreams) as running:
+                yield running
+
+    return start
 
 
 BESIDE = "kvgate beside"
@@ -143,7 +147,8 @@ CONTENDERS = {
         Contender("nginx", _nginx, lambda: "" if shutil.which("nginx") else "apt install nginx-light"),
         Contender("kvgate", _kvgate(1)),
         Contender("kvgate x2", _kvgate(2)),
-        Contender(TRACED, _traced),
+        Contender(TRACED, _traced(0.01)),
+        Contender(TRACED_OFTEN, _traced(0.1)),
         *(_of_peer(peer) for peer in PEERS.values()),
     )
 }
