@@ -8,22 +8,23 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gateway.settings.tracing_settings import TracingSettings
+from gateway.tracing.request_trace import Parent, RequestTrace
 from gateway.tracing.untraced import UNTRACED, NotSampled, Untraced
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 _CLOSES_WITHIN_S = 5.0
 _SENDS_WITHIN_S = 5
 _MOST_STATE_CHARS = 512
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})")
+# Version ff and ids of zeros are invalid: https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 class MissingExtra(Exception):
@@ -35,39 +36,37 @@ class Tracing:
 
     def __init__(self, settings: TracingSettings, gateway: str, version: str) -> None:
         self._ratio = settings.sample_ratio
-        self._provider: TracerProvider | None = None
+        self._processor: BatchSpanProcessor | None = None
         if settings.endpoint is not None:
-            from gateway.tracing.request_trace import RequestTrace
-
-            self._provider = _provider(settings.endpoint, gateway, version)
-            self._traced = partial(RequestTrace, self._provider.get_tracer("kvgate", version))
+            self._processor = _processor(settings.endpoint, gateway, version)
+            self._send = _sender(self._processor)
         # One name for all that are left out: nobody stores them.
         self._not_sampled = NotSampled(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
     def __repr__(self) -> str:
-        return f"<Tracing {'off' if self._provider is None else f'of {self._ratio:%}'}>"
+        return f"<Tracing {'off' if self._processor is None else f'of {self._ratio:%}'}>"
 
     def begin(self, headers: Mapping[str, str]) -> Untraced:
         """The trace of a request with these headers. Whoever sends a traceparent has decided whether it is sampled."""
-        if self._provider is None:
+        if self._processor is None:
             return UNTRACED
         given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         if given is None:
-            return self._traced({}) if random.random() < self._ratio else self._not_sampled
-        if not int(given[1], 16) & 1:
+            return RequestTrace(self._send, None) if random.random() < self._ratio else self._not_sampled
+        trace_id, span_id, flags = (int(part, 16) for part in given.groups())
+        if not flags & 1:
             return UNTRACED
         state = headers.get("tracestate", "")
-        kept = {"tracestate": state} if len(state) <= _MOST_STATE_CHARS else {}
-        return self._traced({"traceparent": given[0], **kept})
+        return RequestTrace(self._send, Parent(trace_id, span_id, state if len(state) <= _MOST_STATE_CHARS else ""))
 
     async def close(self) -> None:
         """Send what is left, for at most _CLOSES_WITHIN_S."""
-        if self._provider is None:
+        if self._processor is None:
             return
-        provider, sent, loop = self._provider, asyncio.Event(), asyncio.get_running_loop()
+        processor, sent, loop = self._processor, asyncio.Event(), asyncio.get_running_loop()
 
         def send() -> None:
-            provider.shutdown()
+            processor.shutdown()  # type: ignore[no-untyped-call]
             with suppress(RuntimeError):  # the loop is closed: it took too long
                 loop.call_soon_threadsafe(sent.set)
 
@@ -89,17 +88,25 @@ def check_extra(settings: TracingSettings) -> None:
         raise MissingExtra("tracing.endpoint: needs more libraries: pip install 'kvgate[otel]'")
 
 
-def _provider(endpoint: str, gateway: str, version: str) -> TracerProvider:
+def _processor(endpoint: str, gateway: str, version: str) -> BatchSpanProcessor:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from gateway.tracing.late_spans import LateSpans
 
     # It logs headers of clients that it cannot read.
     logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
     told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": version}
-    # What is sampled is decided here, once for each request: the SDK would cost each request some microseconds.
-    provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(told), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)))
-    return provider
+    exporter = OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)
+    return BatchSpanProcessor(LateSpans(exporter, Resource.create(told), InstrumentationScope("kvgate", version)))
+
+
+def _sender(processor: BatchSpanProcessor) -> Callable[[RequestTrace], None]:
+    from gateway.tracing.late_spans import LateSpan
+
+    def send(trace: RequestTrace) -> None:
+        processor.on_end(LateSpan(trace))
+
+    return send

@@ -159,7 +159,10 @@ def test_requests_go_on_while_the_receiver_fails_and_the_log_says_so(
     assert {line["gateway"] for line in told} == {lines[0]["gateway"]}
 
 
-def test_what_is_left_is_sent_when_a_gateway_stops(open_cluster: Cluster, stage: Stage, tmp_path: Path) -> None:
+def test_what_is_left_is_sent_when_a_gateway_stops(
+    open_cluster: Cluster, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_BSP_SCHEDULE_DELAY", raising=False)  # so nothing is sent before
     with in_thread(Receiver()) as own:
         config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
         with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
