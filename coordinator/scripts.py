@@ -341,6 +341,7 @@ class PlaceRequest:
             order=" ".join(self.order),
             prompt_tokens=self.prompt_tokens,
             tip=self.tip,
+            chain=" ".join(self.keys),
             answered=self.answer[0],
             answer_end=self.answer[1],
             shape=self.shape,

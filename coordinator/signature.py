@@ -43,6 +43,8 @@ from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any
 
+from blake3 import blake3
+
 from coordinator.keys import PoolKeys
 
 HEADER = re.compile(r"(?:--.*\n)+")
@@ -93,6 +95,12 @@ class Signature:
     keys: tuple[Parameter, ...]
     args: tuple[Parameter, ...]
     settings: tuple[Parameter, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        """A name that differs if the values of a call are others, or in another order."""
+        names = [one.name for part in (self.keys, self.args, self.settings) for one in part]
+        return blake3(" ".join(names).encode()).hexdigest(4)
 
 
 def read_signature(script: str, text: str) -> Signature:
@@ -163,7 +171,8 @@ def lua_locals(signature: Signature, settings: Mapping[str, str | float] | None 
     if signature.settings:
         table = ", ".join(f"{one.name} = {one.name}" for one in signature.settings)
         offsets.append(f"local is_kept = {'true' if settings is None else 'false'}")
-        offsets.append(f"local function all_settings() return {{ {table} }} end")
+        offsets.append(f"local LAYOUT = '{signature.layout}'")
+        offsets.append(f"local function all_settings() return {{ layout = LAYOUT, {table} }} end")
     if names:
         offsets.insert(0, f"local {', '.join(names)} = {', '.join(values)}")
     return " ".join(offsets)

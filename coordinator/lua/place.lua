@@ -34,6 +34,7 @@
 --   text    order: the first replicas of the rendezvous order, space separated; for consistent_hash only
 --   number  prompt_tokens
 --   text    tip: "-" without a chain
+--   text    chain: the keys of own, space separated
 --   number  answered: how many keys come before the last answer in the prompt; 0: it has none
 --   number  answer_end: how many keys come up to its end
 --   text    shape: of the chain, for the agents: JSON
@@ -70,17 +71,21 @@ local MOST_PATIENT, LEAST_PATIENCE_MS = 8, 500
 -- include time
 
 -- First of all, so that a late call costs next to nothing: an overloaded Redis has to refuse many.
-local now = now_ms()
+local now = is_kept and SETTINGS.now or now_ms()
+if is_kept and SETTINGS.layout ~= LAYOUT then
+  return { 'lost' } -- another version kept it: its gateway places it again
+end
 if deadline_ms > 0 and now > deadline_ms and not is_kept then
   return { 'late', now }
 end
 
--- Most often there are none of these: one call tells.
-local has_any = redis.call('EXISTS', tiers_key, breakers_key, waiting_key) > 0
+-- Most often there are none of these: one call tells. A kept call is one that waits.
+local has_any = redis.call('EXISTS', tiers_key, breakers_key, is_kept and tiers_key or waiting_key) > 0
 
 -- include load
 -- include owned
 -- include costs
+-- include room
 -- include candidates
 -- include chain
 -- include tiers
@@ -90,7 +95,6 @@ local has_tiers = has_any and redis.pcall('HLEN', tiers_key) ~= 0 -- policies se
 local WEIGHS_CACHES, nominate, choose
 -- include policies/<policy>
 -- include bound
--- include room
 -- include limits
 
 if not explain and not is_kept then
@@ -188,7 +192,8 @@ if room_on then
   subset.orders = nil
 end
 
-local deepest = deepest_existing(count)
+local was_new = is_kept and SETTINGS.seen_uncached >= prompt_tokens
+local deepest = deepest_existing(count, was_new and start or nil)
 local orders = WEIGHS_CACHES and subset.orders or nil
 local names, desperate, depth, held, top = nil, false, {}, {}, deepest
 local fleet, best_depth, stored_keys, stored_tokens, hits, limit, chosen
@@ -237,14 +242,13 @@ if is_kept and SETTINGS.takes_all_room then
   room_share = 1
 end
 if room_share > 0 and not desperate then
-  local active, backlog = fleet.active[chosen], fleet.backlog[chosen]
-  if not has_room(active, backlog, backlog > 0 and field_of(rates_key, names[chosen]), room_share) then
-    local roomy = with_room(fleet, rates_key, room_share)
+  if not has_room(names[chosen], fleet.active[chosen], fleet.backlog[chosen], room_share) then
+    local roomy = with_room(fleet, room_share)
     if #roomy == 0 and subset.orders then
-      local more = subset.orders.more_candidates()
+      local more = subset.orders.more_with_room(room_share)
       if #more > 0 then
         depth, held, top = walk(deepest, more, orders, not explain, start)
-        roomy = with_room(load_of(subset, more), rates_key, room_share)
+        roomy = with_room(load_of(subset, more), room_share)
       end
     end
     must_wait = #roomy == 0
@@ -378,7 +382,7 @@ if room_share > 0 and not is_kept and (must_wait or full or has_waiting) then
 end
 
 if explain then
-  local listed, rates = {}, redis.pcall('HMGET', rates_key, unpack(names))
+  local listed = {}
   for i = 1, #names do
     listed[i] = {
       replica = names[i], active = fleet.active[i], backlog_tokens = fleet.backlog[i],
@@ -387,7 +391,7 @@ if explain then
       displaced_tokens = fleet.terms.displaced[i], load_tokens = fleet.terms.load[i], cost = fleet.cost[i],
       cpu_credit = fleet.cpu_credit[i], store_credit = fleet.store_credit[i],
       guarded = fleet.active[i] >= limit,
-      has_room = room_share == 0 or has_room(fleet.active[i], fleet.backlog[i], rates[i], room_share),
+      has_room = room_share == 0 or has_room(names[i], fleet.active[i], fleet.backlog[i], room_share),
     }
   end
   return { 'ok', cjson.encode({
@@ -397,40 +401,47 @@ if explain then
   }) }
 end
 
--- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists.
+-- Claims every key deeper than those that the replica already owns. Most likely, no key deeper than `top` exists.
 local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
 local claimed_from, claimed_tokens = 0, 0
-local function is_claimable(key)
-  local mine = field_of(key, replica)
-  if mine and string.match(mine, '^%S+') == incarnation then
-    if is_valid(mine, replica) then
-      return false
+do
+  local function is_claimable(key)
+    local mine = field_of(key, replica)
+    if mine and string.match(mine, '^%S+') == incarnation then
+      if is_valid(mine, replica) then
+        return false
+      end
+      -- This record is replaced.
+      claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, owned_tokens_key, replica)
     end
-    -- This record is replaced.
-    claimed_tokens = claimed_tokens - counted_span(mine, incarnation, since_ms, owned_tokens_key, replica)
+    return true
   end
-  return true
-end
-local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. reservation
-local behind = fleet.matched[chosen]
-for index = matched + 1, count do
-  local key = KEYS[OWN_OFFSET + index]
-  local span = tonumber(ARGV[TOKENS_OFFSET + index]) - behind
-  local is_new = index > top
-  if is_new or is_claimable(key) then
-    if is_new then -- most often: so this is short
-      redis.call('HSET', key, replica, head .. span .. tail)
-    else
-      write_counted(owned_tokens_key, '', key, replica, head .. span .. tail)
+  local head, tail = incarnation .. ' claim gpu ', ' 0 ' .. now_text .. ' ' .. reservation
+  local behind, record, record_span = fleet.matched[chosen], '', nil
+  for index = matched + 1, count do
+    local key = KEYS[OWN_OFFSET + index]
+    local span = tonumber(ARGV[TOKENS_OFFSET + index]) - behind
+    local is_new = index > top
+    if span ~= record_span then -- most keys add as much as the one before
+      record, record_span = head .. span .. tail, span
     end
-    claimed_tokens = claimed_tokens + span
-    if claimed_from == 0 then
-      claimed_from = index
+    if is_new or is_claimable(key) then
+      if is_new then -- most often: so this is short
+        if redis.call('HSET', key, replica, record) == 0 then -- it was there, behind one that was not
+          mark(owned_tokens_key, replica, 1)
+        end
+      else
+        write_counted(owned_tokens_key, '', key, replica, record)
+      end
+      claimed_tokens = claimed_tokens + span
+      if claimed_from == 0 then
+        claimed_from = index
+      end
     end
+    behind = behind + span
   end
-  behind = behind + span
 end
 if claimed_tokens ~= 0 then
   add(owned_tokens_key, replica, claimed_tokens)
@@ -481,20 +492,15 @@ do
 end
 
 if claimed_from > 0 or report == 1 then
-  local chain = {}
-  for index = 1, count do
-    chain[index] = string.sub(KEYS[OWN_OFFSET + index], -32)
-  end
-  local head = { replica, incarnation, report, prompt_tokens, shape }
-  write_down(bound_key, now, bind_ttl_ms, tip, table.concat(head, ' ') .. ' ' .. table.concat(chain, ' '))
+  local text = table.concat({ replica, incarnation, report, prompt_tokens, shape, chain }, ' ')
+  write_down(bound_key, now, bind_ttl_ms, tip, text)
 end
 
 if asked then
   budget.reserve(reservation, asked, uncached, now, true)
 end
 if is_kept then -- a grant goes on while there is room
-  local rate = field_of(rates_key, replica)
-  SETTINGS.has_more = has_room(fleet.active[chosen] + 1, fleet.backlog[chosen] + uncached, rate, room_share)
+  SETTINGS.has_more = has_room(replica, fleet.active[chosen] + 1, fleet.backlog[chosen] + uncached, room_share)
 end
 local costs = {}
 for i = 1, tells_costs == 1 and #names or 0 do

@@ -57,12 +57,15 @@ if redis.call('EXISTS', waiting_key, charges_key, budgets_key) > 0 then
 -- include time
 -- include limits
 -- include grants
-  local base, now, budget = base_of(waiting_key), now_ms(), budget_of(budgets_key, tenants_key)
+  local base, now, budget = base_of(waiting_key), now_ms(), nil
   for i = SETTLED_OFFSET + 1, #ARGV, SETTLED_SIZE do
     if ARGV[i] == 'done' then
       local charge_tokens, limit_tokens = string.match(ARGV[i + 2], '^(%d+) (%d+)$')
       settle_charge(base, gateway, ARGV[i + 1], tonumber(charge_tokens))
-      local tenant = budget.finish(ARGV[i + 1], tonumber(limit_tokens), now)
+      if field_of(budgets_key, ARGV[i + 1]) then
+        budget = budget or budget_of(budgets_key, tenants_key)
+      end
+      local tenant = budget and budget.finish(ARGV[i + 1], tonumber(limit_tokens), now)
       if tenant then
         unpark(base, tenant)
         are_known = false -- its next request may wait for another replica than this one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import orjson
 import pytest
 import redis.asyncio as redis
 
@@ -12,7 +13,7 @@ from coordinator.errors import StoreDown, StoreError, StoreRefused
 from coordinator.pool import seats
 from coordinator.pool.pool import Reservation
 from coordinator.redis.wire import Wire
-from coordinator.scripts import Placement
+from coordinator.scripts import Placement, signature
 from tests.coordinator.queueing import asking, fill, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained, joined, register
 from tests.polling import eventually
@@ -117,6 +118,35 @@ async def test_a_damaged_queue_is_mended_by_heartbeats(
 
         await eventually(is_granted)
         assert (await task) is not None
+
+
+async def test_a_seat_that_another_version_keeps_in_another_form_is_placed_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server) as (one, other):
+        [full, *_] = await fill(one)
+        task = await queued(client, other, asking("late"))
+        seat = orjson.loads(str(await client.hget(KEYS.seats("gw1"), "late")))
+        seat["settings"]["layout"] = "another"
+        seat["argv"][[one.name for one in signature("place").args].index("prompt_tokens")] = "1"
+        await client.hset(KEYS.seats("gw1"), "late", orjson.dumps(seat).decode())
+        one.done(full)
+        placement = await task
+        assert placement is not None
+        assert placement.backlog_tokens == asking("late").prompt_tokens > 1
+
+
+async def test_what_is_known_only_behind_a_new_key_is_counted_again(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    async with two_gateways(redis_server, 1) as (one, other):
+        [full] = await fill(one, 1)
+        new, known = chain("new", "known")
+        task = await queued(client, other, asking("late", keys=[new, known]))
+        await client.hset(KEYS.own(known), "r0", "life1 claim gpu 7 0 1 -")
+        one.done(full)
+        assert await task is not None
+        assert await client.hexists(KEYS.owned_tokens, "?r0")
 
 
 async def test_an_old_answer_does_not_answer_a_request_that_was_placed_again(

@@ -160,8 +160,8 @@ async def _agent_calls(wire: Recorder) -> None:
 
 ARGUMENTS: dict[str, list[Any]] = {
     "place": [
-        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1], 1, 2),
-        *(_SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17 0", 7, 9),
+        *("gw0", 3, "res", 0, 0, 13, _SUBSET.digest, "t1 t2", "rel", "pin", "o1 o2", 11, _KEYS[-1]),
+        *(" ".join(_KEYS), 1, 2, _SHAPE, 1, 0.5, "1 te%20nant 2.5 93 94 95 96", "14 15 16 17 0", 7, 9),
     ],
     "declare": [_OTHERS.digest, 2, 5000, 27, "s1", "s2"],
     "keep_subsets": ["gw0", 3000, 5000, _SUBSET.digest],

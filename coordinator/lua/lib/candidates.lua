@@ -77,17 +77,14 @@ end
 
 -- The names to look at, and whether no replica is good. If none is good, the candidates are the ready ones whose breaker
 -- is open. If there are none either, the dead and hung ones are: a try is better than a refusal. A tried replica is never
--- a candidate. `only` are the ones to look at, if not all are meant.
+-- a candidate. `only` are the ones to look at, if not all are meant: members of the subset that were not tried.
 local function candidates_of(subset, nominate, new_tokens, only)
   local good, broken, dead
-  only = pinned ~= '' and { pinned } or only
-  if only then
-    local members = {}
-    for i = 1, #only do
-      local is_member = not subset.is_tried[only[i]] and type(redis.pcall('ZSCORE', subset.key, only[i])) == 'string'
-      members[#members + 1] = is_member and only[i] or nil
-    end
-    good, broken, dead = classify(members)
+  if pinned ~= '' then
+    local is_member = not subset.is_tried[pinned] and type(redis.pcall('ZSCORE', subset.key, pinned)) == 'string'
+    good, broken, dead = classify({ is_member and pinned or nil })
+  elseif only then
+    good, broken, dead = classify(only)
   elseif subset.orders then
     good, broken, dead = subset.orders.candidates(nominate, new_tokens)
   else

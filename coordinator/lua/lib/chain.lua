@@ -15,8 +15,12 @@
 local MAX_STEPS, FEW_OWNERS = 4, 4
 
 -- The deepest index in 1..last whose key exists, or 0. Most prompts go on where a known one ended, so the search goes up
--- from the last key, in steps that grow.
-local function deepest_existing(last)
+-- from the last key, in steps that grow. If a chain is most likely new, `first` tells how many of its first keys are asked
+-- for before: if none of these exists, no other one is looked for.
+local function deepest_existing(last, first)
+  if first and last > 0 and redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + 1, OWN_OFFSET + math.min(first, last))) == 0 then
+    return 0
+  end
   local lo, hi, step = last, last, 1
   while hi > 0 and redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 do
     hi, step = lo - 1, step * 4
@@ -157,8 +161,8 @@ local function walk(deepest, names, orders, clean, start)
     end
     top = deepest_existing(top - 1)
   end
-  local owns_alone = valid == count and count == redis.pcall('HLEN', KEYS[OWN_OFFSET + start])
-  if top > start and not owns_alone then
+  local owns_alone = top <= start or (valid == count and count == redis.pcall('HLEN', KEYS[OWN_OFFSET + start]))
+  if not owns_alone then
     local others = {}
     for i = 1, #names do
       if depth[names[i]] == nil then

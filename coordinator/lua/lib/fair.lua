@@ -33,24 +33,26 @@ local function start_tag(base, band, tenant)
   return tag_text(math.max(virtual, finish))
 end
 
+local line_names
+
 -- Sets a tenant's finish tag and its place in the turns of all queues, at a virtual time. More fields and values may be
 -- written with it.
 local function finish_at(base, band, tenant, tag, virtual, ...)
   write('HSET', base .. 'fair', band .. ' ' .. tenant, tag_text(tag), ...)
-  local lines = redis.pcall('HKEYS', base .. 'waiting')
-  for i = 1, #lines do
-    if string.match(lines[i], '^%d+') == tostring(band) then
-      redis.pcall('ZADD', base .. 'turns:' .. lines[i], 'XX', tag_text(math.max(tag, virtual)), tenant)
+  line_names = line_names or redis.pcall('HKEYS', base .. 'waiting') -- read once: no script that charges begins a line
+  for i = 1, #line_names do
+    if string.match(line_names[i], '^%d+') == tostring(band) then
+      redis.pcall('ZADD', base .. 'turns:' .. line_names[i], 'XX', tag_text(math.max(tag, virtual)), tenant)
     end
   end
 end
 
--- Charges a tenant for a request that was placed while others waited.
-local function charge(base, gateway, reservation, band, tenant, weight, tokens, now)
+-- Charges a tenant for a request that was placed while others waited. More fields of `fair` may be written with it.
+local function charge(base, gateway, reservation, band, tenant, weight, tokens, now, ...)
   local virtual, finish, began = tags_of(base, band, tenant)
   local start = math.max(virtual, finish)
   tokens, began = math.max(1, tokens), began or string.format('%d', now)
-  finish_at(base, band, tenant, start + tokens / weight, start, band, tag_text(start), '#', began)
+  finish_at(base, band, tenant, start + tokens / weight, start, band, tag_text(start), '#', began, ...)
   local entry = string.format('%d %s %s %d %s', band, tenant, weight, tokens, began)
   write('HSET', base .. 'charges:' .. gateway, reservation, entry)
 end
@@ -70,8 +72,9 @@ local function settle_charge(base, gateway, reservation, used)
   end
 end
 
-local function will_starve(base, band, at_ms)
-  write('HSET', base .. 'fair', '@' .. band, string.format('%d', at_ms))
+-- The field that says when a band goes first once, and its value.
+local function starving_at(band, at_ms)
+  return '@' .. band, string.format('%d', at_ms)
 end
 
 -- Whether a band has got nothing for too long.

@@ -50,7 +50,8 @@ local function try_seat(base, name, tenant, member, now, freed, takes_all_room, 
     end
     return 'gone'
   end
-  seat.settings.takes_all_room, seat.settings.room_on = takes_all_room, freed
+  seat.settings.takes_all_room, seat.settings.room_on, seat.settings.now = takes_all_room, freed, now
+  seat.settings.seen_uncached = tokens_of(seat)
   seat.settings.prefers_until_ms = takes_all_room and 0 or patient_until(seat.until_ms, now)
   local is_run, reply = pcall(place, seat.settings, seat.keys, seat.argv)
   if not is_run then
@@ -61,11 +62,11 @@ local function try_seat(base, name, tenant, member, now, freed, takes_all_room, 
   end
   if reply[1] == 'ok' then
     local tokens = reply[11] + (tonumber(seat.output_tokens) or 0)
-    charge(base, gateway, id, seat.band, tenant, tonumber(seat.weight) or 1, tokens, now)
+    local weight, starves_ms = tonumber(seat.weight) or 1, now + (tonumber(seat.starve_ms) or 0)
+    charge(base, gateway, id, seat.band, tenant, weight, tokens, now, starving_at(seat.band, starves_ms))
     if not was_parked then -- it waited for its own requests
       note_pace(base, seat.queue, now)
     end
-    will_starve(base, seat.band, now + (tonumber(seat.starve_ms) or 0))
   end
   redis.pcall('HDEL', base .. 'seats:' .. gateway, id)
   leave_line(base, name, tenant, member, seat)
@@ -184,7 +185,8 @@ local function in_turn(base, lines)
   return lines
 end
 
--- The lines whose requests can use one of these replicas; if these are not known, some of the lines, others each time.
+-- The lines whose requests can use some of these replicas, and which of them (`freed`); if these are not known, some of the
+-- lines, others each time.
 local function concerned(base, lines, freed, now)
   local found = {}
   if freed == nil then
@@ -194,11 +196,12 @@ local function concerned(base, lines, freed, now)
     return found
   end
   for i = 1, #lines do
-    local is_concerned = false
+    local usable = {}
     for j = 1, #freed do
-      is_concerned = is_concerned or may_serve(base, lines[i].queue, freed[j])
+      usable[#usable + 1] = may_serve(base, lines[i].queue, freed[j]) and freed[j] or nil
     end
-    found[#found + 1] = is_concerned and lines[i] or nil
+    lines[i].freed = usable
+    found[#found + 1] = #usable > 0 and lines[i] or nil
   end
   return found
 end
@@ -218,7 +221,7 @@ local function grant_turns(base, now, freed, most)
   for i = 1, #lines do
     if heads > 0 and granted < most then
       local more
-      more, heads, lines[i].is_full = grant_line(base, lines[i].name, now, most - granted, heads, freed)
+      more, heads, lines[i].is_full = grant_line(base, lines[i].name, now, most - granted, heads, lines[i].freed)
       granted = granted + more
     end
   end

@@ -131,11 +131,21 @@ local function orders_of(subset, base)
     return good, broken, dead
   end
 
-  -- The good replicas with the fewest requests in flight, and those with the least load: if none of them has room, most
-  -- likely none has.
-  function orders.more_candidates()
-    local by_requests, by_load = orders.first(':in_flight', LOOK_AT_ALL), orders.first(':load', LOOK_AT_ALL)
-    return (classify(each_once({ by_requests, by_load })))
+  -- Those of the good replicas that have room by their scores, among those with the fewest requests in flight and those
+  -- with the least load: if none of these has room, most likely none has. `share`: as in has_room.
+  function orders.more_with_room(share)
+    local by_requests, requests = orders.first(':in_flight', LOOK_AT_ALL)
+    if not requests[1] or not has_room('', math.floor(tonumber(requests[1])), 0, share) then
+      return {} -- nobody has fewer
+    end
+    local names = each_once({ by_requests, (orders.first(':load', LOOK_AT_ALL)) })
+    local scores, active, backlog = redis.pcall('ZMSCORE', subset.key .. ':in_flight', unpack(names)), {}, {}
+    for i = 1, #names do
+      local score = tonumber(scores[i] or math.huge)
+      active[i] = math.floor(score)
+      backlog[i] = (score - active[i]) * 1e9
+    end
+    return (classify(with_room({ count = #names, name = names, active = active, backlog = backlog }, share)))
   end
 
   -- Requests in flight on a good replica, in the mean.

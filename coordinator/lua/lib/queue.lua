@@ -6,6 +6,7 @@
 --   seats:<gateway>                 seat -> the call of `place` that waits, as JSON: {"band", "tenant", "weight",
 --                                   "tokens", "output_tokens", "since_ms", "queue", "starve_ms", "key", "until_ms",
 --                                   "settings", "keys", "argv"}. A seat has the name of the reservation that it will be.
+--                                   "layout" among the settings tells calls of another version apart
 --   turns:<band> <queue>            its tenants, by start tag: see lib/fair.lua; behind them those that are parked: they
 --                                   have as many requests in flight as they may have
 --   line:<band> <queue> <tenant>    "<gateway> <seat> <key> <until_ms>", by since when it waits (ms): until then it waits for a
@@ -89,7 +90,7 @@ local function stand_in_line(base, gateway, id, seat, now)
     is_first = is_first and (line.band ~= seat.band or line.name == name)
   end
   if is_first then
-    will_starve(base, seat.band, now + seat.starve_ms)
+    write('HSET', base .. 'fair', starving_at(seat.band, now + seat.starve_ms))
   end
   if not field_of(base .. 'paces', seat.queue) then
     write('HSET', base .. 'paces', seat.queue, string.format('%d 0 0', now))
