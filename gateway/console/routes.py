@@ -58,7 +58,7 @@ def add_console(
     @app.get("/console")
     async def page(request: Request) -> Response:
         if await sessions.caller(_cookie(request)) is None:
-            return RedirectResponse("/console/login", 303, _HEADERS)
+            return RedirectResponse("/console/login" + ("?ended" if _cookie(request) else ""), 303, _HEADERS)
         return _html(texts["page.html"].replace("{{token}}", sessions.token(_cookie(request))))
 
     @app.get("/console/{name}")
@@ -111,8 +111,8 @@ def _add_asks(app: FastAPI, sessions: Sessions, prefixes: Prefixes, explained: E
 
 def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
     @app.get("/console/login")
-    async def show_login() -> Response:
-        return _html(form.replace("{{problem}}", ""))
+    async def show_login(request: Request) -> Response:
+        return _html(form.replace("{{problem}}", _ENDED if "ended" in request.query_params else ""))
 
     @app.post("/console/login")
     async def login(request: Request) -> Response:
@@ -134,6 +134,7 @@ def _add_login(app: FastAPI, sessions: Sessions, form: str) -> None:
         return answer
 
 
+_ENDED = "Your session has ended. Log in again."
 _AWAY = "Redis does not answer, and it has the secret of the sessions. Try again shortly."
 _PROBLEMS = {
     "missing_api_key": "Enter an admin key.",

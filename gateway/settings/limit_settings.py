@@ -38,7 +38,8 @@ class TimeoutSettings(Section):
     @model_validator(mode="after")
     def _nested(self) -> Self:
         if not self.connect_s <= self.first_byte_s <= self.request_s:
-            raise ValueError("each must fit in the next: connect_s <= first_byte_s <= request_s")
+            given = f"{self.connect_s:g}, {self.first_byte_s:g} and {self.request_s:g}"
+            raise ValueError(f"each must fit in the next: connect_s <= first_byte_s <= request_s, but they are {given}")
         # The default idle_s may be longer than a short request_s: then request_s ends the answer.
         if "idle_s" in self.model_fields_set and self.idle_s > self.request_s:
             raise ValueError("idle_s is more than request_s; it would never end an answer")

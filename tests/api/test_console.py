@@ -139,6 +139,10 @@ def test_a_store_that_was_emptied_ends_sessions_and_a_new_login_is_good_everywhe
     log_in(browser, guarded.gateways[1], "secret-root")
     with redis.Redis.from_url(guarded_cluster.redis_url) as store:
         store.delete(console_secret_key())
+    browser.cookies.set(COOKIE, "of.another.secret")
+    ended = browser.get(f"{guarded.gateways[0]}/console")
+    assert (ended.status_code, ended.headers["location"]) == (303, "/console/login?ended")
+    assert "Your session has ended" in browser.get(f"{guarded.gateways[0]}/console/login?ended").text
     held = {COOKIE: log_in(browser, guarded.gateways[0], "secret-root").cookies[COOKIE]}
     wait_until(lambda: httpx.get(f"{guarded.gateways[1]}/console", cookies=held).status_code == 200)
 

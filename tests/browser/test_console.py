@@ -321,6 +321,10 @@ def test_a_replica_that_is_drained_is_told_to_be(browser: Browser, cluster: Clus
         row = page.locator(f"tr[data-replica={cluster.replicas[0].id}]")
         try:
             expect(row).to_contain_text("drained", timeout=30_000)
+            page.goto(f"{url}/console#queue")
+            rooms = page.locator("#rooms tr", has_text=cluster.replicas[0].id)
+            expect(rooms).to_contain_text("no: drained")
+            page.goto(f"{url}/console#overview")
         finally:
             httpx.post(f"{drained}/undrain", json={}, headers=bearer("root")).raise_for_status()
         expect(row).to_contain_text("ready", timeout=10_000)

@@ -72,7 +72,7 @@ function listen() {
 // The stream was refused: the session is over, or too many pages are open.
 async function again() {
   const answer = await fetch("/console", { redirect: "manual" }).catch(() => null);
-  if (answer && answer.type === "opaqueredirect") location.assign(`/console/login${location.hash}`);
+  if (answer && answer.type === "opaqueredirect") location.assign(`/console/login?ended${location.hash}`);
   else listen();
 }
 
