@@ -312,6 +312,18 @@ async def test_the_end_of_a_long_prompt_makes_room_for_all_that_fit(
         assert await tasks[2] is not None
 
 
+async def test_as_many_are_granted_at_once_as_a_fast_replica_computes(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
+    async with two_gateways(redis_server, replicas=1) as (one, other):
+        assert await one.place(asking("long", knobs, prompt_tokens=1000)) is not None
+        tasks = [await queued(client, other, asking(f"third{i}", knobs, prompt_tokens=600)) for i in range(3)]
+        await client.hset(KEYS.rates, "r0", "1000")
+        one.first_token("long")
+        assert all([await task is not None for task in tasks])
+
+
 async def test_a_request_that_computes_nothing_never_waits(redis_server: RedisServer, client: redis.Redis) -> None:
     async with two_gateways(redis_server) as (one, other):
         await fill(one)

@@ -13,8 +13,8 @@ do
     elseif max_wait_s == 0 then
       return true
     end
-    if rate_of[replica] == nil then
-      rate_of[replica] = backlog > 0 and field_of(rates_key, replica)
+    if backlog > 0 and rate_of[replica] == nil then
+      rate_of[replica] = field_of(rates_key, replica)
     end
     local rate = sum_of(rate_of[replica])
     return backlog < max_wait_s * share * (rate > 0 and rate or prefill_tokens_per_s)
