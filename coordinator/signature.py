@@ -95,12 +95,8 @@ class Signature:
     keys: tuple[Parameter, ...]
     args: tuple[Parameter, ...]
     settings: tuple[Parameter, ...] = ()
-
-    @property
-    def layout(self) -> str:
-        """A name that differs if the values of a call are others, or in another order."""
-        names = [one.name for part in (self.keys, self.args, self.settings) for one in part]
-        return blake3(" ".join(names).encode()).hexdigest(4)
+    layout: str = ""
+    """A digest of the header: it differs if a version takes other values, or in another form."""
 
 
 def read_signature(script: str, text: str) -> Signature:
@@ -115,7 +111,8 @@ def read_signature(script: str, text: str) -> Signature:
             if section is None:
                 raise ValueError(f"{script}.lua: {line} is under no section")
             found[section] += _parameters(script, section, declared[1], declared[2].partition(": ")[0])
-    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]), tuple(found["SETTINGS"]))
+    layout = blake3(header[0].encode() if header else b"").hexdigest(4)
+    signature = Signature(script, tuple(found["KEYS"]), tuple(found["ARGV"]), tuple(found["SETTINGS"]), layout)
     _check(signature)
     return signature
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from math import sqrt
+from math import pi, sqrt
 from statistics import median, stdev
 from typing import Any
 
@@ -58,7 +58,7 @@ class CpuRatio:
 
     cpu_ratio: float
     cpu_ratio_error: float
-    """Standard error of the rounds' ratios; 0 with one round."""
+    """Standard error of this median; 0 with one round."""
 
     def __str__(self) -> str:
         return f"{self.cpu_ratio:.3f} ± {self.cpu_ratio_error:.3f}"
@@ -90,7 +90,7 @@ def median_of(rounds: Sequence[Figures]) -> Figures:
 def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> CpuRatio:
     """The ratio of two contenders over the same rounds."""
     ratios = [one.cpu_us / other.cpu_us for one, other in zip(rounds, beside, strict=True)]
-    error = stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    error = sqrt(pi / 2 / len(ratios)) * stdev(ratios) if len(ratios) > 1 else 0.0
     return CpuRatio(round(median(ratios), 3), round(error, 4))
 
 

@@ -192,8 +192,7 @@ if room_on then
   subset.orders = nil
 end
 
-local was_new = is_kept and SETTINGS.seen_uncached >= prompt_tokens
-local deepest = deepest_existing(count, was_new and start or nil)
+local deepest = deepest_existing(count, is_kept and SETTINGS.seen_uncached >= prompt_tokens)
 local orders = WEIGHS_CACHES and subset.orders or nil
 local names, desperate, depth, held, top = nil, false, {}, {}, deepest
 local fleet, best_depth, stored_keys, stored_tokens, hits, limit, chosen
@@ -401,7 +400,7 @@ if explain then
   }) }
 end
 
--- Claims every key deeper than those that the replica already owns. Most likely, no key deeper than `top` exists.
+-- Claims every key deeper than those that the replica already owns. No key deeper than `top` exists.
 local since_text, url = string.match(record_of[replica], '^%S+ %S+ %S+ (%S+) %S+ (%S+)')
 local since_ms = tonumber(since_text)
 local now_text = string.format('%d', math.max(now, since_ms))
@@ -429,9 +428,7 @@ do
     end
     if is_new or is_claimable(key) then
       if is_new then -- most often: so this is short
-        if redis.call('HSET', key, replica, record) == 0 then -- it was there, behind one that was not
-          mark(owned_tokens_key, replica, 1)
-        end
+        redis.call('HSET', key, replica, record)
       else
         write_counted(owned_tokens_key, '', key, replica, record)
       end

@@ -22,6 +22,8 @@ _log = structlog.get_logger("kvgate.audit")
 
 _MISS_TOKENS = 64
 """A smaller shortfall comes from rounding to blocks, or from the estimate of tokens."""
+_MOST_TOKENS = 10**9
+"""A larger count is a mistake of the engine, or a lie."""
 _IN_FLIGHT_MS = 10_000
 """The prefill of a claim that is younger than this may not be over."""
 _TOLD_S = 4.0
@@ -46,8 +48,8 @@ def read_usage(usage: Any) -> Usage | None:
     """Reads usage in the form of OpenAI's chat, of OpenAI's responses, or of Anthropic's messages."""
     if not isinstance(usage, dict):
         return None
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    if not isinstance(prompt, int):
+    prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+    if prompt is None:
         return None
     cached = usage.get("cache_read_input_tokens")
     for name in ("prompt_tokens_details", "input_tokens_details"):
@@ -55,10 +57,17 @@ def read_usage(usage: Any) -> Usage | None:
         if isinstance(details, dict):
             cached = details.get("cached_tokens")
     # Chat and text completions omit a zero. Messages and pooling never have the field, responses always have it.
-    omits_zero = "prompt_tokens" in usage and bool(usage.get("completion_tokens"))
-    output = usage.get("completion_tokens", usage.get("output_tokens"))
-    output_tokens = output if isinstance(output, int) else 0
-    return Usage(prompt, cached if isinstance(cached, int) else None, omits_zero, output_tokens)
+    omits_zero = "prompt_tokens" in usage and bool(_count(usage.get("completion_tokens")))
+    cached_tokens = _count(cached)
+    if cached is not None and cached_tokens is None:
+        omits_zero = False  # it was told, and cannot be read
+    output_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens"))) or 0
+    return Usage(prompt, cached_tokens, omits_zero, output_tokens)
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens that an answer can have; None if it is none."""
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def known_cached_tokens(usage: Usage, replica_reports: bool) -> int | None:

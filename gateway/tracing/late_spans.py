@@ -28,7 +28,6 @@ OPERATIONS = {
 }
 """By the kind of a request's prompt."""
 _NO_RESOURCE = Resource.get_empty()
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _FAILED, _UNSET = Status(StatusCode.ERROR), Status()
 _FINISHED = re.compile(rb'"(finish_reason|stop_reason)": ?"(\w{1,40})"')
 # vLLM's `stop_reason` of a choice may be a text that the client has chosen.
@@ -65,7 +64,7 @@ class LateSpan(ReadableSpan):
     """Stands for all spans of a request until they are made: a batch processor waits with it in its queue."""
 
     def __init__(self, trace: RequestTrace) -> None:
-        context = SpanContext(trace.trace_id, trace.whole.span_id, is_remote=False, trace_flags=_SAMPLED)
+        context = SpanContext(trace.trace_id, trace.whole.span_id, is_remote=False, trace_flags=TraceFlags(trace.flags))
         super().__init__("", context, resource=_NO_RESOURCE)
         self.trace = trace
 
@@ -88,7 +87,7 @@ class LateSpans(SpanExporter):
                 made += list(self._spans_of(span.trace))
             except Exception as error:
                 _log.warning("trace lost", reason=type(error).__name__)
-        return self._exporter.export(made)
+        return self._exporter.export(made) if made else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         """Send nothing more."""
@@ -117,7 +116,7 @@ class LateSpans(SpanExporter):
         is_failed: bool,
     ) -> ReadableSpan:
         def context(span_id: int, *, is_remote: bool = False) -> SpanContext:
-            return SpanContext(trace.trace_id, span_id, is_remote, _SAMPLED, state)
+            return SpanContext(trace.trace_id, span_id, is_remote, TraceFlags(trace.flags), state)
 
         is_remote = trace.parent is not None and step is trace.whole
         return ReadableSpan(

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from gateway.tracing.untraced import Placed, Untraced
 
+SAMPLED, RANDOM = 1, 2
+"""Flags of W3C's traceparent: its spans are sent, and its trace id is random."""
 _TAIL_BYTES = 4096
 
 
@@ -20,6 +22,7 @@ class Parent(NamedTuple):
 
     trace_id: int
     span_id: int
+    flags: int
     state: str
 
 
@@ -59,6 +62,7 @@ class RequestTrace(Untraced):
         self._send = send
         self.parent = parent
         self.trace_id = parent.trace_id if parent else _random_id(128)
+        self.flags = SAMPLED | (parent.flags & RANDOM if parent else RANDOM)
         self.whole = Step("", parent.span_id if parent else 0)
         self.steps: list[Step] = []
         """Those of the whole, in the order in which they began."""
@@ -91,7 +95,7 @@ class RequestTrace(Untraced):
         attempt = self._begin("attempt", self.whole, is_call=True)
         attempt.told = {"kvgate.replica": place.replica, "url.full": place.url}
         self._begin("first byte", attempt)
-        headers["traceparent"] = f"00-{self.trace_id:032x}-{attempt.span_id:016x}-01"
+        headers["traceparent"] = f"00-{self.trace_id:032x}-{attempt.span_id:016x}-{self.flags:02x}"
         if self.parent and self.parent.state:
             headers["tracestate"] = self.parent.state
         else:  # a client's state without its trace says nothing

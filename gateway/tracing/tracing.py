@@ -8,7 +8,7 @@ import random
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _CLOSES_WITHIN_S = 5.0
 _SENDS_WITHIN_S = 5
 _MOST_STATE_CHARS = 512
-# Version ff and ids of zeros are invalid: https://www.w3.org/TR/trace-context/
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+# Version ff and ids of zeros are invalid. A later version than 00 may have more fields: https://www.w3.org/TR/trace-context/
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?!00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+_SIZES = {"OTEL_BSP_MAX_QUEUE_SIZE": "512", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64"}
+"""In requests. To make the spans of a batch takes some milliseconds."""
 
 
 class MissingExtra(Exception):
@@ -57,7 +61,8 @@ class Tracing:
         if not flags & 1:
             return UNTRACED
         state = headers.get("tracestate", "")
-        return RequestTrace(self._send, Parent(trace_id, span_id, state if len(state) <= _MOST_STATE_CHARS else ""))
+        parent = Parent(trace_id, span_id, flags, state if len(state) <= _MOST_STATE_CHARS else "")
+        return RequestTrace(self._send, parent)
 
     async def close(self) -> None:
         """Send what is left, for at most _CLOSES_WITHIN_S."""
@@ -74,6 +79,15 @@ class Tracing:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSES_WITHIN_S):
                 await sent.wait()
+
+
+def heed_environment(settings: TracingSettings, env: MutableMapping[str, str]) -> TracingSettings:
+    """The settings as OpenTelemetry's variables change them. `env` gets those that tell its SDK the sizes of the queue
+    and of batches, unless somebody has set one of these."""
+    if not env.keys() & _SIZES.keys():
+        env.update(_SIZES)
+    is_disabled = env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return settings.model_copy(update={"endpoint": None}) if is_disabled else settings
 
 
 def check_extra(settings: TracingSettings) -> None:
@@ -100,7 +114,8 @@ def _processor(endpoint: str, gateway: str, version: str) -> BatchSpanProcessor:
     logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
     told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": version}
     exporter = OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)
-    return BatchSpanProcessor(LateSpans(exporter, Resource.create(told), InstrumentationScope("kvgate", version)))
+    spans = LateSpans(exporter, Resource.create(told), InstrumentationScope("kvgate", version))
+    return BatchSpanProcessor(spans)
 
 
 def _sender(processor: BatchSpanProcessor) -> Callable[[RequestTrace], None]:

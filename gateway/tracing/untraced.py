@@ -50,3 +50,4 @@ class NotSampled(Untraced):
 
     def attempting(self, place: Placed, headers: dict[str, str]) -> None:
         headers["traceparent"] = self._traceparent
+        headers.pop("tracestate", None)  # a client's state without its trace says nothing

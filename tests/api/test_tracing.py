@@ -106,6 +106,9 @@ def test_the_replica_gets_the_attempt_as_its_parent(received: Receiver, open_clu
         left_out = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
         assert asked(left_out)["traceparent"] == left_out["traceparent"], "its client has decided against it"
         assert asked({})["traceparent"].endswith("-00"), "its replica does not trace it, either"
+        assert "tracestate" not in asked({"traceparent": "garbage", "tracestate": "a=b"})
+        later_version = {"traceparent": f"01-{traced(8)[0]}-{PARENT}-03-more"}
+        assert asked(later_version)["traceparent"].endswith("-03"), "its id is random, and it is told so"
     assert received.of(TRACE) == []
 
 
@@ -129,13 +132,16 @@ def test_failed_attempts_and_refusals_are_told(url: str, received: Receiver, sta
 
 
 def test_garbage_in_a_traceparent_is_none(url: str, received: Receiver, stage: Stage) -> None:
-    for garbage in ("garbage1", f"00-{TRACE}-{PARENT}", "x" * 4000, f"00-{TRACE}-{PARENT}-zz", "é-01"):
+    sampled = f"00-{TRACE}-{PARENT}-01"
+    nearly = [sampled.replace(part, "0" * len(part)) for part in (TRACE, PARENT)]
+    nearly += [f"ff{sampled[2:]}", f"{sampled}-more", f"00-{TRACE}-{PARENT}", f"00-{TRACE}-{PARENT}-zz"]
+    for garbage in ("garbage1", "x" * 4000, "é-01", *nearly):
         headers = {"traceparent": garbage.encode(), "tracestate": b"a=b " + b" " * 4000 + b"x"}
         answer = stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=headers)
         assert answer.status_code == 200
     trace, _ = traced(5)
-    sampled = {"traceparent": f"00-{trace}-{PARENT}-05"}  # among other flags
-    stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=sampled)
+    flagged = {"traceparent": f"00-{trace}-{PARENT}-05"}  # among other flags
+    stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh()), headers=flagged)
     wait_until(lambda: any(span["name"] == "chat sim" for span in received.of(trace)))
     assert received.of(TRACE) == []
 

@@ -136,17 +136,18 @@ async def test_a_seat_that_another_version_keeps_in_another_form_is_placed_again
         assert placement.backlog_tokens == asking("late").prompt_tokens > 1
 
 
-async def test_what_is_known_only_behind_a_new_key_is_counted_again(
+async def test_what_was_learned_while_a_request_waited_is_a_hit_though_its_first_key_is_unknown(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
     async with two_gateways(redis_server, 1) as (one, other):
         [full] = await fill(one, 1)
-        new, known = chain("new", "known")
-        task = await queued(client, other, asking("late", keys=[new, known]))
-        await client.hset(KEYS.own(known), "r0", "life1 claim gpu 7 0 1 -")
+        first, tip = chain("new", "known")
+        task = await queued(client, other, asking("late", keys=[first, tip]))
+        await client.hset(KEYS.own(tip), "r0", "life1 claim gpu 7 0 1 -")
         one.done(full)
-        assert await task is not None
-        assert await client.hexists(KEYS.owned_tokens, "?r0")
+        placement = await task
+        assert placement is not None
+        assert (placement.why, placement.matched_keys) == ("hit", 2)
 
 
 async def test_an_old_answer_does_not_answer_a_request_that_was_placed_again(

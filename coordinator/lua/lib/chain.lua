@@ -15,13 +15,9 @@
 local MAX_STEPS, FEW_OWNERS = 4, 4
 
 -- The deepest index in 1..last whose key exists, or 0. Most prompts go on where a known one ended, so the search goes up
--- from the last key, in steps that grow. If a chain is most likely new, `first` tells how many of its first keys are asked
--- for before: if none of these exists, no other one is looked for.
-local function deepest_existing(last, first)
-  if first and last > 0 and redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + 1, OWN_OFFSET + math.min(first, last))) == 0 then
-    return 0
-  end
-  local lo, hi, step = last, last, 1
+-- from the last key, in steps that grow. If most likely none exists (`is_likely_new`), all are asked for at once.
+local function deepest_existing(last, is_likely_new)
+  local lo, hi, step = is_likely_new and 1 or last, last, 1
   while hi > 0 and redis.call('EXISTS', unpack(KEYS, OWN_OFFSET + lo, OWN_OFFSET + hi)) == 0 do
     hi, step = lo - 1, step * 4
     lo = math.max(1, hi - step + 1)

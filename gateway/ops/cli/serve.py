@@ -49,13 +49,16 @@ def gateway(config: ConfigFile) -> None:
       KVGATE_ID=gw7 KVGATE_REDIS_URL=rediss://redis:6379 \\
           kvgate gateway --config gw.yaml
     """
+    import os
+
     with long_lived_imports():
         settings = load(config)
         from gateway.access_log import CannotWrite
         from gateway.server import serve
         from gateway.tls import BadCertificate
-        from gateway.tracing.tracing import MissingExtra
+        from gateway.tracing.tracing import MissingExtra, heed_environment
 
+    settings = settings.model_copy(update={"tracing": heed_environment(settings.tracing, os.environ)})
     try:
         serve(settings)
     except (BadCertificate, CannotWrite, MissingExtra) as error:

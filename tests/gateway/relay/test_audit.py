@@ -21,6 +21,12 @@ from gateway.routing.ticket import Ticket
         ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}, Usage(9, 0)),
         ({"input_tokens": 9, "cache_read_input_tokens": 3, "output_tokens": 2}, Usage(9, 3, output_tokens=2)),
         ({"prompt_tokens": "9"}, None),
+        *(({"prompt_tokens": wrong, "completion_tokens": 1}, None) for wrong in (True, -1, 9.0, 2**63)),
+        ({"prompt_tokens": 9, "completion_tokens": -1}, Usage(9, None)),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": -4}},
+            Usage(9, None, output_tokens=1),
+        ),
         (None, None),
     ],
 )

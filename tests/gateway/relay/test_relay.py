@@ -10,7 +10,7 @@ import pytest
 
 from gateway.relay import sse
 from gateway.routing.ticket import Ticket
-from tests.gateway.scripted import CHAT, Relayed, chunk, head
+from tests.gateway.scripted import CHAT, Relayed, chunk, head, whole
 from tests.polling import eventually
 
 FIRST = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -111,3 +111,12 @@ async def test_of_a_streams_first_bytes_little_is_parsed(relayed: Relayed, monke
     relayed.replica.says(head(*STREAM_HEADERS) + chunk(event + EVENTS) + chunk(b""))
     assert (await relayed.stream()).content == event + EVENTS
     assert max(parsed, default=0) <= 2**14
+
+
+@pytest.mark.parametrize("count", [b"true", b"-5", b"9223372036854775808", b"1e30", b"9" * 5000])
+async def test_a_replica_that_tells_impossible_counts_of_tokens_changes_no_figure(
+    relayed: Relayed, count: bytes
+) -> None:
+    relayed.replica.says(whole(b'{"usage":{"prompt_tokens":%b,"completion_tokens":%b}}' % (count, count)))
+    assert (await relayed.ask()).status_code == 200
+    assert 'kvgate_prompt_tokens_total{replica="r0"}' not in relayed.gateway.metrics.exposition().decode()
