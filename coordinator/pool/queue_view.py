@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from coordinator.pool.pool import Pool
@@ -36,7 +36,8 @@ class Waiting:
     """How long the first of them has waited."""
     why: str
     """`concurrency`: the tenant has as many requests in flight as it may have. `no_room`: no replica has room.
-    `prefers`: one has, but the first request waits a little for another one, which holds its prompt."""
+    `room_share`: some have, but not in the part of it that the band may use. `prefers`: one has, but the first request
+    waits a little for another one, which holds its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Room:
 
     replica: str
     state: str
+    """Of its record; `drained` if it is draining, and has no request and no key any more."""
     active_requests: int
     slots: int | None
     """How many requests it may have; None: any number."""
@@ -54,21 +56,35 @@ class Room:
     """From how many seconds on it has no room; 0: never."""
     has_room: bool
 
+    def has_room_for(self, share: float) -> bool:
+        """Whether it has room for a band that may use this part of it: see lua/lib/room.lua."""
+        has_slot = self.slots is None or self.active_requests < max(1, int(self.slots * share))
+        return self.state == "ready" and has_slot and (not self.max_wait_s or self.backlog_s < self.max_wait_s * share)
+
 
 async def read_queue(
-    pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float
+    pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s: float, shares: Sequence[float] = ()
 ) -> tuple[list[Waiting], list[Room]]:
-    """Who waits, and the replicas' room. The settings are a gateway's. Raises StoreError."""
+    """Who waits, and the replicas' room. The settings are a gateway's. `shares` are the parts of the room that the
+    bands may use: 1 for those that are not told. Raises StoreError."""
     now_ms = time_ms(await pool.read("TIME"))
     lines = sorted(pairs(await pool.read("HGETALL", pool.keys.waiting)))[:_MOST_LINES]
     rooms = await _rooms(pool, slots, max_wait_s, prefill_tokens_per_s)
-    has_room = any(room.has_room for room in rooms)
     named = [name for name in lines if is_number(name.partition(" ")[0])]
-    found = await asyncio.gather(*(_line(pool, name, now_ms, has_room) for name in named))
+    found = await asyncio.gather(*(_line(pool, name, now_ms, _room_of(name, rooms, shares)) for name in named))
     return [one for line in found for one in line], rooms
 
 
-async def _line(pool: Pool, name: str, now_ms: int, has_room: bool) -> list[Waiting]:
+def _room_of(name: str, rooms: Sequence[Room], shares: Sequence[float]) -> str:
+    """Why the requests of a line would wait: `no_room`, `room_share`, or "" if there is room for them."""
+    band = int(name.partition(" ")[0])
+    share = shares[band] if band < len(shares) else 1.0
+    if not any(room.has_room for room in rooms):
+        return "no_room"
+    return "" if any(room.has_room_for(share) for room in rooms) else "room_share"
+
+
+async def _line(pool: Pool, name: str, now_ms: int, lacks: str) -> list[Waiting]:
     band, _, queue = name.partition(" ")
     turns = await pool.read("ZRANGE", pool.keys.turns(name), 0, _MOST_TENANTS - 1, "WITHSCORES")
     names, tags = [readable(each) for each in turns[::2]], [float(each) for each in turns[1::2]]
@@ -85,7 +101,7 @@ async def _line(pool: Pool, name: str, now_ms: int, has_room: bool) -> list[Wait
             tenant=unquote(tenant),
             requests=int(count),
             oldest_s=max(0.0, (now_ms - float(head[1])) / 1000) if head else 0.0,
-            why="concurrency" if tag >= _PARKED else "prefers" if has_room and _is_patient(head, now_ms) else "no_room",
+            why="concurrency" if tag >= _PARKED else lacks or ("prefers" if _is_patient(head, now_ms) else "no_room"),
         )
         for tenant, tag, count, head in zip(names, tags, counts, heads, strict=True)
     ]
@@ -106,9 +122,10 @@ async def _rooms(pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s
     for name in sorted(replicas):
         requests, tokens = _number(active.get(name)), _number(backlog.get(name))
         backlog_s = tokens / (_number(rates.get(name)) or prefill_tokens_per_s)
-        state = replicas[name].state
-        has_room = state == "ready" and (not slots or requests < slots) and (not max_wait_s or backlog_s < max_wait_s)
-        rooms.append(Room(name, state, requests, slots or None, round(backlog_s, 3), max_wait_s, has_room))
+        room = Room(name, replicas[name].state, requests, slots or None, round(backlog_s, 3), max_wait_s, has_room=True)
+        if room.state == "draining" and not requests and not await pool.read("EXISTS", keys.held(name)):
+            room = replace(room, state="drained")
+        rooms.append(replace(room, has_room=room.has_room_for(1.0)))
     return rooms
 
 

@@ -113,14 +113,16 @@ class Decisions:
         loop, look_at_s = asyncio.get_running_loop(), 0.0
         while True:
             try:
-                if loop.time() >= look_at_s:
+                looks = loop.time() >= look_at_s
+                if looks:
                     look_at_s = loop.time() + LOOK_S
                     await self._look()
                 if self._is_watched:
                     await self._send()
                 if self._last:
                     await self._read()
-                self._tell("")
+                if looks or self._is_watched or self._last:  # the store has answered
+                    self._tell("")
             except StoreError as error:
                 self._tell(str(error))
             await asyncio.sleep(FLUSH_S)

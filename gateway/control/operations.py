@@ -16,6 +16,7 @@ from coordinator.registry import ReplicaRecord, each, is_number, readable
 from coordinator.store import Store
 from gateway.errors import ApiError
 from gateway.replicas.fleet import Fleet
+from gateway.routing.tenants import bands_of
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.settings.queue_settings import TenantLimitSettings, TenantSettings
 
@@ -28,6 +29,7 @@ class Operations:
     def __init__(self, settings: GatewaySettings, fleet: Fleet, store: Store) -> None:
         self._slots = settings.policy.max_active_requests or 0
         self._queue = settings.queue
+        self._shares = [share for _, share in bands_of(settings).values()]
         self._tenants = settings.tenants
         self._fleet = fleet
         self._store = store
@@ -124,7 +126,8 @@ class Operations:
             pool = self._store.pool(name)
             demand = await self._read(pool)
             try:
-                waiting, rooms = await read_queue(pool, self._slots, queue.max_wait_s, queue.prefill_tokens_per_s)
+                limits = self._slots, queue.max_wait_s, queue.prefill_tokens_per_s
+                waiting, rooms = await read_queue(pool, *limits, self._shares)
             except StoreError as error:
                 raise store_away(error) from None
             told = {"waiting_requests": demand.waiting_requests, "held_requests": demand.held_requests}

@@ -25,7 +25,7 @@ class Tenants:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._queue = settings.queue
-        self._bands = _bands(settings)
+        self._bands = bands_of(settings)
         self._tenants = {tenant.name: tenant for tenant in settings.tenants}
         self._output_tokens: dict[str, float] = {}
 
@@ -98,7 +98,7 @@ class Tenants:
         return list(self._bands)
 
 
-def _bands(settings: GatewaySettings) -> dict[str, tuple[int, float]]:
+def bands_of(settings: GatewaySettings) -> dict[str, tuple[int, float]]:
     """The rank of each band by name, and the part of the room that it may use. If this is not configured, a band leaves
     room to those before it, if anybody has one of these: a tenant, or everybody else (`default_band`)."""
     default, slots = settings.queue.default_band, settings.policy.max_active_requests

@@ -68,8 +68,8 @@ class QueueSettings(Section):
     @model_validator(mode="after")
     def _bands_are_distinct(self) -> Self:
         names = [band.name for band in self.bands]
-        if len(set(names)) < len(names):
-            raise ValueError("bands: each name must be unique")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"bands: a name given twice: {', '.join(repeated)}; each must be unique")
         if self.default_band not in names:
             raise ValueError(f"default_band is {self.default_band}, which is none of the bands: {', '.join(names)}")
         return self

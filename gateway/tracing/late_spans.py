@@ -60,6 +60,13 @@ _ATTRIBUTES = {
 _log = structlog.get_logger("kvgate.tracing")
 
 
+class OneResource(Resource):
+    """Who has made all spans of this process. The exporter hashes it for each span; the SDK's writes JSON to do so."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 class LateSpan(ReadableSpan):
     """Stands for all spans of a request until they are made: a batch processor waits with it in its queue."""
 

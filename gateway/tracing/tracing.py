@@ -27,7 +27,7 @@ _MOST_STATE_CHARS = 512
 _TRACEPARENT = re.compile(
     r"(?!ff)(?!00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
-_SIZES = {"OTEL_BSP_MAX_QUEUE_SIZE": "512", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64"}
+_SIZES = {"OTEL_BSP_MAX_QUEUE_SIZE": "512", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "128"}
 """In requests. To make the spans of a batch takes some milliseconds."""
 
 
@@ -108,13 +108,15 @@ def _processor(endpoint: str, gateway: str, version: str) -> BatchSpanProcessor:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from gateway.tracing.late_spans import LateSpans
+    from gateway.tracing.late_spans import LateSpans, OneResource
 
     # It logs headers of clients that it cannot read.
     logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
     told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": version}
     exporter = OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)
-    spans = LateSpans(exporter, Resource.create(told), InstrumentationScope("kvgate", version))
+    made = Resource.create(told)
+    resource = OneResource(made.attributes, made.schema_url)
+    spans = LateSpans(exporter, resource, InstrumentationScope("kvgate", version))
     return BatchSpanProcessor(spans)
 
 

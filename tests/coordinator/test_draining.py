@@ -11,6 +11,7 @@ from coordinator.chores.held_keys import _EVER_MS, trim_piece
 from coordinator.chores.worker import Worker
 from coordinator.pool.draining import Drained, drain
 from coordinator.pool.pool import Pool
+from coordinator.pool.queue_view import read_queue
 from tests.coordinator.queueing import asking, fill, queued, two_gateways
 from tests.coordinator.stage import KEYS, chain, drained, joined, place, register, replica, request
 from tests.redis_server import RedisServer
@@ -23,6 +24,11 @@ async def state_of(client: redis.Redis, name: str) -> str:
     return str((await client.hget(KEYS.replicas, name)).split(" ")[1])
 
 
+async def shown_states(pool: Pool) -> set[str]:
+    """As `kvgate queue` shows them."""
+    return {room.state for room in (await read_queue(pool, 0, 0, 1.0))[1]}
+
+
 @pytest.mark.parametrize("count", [3, LARGE])
 async def test_new_requests_go_elsewhere_except_those_that_can_go_nowhere_else(pool: Pool, count: int) -> None:
     names = await register(pool, count)
@@ -30,6 +36,7 @@ async def test_new_requests_go_elsewhere_except_those_that_can_go_nowhere_else(p
     assert await drain(pool.run, "r1") == Drained("draining", 1)
     chosen = {(await place(pool, f"same{i}", chain("prompt"))).replica for i in range(count)}
     assert chosen <= set(names) - {"r1"}
+    assert await shown_states(pool) == {"ready", "draining"}
     assert (await place(pool, "pinned", chain("prompt"), pinned="r1")).replica == first.replica
     assert await pool.place(request("alone", chain(1), tried=[name for name in names if name != "r1"])) is None
     assert await drain(pool.run, "nobody") == Drained("", 0)
@@ -39,6 +46,7 @@ async def test_new_requests_go_elsewhere_except_those_that_can_go_nowhere_else(p
 async def test_if_all_are_drained_requests_are_refused_until_the_drain_is_over(pool: Pool, count: int) -> None:
     for name in await register(pool, count):
         await drain(pool.run, name)
+    assert await shown_states(pool) == {"drained"}
     assert await pool.place(request("a", chain(1))) is None
     assert (await drain(pool.run, "r0", is_over=True)).state == "ready"
     assert (await place(pool, "b", chain(1))).replica == "r0"

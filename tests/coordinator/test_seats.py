@@ -275,6 +275,8 @@ async def test_a_lower_band_leaves_a_part_of_the_room_and_does_not_starve(
         for number in range(4):
             await one.place(asking(f"batch{number}", knobs, 0.8, band=2))
         batch = await queued(client, other, asking("batch4", knobs, 0.8, band=2, starve_ms=1))
+        [line], [room] = await read_queue(one, 5, 0, 1.0, [1, 1, 0.8])
+        assert (line.why, room.has_room) == ("room_share", True)
         assert await one.place(asking("urgent0", knobs)) is not None, "there is room for a higher band"
         urgent = await queued(client, one, asking("urgent1", knobs))
         one.done("batch0")  # all other slots stay taken: there is no room for a part of it

@@ -74,6 +74,7 @@ export function stateOf(replica) {
 // Why a request waits.
 export const WAITS = {
   no_room: "no replica has room",
+  room_share: "its band has used its part of the room (room_share)",
   others_wait: "others wait who go first",
   prefers: "the replica that holds its prompt is full; it waits a little for this one",
   concurrency: "its tenant has as many requests in flight as it may have",

@@ -12,7 +12,7 @@ export async function readPrefixes() {
     const told = await answer.json();
     if (!answer.ok) throw new Error(told.error.message);
     prefixes = told.prefixes;
-    at("found").textContent = `${prefixes.length} keys, of those that replicas used last; as of ${clock(Date.now())}.`;
+    at("found").textContent = `${prefixes.length} keys, of those that replicas used last, as of ${clock(Date.now())}${prefixes.length > MOST_SHOWN ? `; the first ${MOST_SHOWN} are shown` : ""}.`;
     drawPrefixes();
   } catch (error) {
     at("found").textContent = `They cannot be read: ${error.message}`;

@@ -76,7 +76,7 @@ def _wait(replica: str, url: str, api_key: str | None, timeout_s: float) -> None
             typer.echo(f"{replica} is drained{is_down}")
             return
         if timeout_s and time.monotonic() >= until_s:
-            raise CommandError(f"{replica} still has work after {timeout_s:g} s; it stays drained")
+            raise CommandError(f"{replica} still has work after {timeout_s:g} s; it goes on draining")
         threading.Event().wait(_LOOK_S)
 
 

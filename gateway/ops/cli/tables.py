@@ -77,6 +77,7 @@ def print_owners(explanation: dict[str, Any]) -> None:
 
 _WAITS = {
     "no_room": "no replica has room",
+    "room_share": "its band has used its part of the room (room_share)",
     "others_wait": "others wait who go first",
     "prefers": "the replica that holds its prompt is full, and it waits a little for this one",
     "concurrency": "its tenant has as many requests in flight as it may have",
@@ -97,14 +98,14 @@ def _wait_of(choice: dict[str, Any]) -> str:
 def print_queue(pool: dict[str, Any]) -> None:
     """Print who waits in a pool, and the room of its replicas."""
     console = Console(highlight=False, width=_WIDTH)
-    held = f", {counted(pool['held_requests'], 'of them')} until a replica is ready" if pool["held_requests"] else ""
+    held = f", {pool['held_requests']} of these until a replica is ready" if pool["held_requests"] else ""
     console.print(f"pool {pool['pool']}: {counted(pool['waiting_requests'], 'request')} waiting{held}", markup=False)
     if pool["waiting"]:
         table = Table("band", "tenant", "waiting", "longest", "why", box=None, pad_edge=False)
         for line in pool["waiting"]:
             where = f" on {line['pinned']}" if line["pinned"] else ""
             tried = f" besides {', '.join(line['tried'])}, which failed" if line["tried"] else ""
-            why = _WAITS[line["why"]] + where + tried
+            why = _WAITS.get(line["why"], line["why"]) + where + tried
             table.add_row(
                 line["band"], escape(line["tenant"]), str(line["requests"]), f"{line['oldest_s']:.1f} s", escape(why)
             )

@@ -17,7 +17,7 @@ def test_the_environment_can_disable_all_traces(value: str, is_disabled: bool) -
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({}, {QUEUE: "512", BATCH: "64"}), ({QUEUE: "9"}, {QUEUE: "9"}), ({BATCH: "9"}, {BATCH: "9"})]
+    ("given", "told"), [({}, {QUEUE: "512", BATCH: "128"}), ({QUEUE: "9"}, {QUEUE: "9"}), ({BATCH: "9"}, {BATCH: "9"})]
 )
 def test_who_sets_the_size_of_the_queue_or_of_batches_gets_the_sdks_own_for_the_other(
     given: dict[str, str], told: dict[str, str]
