@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
+import structlog
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -25,6 +26,7 @@ from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
 from gateway.tracing.tracing import check_extra
 
+_log = structlog.get_logger("kvgate.server")
 _BACKLOG = 2048
 _HANDSHAKES_S = 1.0
 _TELLS_S = 0.1
@@ -111,10 +113,12 @@ def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
     return cast("type[asyncio.Protocol]", make)
 
 
-def serve(settings: GatewaySettings) -> None:
-    """Run one gateway until a signal stops it. Raises OSError if a port is taken, CannotWrite for an access log,
-    BadCertificate, MissingExtra."""
+def serve(settings: GatewaySettings, doubts: Sequence[str] = ()) -> None:
+    """Run one gateway until a signal stops it. `doubts` about its settings are logged. Raises OSError if a port is
+    taken, CannotWrite for an access log, BadCertificate, MissingExtra."""
     configure(settings.log, gateway=settings.id)
+    for doubt in doubts:
+        _log.warning("doubtful configuration", doubt=doubt)
     check_target(settings.log.access_log)
     check_extra(settings.tracing)
     sockets = [listen(settings.host, settings.port, shared=False)]

@@ -42,7 +42,7 @@ export function drawRecords() {
   const filters = new FormData(at("filters"));
   const wanted = FILTERS.map((name) => [name, (filters.get(name) ?? "").trim()]).filter(([, value]) => value);
   const shown = records.filter((record) => wanted.every(([name, value]) => String(record[name] ?? "").includes(value)));
-  fill("records", shown.slice(0, MOST_SHOWN).map(rowOf), records.length ? "No request matches the filters." : "No request has ended since a page was opened at this gateway. Send one in Ask.");
+  fill("records", shown.slice(0, MOST_SHOWN).map(rowOf), records.length ? "No request matches the filters." : trouble ? "Not known." : "No request has ended since a page was opened at this gateway. Send one in Ask.");
   const told = trouble ? ` None come now: ${trouble}.` : "";
   at("counts").textContent = `${records.length} kept, ${shown.length} match${shown.length > MOST_SHOWN ? `, the newest ${MOST_SHOWN} are shown` : ""}, ${dropped} left out because they were too many.${told}`;
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _RANDOM_KEY = "openssl rand -hex 32"
 _SHORT_CHARS = 16
+_NO_START = ": a gateway would not start on this machine"
 
 
 def load(path: Path) -> GatewaySettings:
@@ -70,7 +71,7 @@ def check_config(
       KVGATE_ID=gw7 kvgate check-config gateway.yaml
     """
     settings = load(file)
-    for warning in _warnings(settings):
+    for warning in (*_obstacles_to(settings), *contradictions_in(settings)):
         typer.echo(f"warning: {warning}", err=True)
     followed = [name for name, section in settings.discovery if section is not None]
     if not settings.replicas and not followed:
@@ -81,28 +82,34 @@ def check_config(
     typer.echo(f"{file}: OK (gateway {settings.id}, {replicas}, policy {settings.policy.name})")
 
 
-def _warnings(settings: GatewaySettings) -> Iterator[str]:
-    """What is missing on this machine, and what contradicts itself."""
-    from urllib.parse import urlsplit
-
+def _obstacles_to(settings: GatewaySettings) -> Iterator[str]:
+    """What is missing on this machine. A gateway that starts ends with the first of these."""
     from gateway.access_log import STDOUT
-    from gateway.doctor.checks.tenants import findings
-    from gateway.settings.tracing_settings import TracingSettings
     from gateway.tls import BadCertificate, of_listener, towards_replicas
     from gateway.tracing.tracing import MissingExtra, check_extra
 
-    log, tracing = settings.log.access_log, settings.tracing
+    log = settings.log.access_log
     if log is not None and log != STDOUT and not Path(log).parent.is_dir():
-        yield f"log.access_log: the folder of {log!r} is not there"
+        yield f"log.access_log: the folder of {log!r} is not there{_NO_START}"
     for load_files, files in ((of_listener, settings.tls), (towards_replicas, settings.replica_tls)):
         try:
             load_files(files)
         except BadCertificate as error:
-            yield str(error)
+            yield f"{error}{_NO_START}"
     try:
-        check_extra(tracing)
+        check_extra(settings.tracing)
     except MissingExtra as error:
-        yield str(error)
+        yield f"{error}{_NO_START}"
+
+
+def contradictions_in(settings: GatewaySettings) -> Iterator[str]:
+    """What can be used, and most likely does not do what was meant."""
+    from urllib.parse import urlsplit
+
+    from gateway.doctor.checks.tenants import findings
+    from gateway.settings.tracing_settings import TracingSettings
+
+    tracing = settings.tracing
     if tracing.endpoint is None and tracing != TracingSettings():
         yield "tracing: nothing is traced without tracing.endpoint"
     elif tracing.endpoint is not None and not urlsplit(tracing.endpoint).path.strip("/"):

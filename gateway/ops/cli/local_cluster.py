@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -121,6 +122,8 @@ def up(
       kvgate up --replica id=r0,url=http://gpu0:8000 \\
           --replica id=r1,url=http://gpu1:8000
     """
+    from gateway.ops.cli.config import contradictions_in
+    from gateway.ops.cli.config import load as load_settings
     from gateway.ops.cli.up import run
     from gateway.ops.local.plan import Plan, parse_fronted
 
@@ -142,6 +145,10 @@ def up(
         base_config=config,
         detach=detach,
     )
+    if config is not None:
+        with suppress(CommandError):  # the gateways' own settings are told below
+            for warning in contradictions_in(load_settings(config)):
+                typer.echo(f"warning: {warning}", err=True)
     asyncio.run(run(plan, os.environ, with_demo=demo, load=load.value if load else None))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from gateway.ops.cli.config import load
+from gateway.ops.cli.config import contradictions_in, load
 from gateway.ops.cli.errors import CommandError
 from gateway.ops.cli.imports import long_lived_imports
 from gateway.simulator.settings import SimLmcacheSettings, SimSettings
@@ -60,7 +60,7 @@ def gateway(config: ConfigFile) -> None:
 
     settings = settings.model_copy(update={"tracing": heed_environment(settings.tracing, os.environ)})
     try:
-        serve(settings)
+        serve(settings, list(contradictions_in(settings)))
     except (BadCertificate, CannotWrite, MissingExtra) as error:
         raise CommandError(str(error)) from None
     except OSError as error:

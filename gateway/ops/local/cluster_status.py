@@ -78,7 +78,7 @@ async def _replica_status(http: httpx.AsyncClient, member: ClusterProcess, proce
 
 
 def _agent_status(replica: ClusterProcess, process: Process, is_heard: bool, is_drained: bool) -> MemberStatus:
-    problem = None if is_heard or is_drained else "no gateway hears it, or its replica is not ready"
+    problem = None if is_heard or is_drained else "no gateway hears it: Redis is away, or its replica is not ready"
     return MemberStatus("agent", process.id, replica.url, process.pid, _state(process, problem), problem or "")
 
 

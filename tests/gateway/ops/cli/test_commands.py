@@ -121,17 +121,28 @@ def test_check_config_warns_of_files_that_are_missing_and_of_traces_that_go_nowh
     path = kvgate.folder / "doubtful.yaml"
     common = "replicas: [{id: r0, url: 'http://h:1'}]\n"
     files = "{certificate: /nowhere.crt, key: /nowhere.key}"
+    no_start = ": a gateway would not start on this machine"
     path.write_text(f"{common}tls: {files}\nreplica_tls: {files}\ntracing: {{endpoint: 'http://h:4318'}}\n")
     result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
     assert result.returncode == 0
     assert result.stderr.splitlines() == [
-        "warning: tls.certificate: cannot read /nowhere.crt (No such file or directory)",
-        "warning: replica_tls.certificate: cannot read /nowhere.crt (No such file or directory)",
+        f"warning: tls.certificate: cannot read /nowhere.crt (No such file or directory){no_start}",
+        f"warning: replica_tls.certificate: cannot read /nowhere.crt (No such file or directory){no_start}",
         "warning: tracing.endpoint: has no path; OpenTelemetry's receivers take traces at /v1/traces",
     ]
     path.write_text(f"{common}tracing: {{sample_ratio: 1}}\n")
     result = kvgate.call("check-config", str(path), env={"KVGATE_ID": "gw7"})
     assert result.stderr == "warning: tracing: nothing is traced without tracing.endpoint\n"
+
+
+def test_what_check_config_warns_of_is_told_at_a_start_too(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "doubtful.yaml"
+    tls = "tls: {certificate: /nowhere.crt, key: /nowhere.key}"  # with this, nothing starts
+    path.write_text(f"{tls}\ntracing: {{endpoint: 'http://h:4318'}}\n")
+    log = kvgate.call("gateway", "--config", str(path)).stdout
+    up = kvgate.call("up", "--config", str(path)).stderr
+    for told in (log, up):
+        assert "tracing.endpoint: has no path" in told
 
 
 def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> None:

@@ -278,7 +278,7 @@ async def test_an_agent_that_dies_is_reported_and_its_replica_is_degraded(kvgate
         assert ask(url).headers["x-kvgate-decision"].endswith("state=degraded")
         status = kvgate.run("status", "--state-dir", str(kvgate.state_dir), "--json")
         states = {member["id"]: (member["state"], member["detail"]) for member in json.loads(status.stdout)}
-        assert states["agent-r0"] == ("dead", "no gateway hears it, or its replica is not ready")
+        assert states["agent-r0"] == ("dead", "no gateway hears it: Redis is away, or its replica is not ready")
         assert states["gw0"][0] == "ready"
 
 
