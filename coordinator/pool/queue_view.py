@@ -122,9 +122,10 @@ async def _rooms(pool: Pool, slots: int, max_wait_s: float, prefill_tokens_per_s
     for name in sorted(replicas):
         requests, tokens = _number(active.get(name)), _number(backlog.get(name))
         backlog_s = tokens / (_number(rates.get(name)) or prefill_tokens_per_s)
-        room = Room(name, replicas[name].state, requests, slots or None, round(backlog_s, 3), max_wait_s, has_room=True)
-        if room.state == "draining" and not requests and not await pool.read("EXISTS", keys.held(name)):
-            room = replace(room, state="drained")
+        state = replicas[name].state
+        if state == "draining" and not requests and not await pool.read("EXISTS", keys.held(name)):
+            state = "drained"
+        room = Room(name, state, requests, slots or None, round(backlog_s, 3), max_wait_s, has_room=False)
         rooms.append(replace(room, has_room=room.has_room_for(1.0)))
     return rooms
 

@@ -91,7 +91,7 @@ class LateSpans(SpanExporter):
         for span in spans:
             assert isinstance(span, LateSpan)
             try:
-                made += list(self._spans_of(span.trace))
+                made += list(self._spans_of(span.trace))  # all of them, or none
             except Exception as error:
                 _log.warning("trace lost", reason=type(error).__name__)
         return self._exporter.export(made) if made else SpanExportResult.SUCCESS

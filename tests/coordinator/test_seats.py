@@ -11,9 +11,10 @@ import pytest
 import redis.asyncio as redis
 
 from coordinator.errors import NoRoom
+from coordinator.pool.pool import Pool
 from coordinator.pool.queue_view import read_queue
 from coordinator.registry import ReplicaRecord
-from coordinator.scripts import PolicyKnobs
+from coordinator.scripts import Placement, PolicyKnobs
 from coordinator.subset import Subset
 from tests.coordinator.queueing import ONE_EACH, asking, fill, queued, two_gateways, waiting
 from tests.coordinator.stage import KEYS, beaten, chain, drained
@@ -299,28 +300,33 @@ async def test_room_is_measured_in_seconds_of_prefill_too(redis_server: RedisSer
         assert await other.place(asking("more", knobs)) is not None, "this replica computes faster than assumed"
 
 
+async def three_behind_a_long_one(
+    client: redis.Redis, one: Pool, other: Pool, prompt_tokens: int
+) -> list[asyncio.Task[Placement | None]]:
+    """Requests that wait until the replica's prompts ahead take less than 2 s."""
+    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
+    assert await one.place(asking("long", knobs, prompt_tokens=1000)) is not None
+    return [await queued(client, other, asking(f"waits{i}", knobs, prompt_tokens=prompt_tokens)) for i in range(3)]
+
+
 async def test_the_end_of_a_long_prompt_makes_room_for_all_that_fit(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
     async with two_gateways(redis_server, replicas=1) as (one, other):
-        assert await one.place(asking("long", knobs, prompt_tokens=1000)) is not None
-        tasks = [await queued(client, other, asking(f"half{i}", knobs, prompt_tokens=100)) for i in range(3)]
+        tasks = await three_behind_a_long_one(client, one, other, prompt_tokens=100)
         one.first_token("long")
         assert await tasks[0] is not None
         assert await tasks[1] is not None
         assert await waiting(client) == 1, "the two take the two seconds of work that may be ahead"
-        other.first_token("half0")
+        other.first_token("waits0")
         assert await tasks[2] is not None
 
 
 async def test_as_many_are_granted_at_once_as_a_fast_replica_computes(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    knobs = PolicyKnobs(max_wait_s=2, prefill_tokens_per_s=100)
     async with two_gateways(redis_server, replicas=1) as (one, other):
-        assert await one.place(asking("long", knobs, prompt_tokens=1000)) is not None
-        tasks = [await queued(client, other, asking(f"third{i}", knobs, prompt_tokens=600)) for i in range(3)]
+        tasks = await three_behind_a_long_one(client, one, other, prompt_tokens=600)
         await client.hset(KEYS.rates, "r0", "1000")
         one.first_token("long")
         assert all([await task is not None for task in tasks])

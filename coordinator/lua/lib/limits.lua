@@ -53,12 +53,8 @@ local function budget_of(budgets_key, tenants_key)
     end
   end
 
-  local function parts_of(entry)
-    return string.match(entry or '', '^(%S+) (%d+) (%d+) ([01])$')
-  end
-
   local function entry_of_budget(reservation)
-    return parts_of(field_of(budgets_key, reservation))
+    return string.match(field_of(budgets_key, reservation) or '', '^(%S+) (%d+) (%d+) ([01])$')
   end
 
   local function set_entry(reservation, tenant, tokens, per_min, in_flight)
@@ -134,11 +130,8 @@ local function budget_of(budgets_key, tenants_key)
 
   -- Ends a reservation. `used` are the tokens that it took; nil if that is not known. Returns the tenant if it was in flight.
   function budget.finish(reservation, used, now)
-    local entry = field_of(budgets_key, reservation)
-    local tenant, tokens, per_min, in_flight = parts_of(entry)
-    if entry then
-      redis.pcall('HDEL', budgets_key, reservation)
-    end
+    local tenant, tokens, per_min, in_flight = entry_of_budget(reservation)
+    redis.pcall('HDEL', budgets_key, reservation)
     if tenant and used then
       pour('tokens', tenant, used - tokens, tonumber(per_min), now)
     end

@@ -63,14 +63,6 @@ export const marked = (text) => text.split("`").map((part, i) => (i % 2 ? elemen
 // A list of what is wrong; `none` says that nothing is.
 export const problems = (id, found, none) => at(id).replaceChildren(...(found.length ? found : [element("li", { class: "good" }, none)]));
 
-// A replica's state in a word, and its colour.
-export function stateOf(replica) {
-  if (replica.breaker_open) return ["breaker open", "bad"];
-  if (replica.state === "draining" && replica.active_requests === 0 && replica.keys === 0) return ["drained", "warn"];
-  const classes = { ready: "good", draining: "warn" };
-  return [replica.state, classes[replica.state] ?? "bad"];
-}
-
 // Why a request waits.
 export const WAITS = {
   no_room: "no replica has room",

@@ -1,10 +1,17 @@
 // What is wrong, the last 15 minutes as curves, and the cluster as a picture and as tables.
 
-import { at, card, cell, clock, counted, drawing, element, fill, isBehind, marked, number, percent, problems, stateOf } from "./elements.js";
+import { at, card, cell, clock, counted, drawing, element, fill, isBehind, marked, number, percent, problems } from "./elements.js";
 
 const CURVE_MS = 15 * 60 * 1000;
 const POINTS_A_MINUTE = 12;
 const GAP_MS = 15_000;
+
+function stateOf(replica) {
+  if (replica.breaker_open) return ["breaker open", "bad"];
+  if (replica.state === "draining" && replica.active_requests === 0 && replica.keys === 0) return ["drained", "warn"];
+  const classes = { ready: "good", draining: "warn" };
+  return [replica.state, classes[replica.state] ?? "bad"];
+}
 
 const AGENTS = {
   exact: ["tells what it holds", "good"],
