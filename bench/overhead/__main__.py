@@ -25,12 +25,12 @@ from rich.table import Table
 from bench import record, tables
 from bench.options import amounts, count, counts, names, positive
 from bench.overhead.cell import CpuRatio, Figures, Row, Shape, cpu_ratio, measure, median_of
-from bench.overhead.contenders import BESIDE, CONTENDERS, TRACED, TRACED_OFTEN, of_checkout
+from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
 from bench.peers import PEERS, DoesNotStart
 from gateway.ops.local.ports import free_ports
 
-_COMPARED_WITH = {"kvgate": BESIDE, TRACED: "kvgate", TRACED_OFTEN: "kvgate"}
+_COMPARED_WITH = {"kvgate": BESIDE}
 _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
 
 

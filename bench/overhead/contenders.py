@@ -8,15 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from bench.cluster import KVGATE, running_gateways
 from bench.overhead.canned import MODEL
 from bench.peers import PEERS, Peer, running_peer, running_process
-from bench.threaded_server import SilentHandler, in_thread
 from gateway.ops.local.ports import free_ports
 from gateway.ops.local.state_dir import read_processes
 
@@ -47,12 +44,12 @@ def _direct(upstreams: Sequence[str]) -> AbstractContextManager[Running]:
 
 
 def _kvgate(
-    gateways: int, command: Sequence[str] = KVGATE, config: dict[str, Any] | None = None
+    gateways: int, command: Sequence[str] = KVGATE
 ) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
     @contextmanager
     def start(upstreams: Sequence[str]) -> Iterator[Running]:
         urls = {f"r{index}": url for index, url in enumerate(upstreams)}
-        with running_gateways(urls, gateways=gateways, kvgate=command, config=config) as cluster:
+        with running_gateways(urls, gateways=gateways, kvgate=command) as cluster:
             processes = read_processes(cluster.state_dir)
             yield Running(
                 cluster.gateway_urls,
@@ -60,31 +57,6 @@ def _kvgate(
                 metadata.version("kvgate"),
                 [process.pid for process in processes if process.kind == "redis"],
             )
-
-    return start
-
-
-TRACED, TRACED_OFTEN = "kvgate traced", "kvgate traced x10"
-"""With spans of one request in a hundred, and in ten: so what a traced request costs is seen more exactly."""
-
-
-class _Deaf(SilentHandler):
-    """Takes spans, and forgets them."""
-
-    def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.end_headers()
-
-
-def _traced(sample_ratio: float) -> Callable[[Sequence[str]], AbstractContextManager[Running]]:
-    @contextmanager
-    def start(upstreams: Sequence[str]) -> Iterator[Running]:
-        with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), _Deaf)) as receiver:
-            endpoint = f"http://127.0.0.1:{receiver.server_port}/v1/traces"
-            tracing = {"endpoint": endpoint, "sample_ratio": sample_ratio}
-            with _kvgate(1, config={"tracing": tracing})(upstreams) as running:
-                yield running
 
     return start
 
@@ -147,8 +119,6 @@ CONTENDERS = {
         Contender("nginx", _nginx, lambda: "" if shutil.which("nginx") else "apt install nginx-light"),
         Contender("kvgate", _kvgate(1)),
         Contender("kvgate x2", _kvgate(2)),
-        Contender(TRACED, _traced(0.01)),
-        Contender(TRACED_OFTEN, _traced(0.1)),
         *(_of_peer(peer) for peer in PEERS.values()),
     )
 }

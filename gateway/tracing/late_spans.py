@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import orjson
 import structlog
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -151,7 +152,8 @@ def _attributes(trace: RequestTrace) -> dict[str, Any]:
     """Those of the whole request."""
     record = trace.record
     told = {name: record[field] for field, name in _ATTRIBUTES.items() if record.get(field) is not None}
-    told |= _costs(record.get("costs") or [])
+    if record.get("costs"):
+        told["kvgate.candidates"] = orjson.dumps(record["costs"]).decode()
     if operation := OPERATIONS.get(trace.kind or ""):
         told |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "vllm"}
     field = b"stop_reason" if trace.kind == "message" else b"finish_reason"
@@ -161,9 +163,3 @@ def _attributes(trace: RequestTrace) -> dict[str, Any]:
     if record.get("code"):
         told["error.type"] = record["code"]
     return told
-
-
-def _costs(candidates: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The replicas that were looked at, and what each would have cost, in tokens: a list for each term."""
-    names = candidates[0] if candidates else ()
-    return {f"kvgate.candidates.{name}": [each.get(name, 0) for each in candidates] for name in names}

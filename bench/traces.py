@@ -1,0 +1,230 @@
+"""Measures what traces cost a gateway: its CPU time for each request, with none traced, one in a hundred, one in ten.
+
+    python -m bench.traces [--starts 8] [--rounds 4] [--seconds 4] [--answers 'plain,stream 16'] [--out FILE]
+
+Two gateways run side by side, in front of servers whose answers are prepared: one without traces, and one whose
+`sample_ratio` is 0. Whether a request is traced, its client decides with a `traceparent`. So the shares are compared in
+one process: two processes of one program differ by some percent. Errors are standard errors over `--starts`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from http.server import ThreadingHTTPServer
+from itertools import count as numbers
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from bench import record, tables
+from bench.cluster import KVGATE, running_gateways
+from bench.options import count, names, positive
+from bench.overhead.__main__ import upstreams
+from bench.overhead.client import Payload, closed_loop
+from bench.overhead.shapes import ANSWERS, payload
+from bench.threaded_server import SilentHandler, in_thread
+from bench.trees import cpu_s
+
+GOAL = 1.02
+"""With one request in a hundred traced."""
+_PROMPT = "350 B"
+_CONNECTIONS = 8
+_SENDS_EACH_S = 1.0
+"""So spans are sent before their turn is over. By default it is 5 s, so batches are larger, and cost a little less."""
+
+
+class _Taker(SilentHandler):
+    """Takes spans, and forgets them."""
+
+    server: Receiver
+
+    def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.batches += 1
+        self.send_response(200)
+        self.end_headers()
+
+
+class Receiver(ThreadingHTTPServer):
+    """Counts the batches of spans that come."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Taker)
+        self.batches = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+
+class SomeTraced(Payload):
+    """Of these requests, each `every`th is traced."""
+
+    def __init__(self, requests: Payload, every: int) -> None:
+        self._requests = requests
+        self._every = every
+        self._numbers = numbers(1)
+
+    def next(self) -> bytes:
+        request = self._requests.next()
+        if next(self._numbers) % self._every:
+            return request
+        parent = f"traceparent: 00-{random.randbytes(16).hex()}-{random.randbytes(8).hex()}-01"
+        return request.replace(b"\r\n", f"\r\n{parent}\r\n".encode(), 1)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is compared."""
+
+    name: str
+    has_tracing: bool
+    every: int = 0
+    """Of its requests, each so-manieth is traced; 0 is none."""
+
+
+OFF = Load("off", has_tracing=False)
+NONE = Load("none", has_tracing=True)
+HUNDREDTH = Load("1 in 100", has_tracing=True, every=100)
+TENTH = Load("1 in 10", has_tracing=True, every=10)
+LOADS = (OFF, NONE, HUNDREDTH, TENTH)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One turn."""
+
+    answer: str
+    start: int
+    load: str
+    requests: int
+    cpu_us: float
+    """The gateway's CPU time per request."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the CPU of another load, as a mean over starts, and its standard error."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.error:.3f}"
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One that runs alone with its store."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[Gateway]:
+    """Inside the context, one gateway runs in front of these servers."""
+    urls = {f"r{index}": url for index, url in enumerate(servers)}
+    config = {"tracing": tracing} if tracing else None
+    command = ("env", f"OTEL_BSP_SCHEDULE_DELAY={_SENDS_EACH_S * 1000:.0f}", *KVGATE)
+    with running_gateways(urls, gateways=1, config=config, kvgate=command) as cluster:
+        yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
+
+
+async def turn(measured: Gateway, requests: Payload, every: int, seconds: float) -> tuple[int, float]:
+    """How many requests were answered, and the gateway's CPU time for each of them, with that for their spans."""
+    await closed_loop([measured.url], requests, _CONNECTIONS, 0.5)
+    before_s = cpu_s([measured.pid])
+    load = SomeTraced(requests, every) if every else requests
+    done = (await closed_loop([measured.url], load, _CONNECTIONS, seconds)).done
+    await asyncio.sleep(1.5 * _SENDS_EACH_S)
+    return done, (cpu_s([measured.pid]) - before_s) / done * 1e6
+
+
+def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], receiver: Receiver) -> Iterator[Row]:
+    """All loads by turns, `rounds` times. `receiver` gets the spans."""
+    tracing = {"endpoint": receiver.url, "sample_ratio": 0}
+    with gateway(servers, None) as without, gateway(servers, tracing) as with_tracing:
+        for answer in (ANSWERS[name] for name in options.answers):
+            asked = f"{servers[0]}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}"
+            httpx.post(asked).raise_for_status()
+            for load in LOADS * options.rounds:
+                batches, one = receiver.batches, with_tracing if load.has_tracing else without
+                done, cpu_us = asyncio.run(turn(one, payload(_PROMPT, answer), load.every, options.seconds))
+                if (receiver.batches > batches) != (load.every > 0):
+                    raise RuntimeError(f"{load.name}: {receiver.batches - batches} batches of spans came")
+                yield Row(answer.name, start, load.name, done, round(cpu_us, 1))
+
+
+def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
+    """Measures in `starts` starts of the gateways."""
+    with ExitStack() as stack:
+        servers = stack.enter_context(upstreams())
+        receiver = stack.enter_context(in_thread(Receiver()))
+        progress = stack.enter_context(record.progress(found.console))
+        turns = options.starts * len(options.answers) * options.rounds * len(LOADS)
+        task = progress.add_task("measuring", total=turns)
+        for start in range(options.starts):
+            for row in of_one_start(start, options, servers, receiver):
+                found.rows.append(row)
+                progress.advance(task)
+
+
+def ratio(rows: Sequence[Row], load: Load, beside: Load) -> Ratio:
+    """The CPU of a load divided by that of another."""
+    by_start: dict[int, dict[str, list[float]]] = {}
+    for row in rows:
+        by_start.setdefault(row.start, {}).setdefault(row.load, []).append(row.cpu_us)
+    ratios = [mean(of_load[load.name]) / mean(of_load[beside.name]) for of_load in by_start.values()]
+    return Ratio(mean(ratios), stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    drawn = tables.table(
+        "CPU of a gateway for each request",
+        ("answer", "traces"),
+        ("us", f"beside {OFF.name}", f"beside {NONE.name}"),
+        caption=f"goal with 1 in 100: at most {GOAL} times that of a gateway without traces",
+    )
+    for answer in dict.fromkeys(row.answer for row in rows):
+        of_answer = [row for row in rows if row.answer == answer]
+        for load in LOADS:
+            cpu_us = mean(row.cpu_us for row in of_answer if row.load == load.name)
+            off = "" if load is OFF else str(ratio(of_answer, load, OFF))
+            none = str(ratio(of_answer, load, NONE)) if load.every else ""
+            drawn.add_row(answer if load is OFF else "", load.name, f"{cpu_us:.0f}", off, none)
+    return drawn
+
+
+def main() -> None:
+    record.begin()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--starts", type=count, default=8, help="of the gateways (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=4, help="of each start (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=4.0, help="of each turn (default: %(default)s)")
+    parser.add_argument("--answers", type=names(ANSWERS), default="plain,stream 16", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="write the turns as JSON")
+    options = parser.parse_args()
+    found = record.Found[Row]({}, options.out, Console())
+    run(options, found)
+    found.console.print(_table(found.rows))
+    found.save()
+
+
+if __name__ == "__main__":
+    main()
