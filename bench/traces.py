@@ -1,6 +1,7 @@
 """Measures what traces cost a gateway: its CPU time for each request, with none traced, one in a hundred, one in ten.
 
-    python -m bench.traces [--starts 8] [--rounds 4] [--seconds 4] [--answers 'plain,stream 16'] [--out FILE]
+    python -m bench.traces [--starts 8] [--rounds 4] [--seconds 4] [--connections 8] [--answers 'plain,stream 16']
+        [--out FILE]
 
 Two gateways run side by side, in front of servers whose answers are prepared: one without traces, and one whose
 `sample_ratio` is 0. Whether a request is traced, its client decides with a `traceparent`. So the shares are compared in
@@ -38,7 +39,6 @@ from bench.trees import cpu_s
 GOAL = 1.02
 """With one request in a hundred traced."""
 _PROMPT = "350 B"
-_CONNECTIONS = 8
 _SENDS_EACH_S = 1.0
 """So spans are sent before their turn is over. By default it is 5 s, so batches are larger, and cost a little less."""
 
@@ -144,12 +144,12 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-async def turn(measured: Gateway, requests: Payload, every: int, seconds: float) -> tuple[int, float]:
+async def turn(measured: Gateway, requests: Payload, every: int, connections: int, seconds: float) -> tuple[int, float]:
     """How many requests were answered, and the gateway's CPU time for each of them, with that for their spans."""
-    await closed_loop([measured.url], requests, _CONNECTIONS, 0.5)
+    await closed_loop([measured.url], requests, connections, 0.5)
     before_s = cpu_s([measured.pid])
     load = SomeTraced(requests, every) if every else requests
-    done = (await closed_loop([measured.url], load, _CONNECTIONS, seconds)).done
+    done = (await closed_loop([measured.url], load, connections, seconds)).done
     await asyncio.sleep(1.5 * _SENDS_EACH_S)
     return done, (cpu_s([measured.pid]) - before_s) / done * 1e6
 
@@ -162,8 +162,9 @@ def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str]
             asked = f"{servers[0]}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}"
             httpx.post(asked).raise_for_status()
             for load in LOADS * options.rounds:
-                batches, one = receiver.batches, with_tracing if load.has_tracing else without
-                done, cpu_us = asyncio.run(turn(one, payload(_PROMPT, answer), load.every, options.seconds))
+                one = with_tracing if load.has_tracing else without
+                requests, batches = payload(_PROMPT, answer), receiver.batches
+                done, cpu_us = asyncio.run(turn(one, requests, load.every, options.connections, options.seconds))
                 if (receiver.batches > batches) != (load.every > 0):
                     raise RuntimeError(f"{load.name}: {receiver.batches - batches} batches of spans came")
                 yield Row(answer.name, start, load.name, done, round(cpu_us, 1))
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--starts", type=count, default=8, help="of the gateways (default: %(default)s)")
     parser.add_argument("--rounds", type=count, default=4, help="of each start (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=4.0, help="of each turn (default: %(default)s)")
+    parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
     parser.add_argument("--answers", type=names(ANSWERS), default="plain,stream 16", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="write the turns as JSON")
     options = parser.parse_args()

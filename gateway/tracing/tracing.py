@@ -105,7 +105,7 @@ def check_extra(settings: TracingSettings) -> None:
 
 def _processor(endpoint: str, gateway: str, version: str) -> BatchSpanProcessor:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -115,7 +115,7 @@ def _processor(endpoint: str, gateway: str, version: str) -> BatchSpanProcessor:
     logging.getLogger("opentelemetry.trace").setLevel(logging.CRITICAL)
     told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": version}
     exporter = OTLPSpanExporter(endpoint, timeout=_SENDS_WITHIN_S)
-    made = Resource.create(told)
+    made = Resource.create({**told, **OTELResourceDetector().detect().attributes})  # the environment's names win
     resource = OneResource(made.attributes, made.schema_url)
     spans = LateSpans(exporter, resource, InstrumentationScope("kvgate", version))
     return BatchSpanProcessor(spans)

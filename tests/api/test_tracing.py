@@ -178,6 +178,21 @@ def test_what_is_left_is_sent_when_a_gateway_stops(
         assert sorted(span["name"] for span in own.spans)[:2] == ["attempt", "chat sim"]
 
 
+def test_the_environment_may_name_the_service(
+    open_cluster: Cluster, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "our-gateways")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=staging,service.name=not-this")
+    with in_thread(Receiver()) as own:
+        config = {"tracing": {"endpoint": own.url, "sample_ratio": 1.0}}
+        with running_gateway(tmp_path, open_cluster.redis_url, open_cluster.replicas, config) as url:
+            assert stage.http.post(f"{url}/v1/chat/completions", json=chat_body(fresh())).status_code == 200
+        resource = own.spans[0]["resource"]
+    assert resource["service.name"] == "our-gateways"
+    assert resource["deployment.environment.name"] == "staging"
+    assert resource["service.version"], "what the environment does not name is told as ever"
+
+
 def test_without_the_libraries_a_gateway_says_what_to_install(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(yaml.safe_dump({"tracing": {"endpoint": "http://127.0.0.1:4318/v1/traces"}}))

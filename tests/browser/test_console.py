@@ -239,7 +239,7 @@ def test_what_the_doctor_finds_is_told_with_its_fix(browser: Browser, cluster: C
         expect(page.locator("#findings")).to_contain_text("maxmemory-policy is allkeys-lru", timeout=20_000)
         expect(page.locator("#findings")).to_contain_text("CONFIG SET maxmemory-policy volatile-lru")
         expect(page.locator("#problems")).to_contain_text("allkeys-lru", timeout=10_000)
-        expect(page.get_by_role("img", name="3 gateways, Redis up, 3 replicas")).to_be_visible()
+        expect(page.get_by_role("img", name="gateways: 3, Redis, replicas: 3")).to_be_visible()
         store.config_set("maxmemory-policy", before)
         expect(page.locator("#problems")).to_contain_text("Nothing is wrong.", timeout=10_000)
 
@@ -278,7 +278,7 @@ def test_a_gateway_that_died_is_named_until_it_is_back(browser: Browser, cluster
         died.start()
         expect(page.locator("#problems")).not_to_contain_text("gw1", timeout=20_000)
         died.stop()
-        expect(page.get_by_role("img", name="1 gateways, Redis up, 3 replicas")).to_be_visible(timeout=20_000)
+        expect(page.get_by_role("img", name="gateways: 1, Redis, replicas: 3")).to_be_visible(timeout=20_000)
         expect(page.locator("#problems")).not_to_contain_text("gw1")  # it ended as it should
 
 
@@ -304,7 +304,7 @@ def test_while_redis_is_away_nothing_is_told_as_if_it_were_of_now(
                 page_of(browser, late) as (page_opened_late, _),
             ):
                 page_opened_late.goto(f"{late}/console")
-                shown = page_opened_late.get_by_role("img", name="1 gateways, Redis fallback, 3 replicas")
+                shown = page_opened_late.get_by_role("img", name="gateways: 1, Redis does not answer, replicas: 3")
                 expect(shown).to_be_visible()
                 expect(page_opened_late.locator("#stale")).to_contain_text("Only what this gateway knows")
         finally:

@@ -170,8 +170,9 @@ function pictureOf(cluster) {
     spots.push(spot(engines[i], areNamed ? 10 : 5, className, `replica ${replica.id}: ${state}`));
     spots.push(...named(engines[i], `${replica.id} · ${state}`, areNamed, 26));
   });
-  spots.push(spot(store, 14, isUp ? "good" : "bad", `Redis: ${cluster.store}`), drawing("text", { x: store.x + 22, y: store.y + 5 }, `Redis: ${cluster.store}`));
+  const words = isUp ? "Redis" : "Redis does not answer";
+  spots.push(spot(store, 14, isUp ? "good" : "bad", words), drawing("text", { x: store.x + 22, y: store.y + 5 }, words));
   const lowest = Math.max(store.y, ...engines.map((place) => place.y)) + 40;
-  const label = `${cluster.gateways.length} gateways, Redis ${cluster.store}, ${replicas.length} replicas`;
+  const label = `gateways: ${cluster.gateways.length}, ${words}, replicas: ${replicas.length}`;
   return drawing("svg", { viewBox: `0 0 ${width} ${lowest}`, role: "img", "aria-label": label }, ...lines, ...spots);
 }

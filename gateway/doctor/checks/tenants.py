@@ -80,12 +80,12 @@ def _of_queue(settings: GatewaySettings) -> Iterator[Finding]:
     if queue.max_waiting_per_tenant > queue.max_waiting:
         what = f"queue.max_waiting_per_tenant {queue.max_waiting_per_tenant} is above max_waiting {queue.max_waiting}"
         yield BOUND.seen("queue", what)
-    if queue.hold_s >= settings.timeouts.request_s:
-        what = f"queue.hold_s {queue.hold_s:g} is not below timeouts.request_s {settings.timeouts.request_s:g}"
-        yield HOLD.seen("queue", what)
     discovery = settings.discovery
     if queue.hold_s and not settings.replicas and discovery.dns is None and discovery.kubernetes is None:
         yield HOLD_FOR_NOTHING.seen("queue", f"queue.hold_s is {queue.hold_s:g}, without `replicas` and `discovery`")
+    elif queue.hold_s >= settings.timeouts.request_s:
+        what = f"queue.hold_s {queue.hold_s:g} is not below timeouts.request_s {settings.timeouts.request_s:g}"
+        yield HOLD.seen("queue", what)
     if queue.keep_alive_s >= max(queue.wait_s, queue.hold_s):
         what = f"queue.keep_alive_s {queue.keep_alive_s:g} is not below queue.wait_s {queue.wait_s:g}"
         yield KEEP_ALIVE.seen("queue", what + (f" or hold_s {queue.hold_s:g}" if queue.hold_s else ""))

@@ -74,7 +74,7 @@ LoadKind = Annotated[
     Load | None,
     typer.Option(
         help="Go on sending a gentle load, so that the console has something to show: conversations, questions about "
-        "pictures, or both.",
+        "pictures, or both. This command sends it, so not with --detach.",
         show_default="none",
     ),
 ]
