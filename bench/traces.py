@@ -144,14 +144,16 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-async def turn(measured: Gateway, requests: Payload, every: int, connections: int, seconds: float) -> tuple[int, float]:
+async def turn(one: Gateway, requests: Payload, every: int, connections: int, seconds: float) -> tuple[int, float]:
     """How many requests were answered, and the gateway's CPU time for each of them, with that for their spans."""
-    await closed_loop([measured.url], requests, connections, 0.5)
-    before_s = cpu_s([measured.pid])
+    await closed_loop([one.url], requests, connections, 0.5)
+    before_s = cpu_s([one.pid])
     load = SomeTraced(requests, every) if every else requests
-    done = (await closed_loop([measured.url], load, connections, seconds)).done
+    found = await closed_loop([one.url], load, connections, seconds)
     await asyncio.sleep(1.5 * _SENDS_EACH_S)
-    return done, (cpu_s([measured.pid]) - before_s) / done * 1e6
+    if found.failed or not found.done:
+        raise RuntimeError(f"{found.failed} requests failed, {found.done} were answered")
+    return found.done, (cpu_s([one.pid]) - before_s) / found.done * 1e6
 
 
 def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], receiver: Receiver) -> Iterator[Row]:
