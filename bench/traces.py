@@ -4,7 +4,7 @@
         [--out FILE]
 
 Two gateways run side by side, in front of servers whose answers are prepared: one without traces, and one whose
-`sample_ratio` is 0. Whether a request is traced, its client decides with a `traceparent`. So the shares are compared in
+`sample_ratio` is 0. The client decides with a `traceparent` which requests are traced. So all shares are measured in
 one process: two processes of one program differ by some percent. Errors are standard errors over `--starts`.
 """
 
@@ -23,16 +23,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
 from bench import record, tables
 from bench.cluster import KVGATE, running_gateways
 from bench.options import count, names, positive
-from bench.overhead.__main__ import upstreams
 from bench.overhead.client import Payload, closed_loop
 from bench.overhead.shapes import ANSWERS, payload
+from bench.overhead.upstreams import set_answer, upstreams
 from bench.threaded_server import SilentHandler, in_thread
 from bench.trees import cpu_s
 
@@ -68,7 +67,7 @@ class Receiver(ThreadingHTTPServer):
 
 
 class SomeTraced(Payload):
-    """Of these requests, each `every`th is traced."""
+    """The same requests. One in `every` asks to be traced."""
 
     def __init__(self, requests: Payload, every: int) -> None:
         self._requests = requests
@@ -90,7 +89,7 @@ class Load:
     name: str
     has_tracing: bool
     every: int = 0
-    """Of its requests, each so-manieth is traced; 0 is none."""
+    """One request in so many is traced; 0: none."""
 
 
 OFF = Load("off", has_tracing=False)
@@ -161,8 +160,7 @@ def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str]
     tracing = {"endpoint": receiver.url, "sample_ratio": 0}
     with gateway(servers, None) as without, gateway(servers, tracing) as with_tracing:
         for answer in (ANSWERS[name] for name in options.answers):
-            asked = f"{servers[0]}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}"
-            httpx.post(asked).raise_for_status()
+            set_answer(servers[0], answer)
             for load in LOADS * options.rounds:
                 one = with_tracing if load.has_tracing else without
                 requests, batches = payload(_PROMPT, answer), receiver.batches

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -27,27 +24,10 @@ from bench.options import amounts, count, counts, names, positive
 from bench.overhead.cell import CpuRatio, Figures, Row, Shape, cpu_ratio, measure, median_of
 from bench.overhead.contenders import BESIDE, CONTENDERS, of_checkout
 from bench.overhead.shapes import ANSWERS, PROMPTS
+from bench.overhead.upstreams import upstreams
 from bench.peers import PEERS, DoesNotStart
-from gateway.ops.local.ports import free_ports
 
-_COMPARED_WITH = {"kvgate": BESIDE}
 _QUICK = {"prompts": "350 B,26 KB", "answers": "plain,stream 16,stream 16 paced", "connections": "8", "rates": "200"}
-
-
-@contextmanager
-def upstreams(count: int = 2) -> Iterator[list[str]]:
-    """Canned servers, all in one process."""
-    ports = free_ports(count)
-    command = [sys.executable, "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
-    process = subprocess.Popen(command)
-    try:
-        transport = httpx.HTTPTransport(retries=5)
-        with httpx.Client(transport=transport) as client:
-            client.get(f"http://127.0.0.1:{ports[-1]}/health").raise_for_status()
-        yield [f"http://127.0.0.1:{port}" for port in ports]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _shapes(options: argparse.Namespace) -> list[Shape]:
@@ -119,8 +99,7 @@ def _rows(shape: Shape, rounds: dict[str, list[Figures]]) -> list[Row]:
 
 
 def _compared(name: str, rounds: dict[str, list[Figures]]) -> CpuRatio | None:
-    other = _COMPARED_WITH.get(name)
-    return cpu_ratio(rounds[name], rounds[other]) if other in rounds else None
+    return cpu_ratio(rounds[name], rounds[BESIDE]) if name == "kvgate" and BESIDE in rounds else None
 
 
 def _options() -> argparse.Namespace:

@@ -10,13 +10,12 @@ from math import pi, sqrt
 from statistics import median, stdev
 from typing import Any
 
-import httpx
-
 from bench.load import percentile
 from bench.machine import IdleShare
 from bench.overhead.client import Measured, Payload, closed_loop, fixed_rate
 from bench.overhead.contenders import Running
 from bench.overhead.shapes import ANSWERS, payload
+from bench.overhead.upstreams import set_answer
 from bench.trees import cpu_s, rss_bytes, tree
 
 
@@ -97,7 +96,7 @@ def cpu_ratio(rounds: Sequence[Figures], beside: Sequence[Figures]) -> CpuRatio:
 def measure(shape: Shape, running: Running, control_url: str, warm_up_s: float, seconds: float) -> Figures:
     """Sets the upstream's answer, warms up, and measures."""
     answer = ANSWERS[shape.answer]
-    httpx.post(f"{control_url}/canned?tokens={answer.tokens}&pace_ms={answer.pace_ms}").raise_for_status()
+    set_answer(control_url, answer)
     requests = payload(shape.prompt, answer)
     asyncio.run(_load(shape, running, requests, warm_up_s))
     before, idle = (cpu_s(running.pids), cpu_s(running.store_pids)), IdleShare()

@@ -53,7 +53,7 @@ def request_record(
 ) -> dict[str, Any]:
     """All fields are there in each record; those that are not known are null. Times are in milliseconds; `time` is that
     of the end. Paths that clients can invent are `other`. `prompt_tokens` is an estimate unless the engine has told.
-    `costs`, of each replica that was looked at, are known only while somebody watches."""
+    `costs`, of each replica that was looked at, are known only while somebody watches, or if the request is traced."""
     record = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "gateway": gateway,

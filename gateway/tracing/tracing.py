@@ -54,8 +54,7 @@ class Tracing:
         """The trace of a request with these headers. Whoever sends a traceparent has decided whether it is sampled."""
         if self._processor is None:
             return UNTRACED
-        header = headers.get("traceparent")
-        given = _TRACEPARENT.fullmatch(header) if header else None
+        given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
         if given is None:
             return RequestTrace(self._send, None) if random.random() < self._ratio else self._not_sampled
         trace_id, span_id, flags = (int(part, 16) for part in given.groups())
