@@ -1,11 +1,12 @@
 """Measures what traces cost a gateway: its CPU time for each request, with none traced, one in a hundred, one in ten.
 
-    python -m bench.traces [--starts 8] [--rounds 4] [--seconds 4] [--connections 8] [--answers 'plain,stream 16']
+    python -m bench.traces [--starts 8] [--rounds 8] [--seconds 2] [--connections 8] [--answers 'plain,stream 16']
         [--out FILE]
 
 Two gateways run side by side, in front of servers whose answers are prepared: one without traces, and one whose
 `sample_ratio` is 0. The client decides with a `traceparent` which requests are traced. So all shares are measured in
-one process: two processes of one program differ by some percent. Errors are standard errors over `--starts`.
+one process: two processes of one program differ by some percent. Of a start, the median of its rounds counts: other
+programs disturb some of them. Errors are standard errors over `--starts`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from http.server import ThreadingHTTPServer
 from itertools import count as numbers
 from math import sqrt
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from rich.console import Console
@@ -185,11 +186,11 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
 
 
 def ratio(rows: Sequence[Row], load: Load, beside: Load) -> Ratio:
-    """The CPU of a load divided by that of another."""
+    """The CPU of a load divided by that of another, from the medians of each start."""
     by_start: dict[int, dict[str, list[float]]] = {}
     for row in rows:
         by_start.setdefault(row.start, {}).setdefault(row.load, []).append(row.cpu_us)
-    ratios = [mean(of_load[load.name]) / mean(of_load[beside.name]) for of_load in by_start.values()]
+    ratios = [median(of_load[load.name]) / median(of_load[beside.name]) for of_load in by_start.values()]
     return Ratio(mean(ratios), stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0)
 
 
@@ -203,7 +204,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for answer in dict.fromkeys(row.answer for row in rows):
         of_answer = [row for row in rows if row.answer == answer]
         for load in LOADS:
-            cpu_us = mean(row.cpu_us for row in of_answer if row.load == load.name)
+            cpu_us = median(row.cpu_us for row in of_answer if row.load == load.name)
             off = "" if load is OFF else str(ratio(of_answer, load, OFF))
             none = str(ratio(of_answer, load, NONE)) if load.every else ""
             drawn.add_row(answer if load is OFF else "", load.name, f"{cpu_us:.0f}", off, none)
@@ -216,8 +217,8 @@ def main() -> None:
         prog="python -m bench.traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--starts", type=count, default=8, help="of the gateways (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=4, help="of each start (default: %(default)s)")
-    parser.add_argument("--seconds", type=positive, default=4.0, help="of each turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=8, help="of each start (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="of each turn (default: %(default)s)")
     parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
     parser.add_argument("--answers", type=names(ANSWERS), default="plain,stream 16", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="write the turns as JSON")

@@ -12,7 +12,6 @@ from coordinator.chores.applier import Appliers
 from coordinator.store import Store, StoreOptions
 from coordinator.watch.watch_session import WatchSettings
 from coordinator.watch.watcher import Watcher
-from gateway import __version__
 from gateway.access_log import AccessLog
 from gateway.console.asking import ASK_PATH, Asking
 from gateway.console.cluster import ClusterView
@@ -54,7 +53,8 @@ from gateway.routing.router import Router, knobs_of
 from gateway.routing.tenants import Tenants
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tasks import Tasks
-from gateway.tls import NO_CERTIFICATES, Certificate, Certificates, contexts_of
+from gateway.tls import Certificate, Certificates, contexts_of
+from gateway.tracing.otel_variables import OtelVariables
 from gateway.tracing.tracing import Tracing
 from gateway.upstream import Upstream
 
@@ -67,7 +67,7 @@ class Gateway:
     history: History | None = None
     asking: Asking | None = None
 
-    def __init__(self, settings: GatewaySettings, certificates: Certificates = NO_CERTIFICATES) -> None:
+    def __init__(self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables) -> None:
         self.settings, self.certificates = settings, certificates
         # Unique to this run of the process, so that two gateways with one configured id never share reservations.
         self.id = f"{settings.id}.{secrets.token_hex(3)}"
@@ -103,8 +103,8 @@ class Gateway:
         audit = Audit(self.metrics, self.tasks, self.fleet.block_tokens)
         relay = Relay(self.reader, responses, audit, progress, tenants)
         senders = self.fleet, self.upstream, relay, self.metrics, admission, self.moves, self.holds, tenants
-        attempts = Attempts(settings, router, *senders)
-        recorder, self.tracing = Recorder(settings.id), Tracing(settings.tracing, self.id, __version__)
+        attempts, recorder = Attempts(settings, router, *senders), Recorder(settings.id)
+        self.tracing = Tracing(settings.tracing, otel, self.id, self.metrics.traces_lost)
         self.access_log = _access_log(settings, self.metrics, recorder)
         watched = recorder.sinks, self._watched
         self.decisions = Decisions(self.store, settings.id, settings.redis.namespace, *watched)
@@ -148,6 +148,8 @@ class Gateway:
     async def start(self) -> None:
         """Connect to the store, check every replica once, and start the background tasks."""
         self.tasks.spawn(measure_loop_lag(self.metrics.loop_lag_s.observe), "loop lag")
+        if self.tracing.sender is not None:
+            self.tracing.sender.start()
         for certificate in filter(None, self.certificates):
             self.tasks.keep(certificate.run, certificate.name)
         self.tasks.spawn(self.store.run(), "store")
@@ -177,7 +179,8 @@ class Gateway:
         await self.tasks.close()
         await self.reader.close()
         await self.upstream.close()
-        await self.tracing.close()
+        if self.tracing.sender is not None:
+            await self.tracing.sender.close()
         if self.access_log is not None:
             self.access_log.close()
         _log.info("gateway stopped", id=self.id)
@@ -230,14 +233,14 @@ def _upstream(settings: GatewaySettings, certificate: Certificate | None) -> Ups
 class App:
     """The application that uvicorn runs. It builds the gateway inside the running event loop (ASGI's lifespan)."""
 
-    def __init__(self, settings: GatewaySettings, certificates: Certificates) -> None:
-        self._settings, self._certificates = settings, certificates
+    def __init__(self, settings: GatewaySettings, certificates: Certificates, otel: OtelVariables) -> None:
+        self._made_of = settings, certificates, otel
         self.gateway: Gateway | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "lifespan"  # requests come to `answer`
         await receive()
-        gateway = Gateway(self._settings, self._certificates)
+        gateway = Gateway(*self._made_of)
         try:
             await gateway.start()
             self.gateway = gateway

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
-from functools import partial
 
 import structlog
 
@@ -33,7 +31,7 @@ def configure(settings: LogSettings, **who: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**who)
-    _tell_of_libraries(max(level, logging.WARNING), [*shared, partial(_add, who)], renderer)
+    _tell_of_libraries(max(level, logging.WARNING), shared, renderer)
 
 
 def _tell_of_libraries(
@@ -49,10 +47,3 @@ def _tell_of_libraries(
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # it would print what a library had to say, whatever that is
-
-
-def _add(
-    who: Mapping[str, str], _logger: object, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """A library's own threads do not have the context's variables."""
-    return {**who, **event}

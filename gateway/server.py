@@ -24,7 +24,7 @@ from gateway.http.protocol import Handler, HttpProtocol
 from gateway.logs import configure
 from gateway.settings.gateway_settings import GatewaySettings
 from gateway.tls import Certificates, of_listener, towards_replicas
-from gateway.tracing.tracing import check_extra
+from gateway.tracing.otel_variables import OtelVariables
 
 _log = structlog.get_logger("kvgate.server")
 _BACKLOG = 2048
@@ -113,19 +113,18 @@ def protocols(handle: Handler, write_s: float) -> type[asyncio.Protocol]:
     return cast("type[asyncio.Protocol]", make)
 
 
-def serve(settings: GatewaySettings, doubts: Sequence[str] = ()) -> None:
+def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] = ()) -> None:
     """Run one gateway until a signal stops it. `doubts` about its settings are logged. Raises OSError if a port is
-    taken, CannotWrite for an access log, BadCertificate, MissingExtra."""
+    taken, CannotWrite for an access log, BadCertificate."""
     configure(settings.log, gateway=settings.id)
     for doubt in doubts:
         _log.warning("doubtful configuration", doubt=doubt)
     check_target(settings.log.access_log)
-    check_extra(settings.tracing)
     sockets = [listen(settings.host, settings.port, shared=False)]
     if settings.shared_port is not None:
         sockets.append(listen(settings.host, settings.shared_port, shared=True))
     certificate = of_listener(settings.tls)
-    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)))
+    app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel)
     config = uvicorn.Config(
         app,
         loop="uvloop",

@@ -52,7 +52,7 @@ class Certificate:
                 self._seen = found
                 self.context = self._loaded()
                 # A key of another kind stays beside the one before: whoever keeps this context shows either.
-                self.first.load_cert_chain(self._certificate, self._key, password=_no_password)
+                self.first.load_cert_chain(self._certificate, self._key, password=no_password)
             except (BadCertificate, ssl.SSLError, OSError) as error:  # it is written just now, or wrongly
                 if self._reason != str(error):
                     self._reason = str(error)
@@ -67,7 +67,7 @@ class Certificate:
     def _loaded(self) -> ssl.SSLContext:
         context = self._make_context()
         try:
-            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            context.load_cert_chain(self._certificate, self._key, password=no_password)
         except (ssl.SSLError, OSError, ValueError) as error:
             why = f"{self.name}: {self._certificate} and {self._key} are not a certificate and its key, in PEM"
             raise BadCertificate(f"{why} ({error})") from None
@@ -81,9 +81,6 @@ class Certificates(NamedTuple):
     """What clients see."""
     shown: Certificate | None = None
     """What replicas see."""
-
-
-NO_CERTIFICATES = Certificates()
 
 
 def of_listener(settings: CertificateSettings | None) -> Certificate | None:
@@ -118,7 +115,8 @@ def contexts_of(certificate: Certificate | None) -> Callable[[], ssl.SSLContext]
     return tls_context if certificate is None else lambda: certificate.context
 
 
-def _no_password() -> str:
+def no_password() -> str:
+    """Called for a key with a password. Without it, OpenSSL would ask the terminal. Raises ValueError."""
     raise ValueError("the key has a password; write it without one")
 
 

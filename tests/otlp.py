@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import ssl
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -19,12 +21,16 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.spans: list[Span] = []
-        self.is_broken = False
+        self.keys: list[str | None] = []
+        """The header `authorization` of each batch."""
+        self.status = 200
+        """With another one, it takes nothing."""
         self.refused = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+        scheme = "https" if isinstance(self.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://127.0.0.1:{self.server_port}/v1/traces"
 
     def of(self, trace: str) -> list[Span]:
         return [span for span in self.spans if span["trace"] == trace]
@@ -35,10 +41,14 @@ class Handler(SilentHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        if not self.server.is_broken:
+        if self.headers["content-encoding"] == "gzip":
+            body = gzip.decompress(body)
+        self.server.keys.append(self.headers["authorization"])
+        if self.server.status == 200:
             self.server.spans += spans_of(ExportTraceServiceRequest.FromString(body))
-        self.server.refused += self.server.is_broken
-        self.send_response(503 if self.server.is_broken else 200)
+        else:
+            self.server.refused += 1
+        self.send_response(self.server.status)
         self.end_headers()
 
 

@@ -221,6 +221,7 @@ class Metrics:
         self.disconnects = FastCounter(
             "kvgate_client_disconnects", "Requests whose client hung up before the answer was complete.", (), registry
         )
+        self.traces_lost = FastCounter("kvgate_traces_lost", "Traces that no backend got.", (), registry)
         self.gateway_ready = Gauge("kvgate_gateway_ready", "1 while /ready answers 200.", registry=registry)
         self.store_up = Gauge("kvgate_store_up", "1 while the store decides placements.", registry=registry)
         self.store_reconnects = FastCounter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -18,8 +19,9 @@ class TracingSettings(Section):
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
         parts = urlsplit(url or "http://x")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no OTLP receiver's URL, like http://127.0.0.1:4318/v1/traces")
-        if parts.query or parts.username or parts.password:  # the exporter logs its URL
+        if parts.query or parts.username or parts.password:  # libraries put URLs into their errors
             raise ValueError("must have no query, user or password; OTEL_EXPORTER_OTLP_HEADERS takes keys")
+        is_good = parts.scheme in ("http", "https") and parts.hostname and not re.search(r"\s", url or "")
+        if not is_good or parts.port == 0:  # to ask for the port raises ValueError for one that is none
+            raise ValueError(f"{url!r} is no OTLP receiver's URL, like http://127.0.0.1:4318/v1/traces")
         return url

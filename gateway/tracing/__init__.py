@@ -1,7 +1,10 @@
-"""Traces of requests for an OpenTelemetry backend. Off unless `tracing.endpoint` is set; needs the extra kvgate[otel].
+"""Traces of requests for an OpenTelemetry backend. Off unless `tracing.endpoint` is set.
 
-tracing        which requests are traced, and where their spans go
-request_trace  what becomes of one request, and when
-late_spans     the spans of that, made when they are sent
-untraced       what a request without spans does instead: nothing
+tracing         which requests are traced
+request_trace   what becomes of one request, and when
+untraced        what a request without spans does instead: nothing
+span_writer     the spans of a request, as a message of OTLP
+protobuf        the format of that
+otlp_sender     the queue of traces, and the way to the backend
+otel_variables  what OpenTelemetry's variables say of all this
 """

@@ -1,6 +1,5 @@
 """Notes what becomes of one request, and when: the whole, its placement, each attempt, the wait for the first byte, and
-the relay of the answer. The spans of these are made later, in the thread that sends them (late_spans.py): to make them
-while requests wait costs more.
+the relay of the answer. The spans of these are written when the request is over (span_writer.py).
 """
 
 from __future__ import annotations

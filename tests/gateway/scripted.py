@@ -16,6 +16,8 @@ from uvicorn.server import ServerState
 from gateway.app import Gateway
 from gateway.http.protocol import HttpProtocol
 from gateway.settings.gateway_settings import GatewaySettings
+from gateway.tls import Certificates
+from gateway.tracing.otel_variables import NO_VARIABLES
 from tests.polling import eventually
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -100,7 +102,7 @@ class ScriptedReplica:
 async def gateway_before(replica: ScriptedReplica, **settings: Any) -> AsyncIterator[tuple[Gateway, str]]:
     """A gateway with this one replica and without a store, and the gateway's URL."""
     configured = {"replicas": [{"id": "r0", "url": replica.url}], "redis": {"url": "redis://127.0.0.1:1"}, **settings}
-    gateway = Gateway(GatewaySettings.model_validate(configured))
+    gateway = Gateway(GatewaySettings.model_validate(configured), Certificates(), NO_VARIABLES)
     await gateway.start()
     state, write_s = ServerState(), gateway.settings.timeouts.write_s
     server = await asyncio.get_running_loop().create_server(

@@ -84,9 +84,12 @@ def check_config(
 
 def _obstacles_to(settings: GatewaySettings) -> Iterator[str]:
     """What is missing on this machine. A gateway that starts ends with the first of these."""
+    import os
+
     from gateway.access_log import STDOUT
     from gateway.tls import BadCertificate, of_listener, towards_replicas
-    from gateway.tracing.tracing import MissingExtra, check_extra
+    from gateway.tracing.otel_variables import BadVariable
+    from gateway.tracing.tracing import variables_for
 
     log = settings.log.access_log
     if log is not None and log != STDOUT and not Path(log).parent.is_dir():
@@ -97,8 +100,8 @@ def _obstacles_to(settings: GatewaySettings) -> Iterator[str]:
         except BadCertificate as error:
             yield f"{error}{_NO_START}"
     try:
-        check_extra(settings.tracing)
-    except MissingExtra as error:
+        variables_for(settings.tracing, os.environ)
+    except BadVariable as error:
         yield f"{error}{_NO_START}"
 
 

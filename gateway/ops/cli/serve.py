@@ -56,12 +56,12 @@ def gateway(config: ConfigFile) -> None:
         from gateway.access_log import CannotWrite
         from gateway.server import serve
         from gateway.tls import BadCertificate
-        from gateway.tracing.tracing import MissingExtra, heed_environment
+        from gateway.tracing.otel_variables import BadVariable
+        from gateway.tracing.tracing import variables_for
 
-    settings = settings.model_copy(update={"tracing": heed_environment(settings.tracing, os.environ)})
     try:
-        serve(settings, list(contradictions_in(settings)))
-    except (BadCertificate, CannotWrite, MissingExtra) as error:
+        serve(settings, variables_for(settings.tracing, os.environ), list(contradictions_in(settings)))
+    except (BadCertificate, BadVariable, CannotWrite) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot listen on {settings.host}: {error.strerror or error}") from None

@@ -207,7 +207,13 @@ def test_an_address_that_no_connection_can_be_made_of_is_refused_at_start(data: 
     assert "url" in refused.value.problems[0]
 
 
-@pytest.mark.parametrize("url", ["http://h/v1/traces?key=canary", "http://canary@h/v1/traces", "h:4318"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://h/v1/traces?key=canary", "http://canary@h/v1/traces", "http://canary@h /v1/traces"),
+        *("h:4318", "http://h:99999/v1/traces", "http://h /v1/traces"),
+    ],
+)
 def test_traces_go_to_an_address_without_secrets(url: str) -> None:
     with pytest.raises(SettingsError) as refused:
         build_settings({"tracing": {"endpoint": url}}, {})

@@ -1,0 +1,231 @@
+"""Sends traces over OTLP (HTTP, protobuf) in batches: https://opentelemetry.io/docs/specs/otlp/#otlphttp"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections import deque
+from contextlib import suppress
+
+import httpx
+import structlog
+
+from coordinator.engine.sockets import tls_context
+from gateway import __version__
+from gateway.metrics.fast_counters import FastCounter
+from gateway.tasks import Tasks
+from gateway.tracing.otel_variables import BadVariable, OtelVariables
+
+_CONNECTS_WITHIN_S = 2.0
+_SENDS_WITHIN_S = 5.0
+_CLOSES_WITHIN_S = 5.0
+_AGAIN_S = 5.0
+"""The shortest time from a batch that was not taken to the next one."""
+_TELLS_AGAIN_S = 60.0
+_MOST_REASONS = 20
+_KEPT_S = 1.0
+"""A connection, for the next of several batches. Backends close idle ones after some seconds."""
+_MOST_REASON_CHARS = 200
+_MOST_ANSWER_BYTES = 65_536
+_COMES_AGAIN = frozenset({429, 502, 503, 504})
+"""With these, a backend says that it takes the same batch later."""
+_log = structlog.get_logger("kvgate.tracing")
+
+
+class NotSent(Exception):
+    """A batch was not taken. `reason` has no text of the backend."""
+
+    def __init__(self, reason: str, is_final: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_final = is_final
+        """To send it again would not help, or the backend may have it."""
+
+
+class OtlpSender:
+    """Traces that wait, and their way to the backend. Who finds no room is lost: no request waits for a backend."""
+
+    def __init__(self, endpoint: str, variables: OtelVariables, lost: FastCounter) -> None:
+        """`lost` counts traces. Raises BadVariable."""
+        self._endpoint = endpoint
+        self._variables = variables
+        self._has_tls = endpoint.lower().startswith("https:")
+        self._headers = {
+            "user-agent": f"kvgate/{__version__}",
+            **variables.headers,
+            "content-type": "application/x-protobuf",
+        }
+        if variables.has_gzip:
+            self._headers["content-encoding"] = "gzip"
+        self._trusts = variables.tls_context() if self._has_tls else tls_context()
+        self._client: httpx.AsyncClient | None = None
+        self._waiting: deque[bytes] = deque()
+        self._sending: list[bytes] = []
+        self._has_batch, self._closing, self._has_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._is_failing = False
+        self._tasks = Tasks()
+        self._lost = lost
+        self._losses = Losses()
+
+    def __repr__(self) -> str:
+        return f"<OtlpSender {len(self._waiting)} wait>"
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._tasks.keep(self._run, "traces")
+
+    def put(self, message: bytes) -> None:
+        """Send this (an ExportTraceServiceRequest) later."""
+        if len(self._waiting) >= self._variables.most_waiting or self._has_closed.is_set():
+            self._lose(1)
+            self._losses.tell("no room in the queue", len(self._waiting))
+            return
+        self._waiting.append(message)
+        if len(self._waiting) >= self._variables.batch:
+            self._has_batch.set()
+
+    async def close(self) -> None:
+        """Send what is left, for at most _CLOSES_WITHIN_S."""
+        self._closing.set()
+        self._has_batch.set()
+        if self._waiting or self._sending:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSES_WITHIN_S):
+                    await self._has_closed.wait()
+        self._has_closed.set()
+        left = len(self._waiting) + len(self._sending)
+        await self._tasks.close()
+        if left:
+            self._lose(left)
+            _log.warning("traces lost", traces=left, hint="the gateway stops")
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                is_time, is_closing = await self._is_time(), self._closing.is_set()
+                waiting, batch = len(self._waiting), self._variables.batch
+                await self._send_first(waiting if is_time or is_closing else waiting - waiting % batch)
+                if is_closing:
+                    self._has_closed.set()
+                    return
+        finally:
+            if self._client is not None:
+                await self._client.aclose()
+                self._client = None
+
+    async def _is_time(self) -> bool:
+        """Wait for a whole batch, or until it is time for what there is. While the backend takes nothing, a whole batch
+        waits for its time, too."""
+        awaited, wait_s = self._has_batch, self._variables.delay_s
+        if self._is_failing:
+            awaited, wait_s = self._closing, max(wait_s, _AGAIN_S)
+        try:
+            async with asyncio.timeout(wait_s):
+                await awaited.wait()
+        except TimeoutError:
+            return True
+        return self._is_failing
+
+    async def _send_first(self, traces: int) -> None:
+        """Send so many, until the backend does not take a batch."""
+        while traces > 0:
+            size = min(traces, self._variables.batch)
+            traces -= size
+            self._sending = [self._waiting.popleft() for _ in range(size)]
+            try:
+                await self._send(b"".join(self._sending))
+            except NotSent as error:
+                self._is_failing = True
+                await self._begin_anew()
+                if not error.is_final:
+                    self._waiting.extendleft(reversed(self._sending))
+                    traces = 0
+                else:
+                    self._lose(size)
+                self._losses.tell(error.reason, len(self._waiting))
+            else:
+                self._is_failing = False
+                self._losses.end()
+            self._sending = []
+        if len(self._waiting) < self._variables.batch and not self._closing.is_set():
+            self._has_batch.clear()
+
+    async def _send(self, body: bytes) -> None:
+        """Raises NotSent."""
+        if self._variables.has_gzip:
+            body = await asyncio.to_thread(gzip.compress, body, 1)
+        status = 0
+        try:
+            async with asyncio.timeout(_SENDS_WITHIN_S):
+                if self._client is None:
+                    self._client = self._new_client()
+                async with self._client.stream("POST", self._endpoint, content=body, headers=self._headers) as answer:
+                    status = answer.status_code
+                    await _read(answer)
+        except Exception as error:  # also what a bad proxy in the environment raises
+            await self._begin_anew()
+            if not status:
+                raise _not_sent(error) from None
+        if not 200 <= status < 300:
+            raise NotSent(f"status {status}", is_final=status not in _COMES_AGAIN)
+
+    def _new_client(self) -> httpx.AsyncClient:
+        timeouts = httpx.Timeout(None, connect=_CONNECTS_WITHIN_S)
+        return httpx.AsyncClient(verify=self._trusts, timeout=timeouts, limits=httpx.Limits(keepalive_expiry=_KEPT_S))
+
+    async def _begin_anew(self) -> None:
+        """The next connection is a new one. Somebody may have written other certificates."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+        if self._has_tls and self._variables.has_files:
+            with suppress(BadVariable):  # it is written just now, or wrongly
+                self._trusts = await asyncio.to_thread(self._variables.tls_context)
+
+    def _lose(self, traces: int) -> None:
+        self._lost.inc(by=traces)
+        self._losses.traces += traces
+
+
+class Losses:
+    """What the log says of a backend that takes nothing: each reason once a minute, and that it takes traces again."""
+
+    def __init__(self) -> None:
+        self.traces = 0
+        """Lost since a batch was taken."""
+        self._told_s: dict[str, float] = {}
+        """When each reason was told last."""
+        self._is_told = False
+
+    def tell(self, reason: str, waiting: int) -> None:
+        """Traces are not sent, or lost."""
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(reason, -_TELLS_AGAIN_S) < _TELLS_AGAIN_S:
+            return
+        if len(self._told_s) >= _MOST_REASONS:
+            self._told_s.clear()
+        self._told_s[reason], self._is_told = now_s, True
+        _log.warning("traces are not sent", reason=reason, waiting=waiting, lost=self.traces)
+
+    def end(self) -> None:
+        """A batch was taken."""
+        if self._is_told:
+            _log.info("traces are sent again", lost=self.traces)
+        self.traces, self._is_told = 0, False
+
+
+def _not_sent(error: Exception) -> NotSent:
+    """Only who got no connection tries again: otherwise the backend may have the batch, or would fail with it again."""
+    why = f": {error}"[:_MOST_REASON_CHARS] if isinstance(error, httpx.ConnectError) else ""
+    is_final = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
+    return NotSent(type(error).__name__ + why, is_final)
+
+
+async def _read(answer: httpx.Response) -> None:
+    """So that the connection can be used again. An answer without an end is not read to its end."""
+    size_bytes = 0
+    async for piece in answer.aiter_raw():
+        size_bytes += len(piece)
+        if size_bytes > _MOST_ANSWER_BYTES:
+            return

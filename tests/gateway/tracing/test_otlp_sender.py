@@ -1,0 +1,221 @@
+"""Traces on their way to a backend that fails, hangs, lies, or wants to know who sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from bench.threaded_server import in_thread
+from gateway.metrics.fast_counters import FastCounter
+from gateway.tracing import otlp_sender
+from gateway.tracing.otel_variables import OtelVariables
+from gateway.tracing.otlp_sender import Losses, OtlpSender
+from tests.certificates import self_signed
+from tests.otlp import Receiver
+from tests.polling import eventually
+from tests.programs import needs
+
+SOON = OtelVariables(delay_s=0.01)
+REGISTRY = CollectorRegistry()
+LOST = FastCounter("lost", "Traces.", (), REGISTRY)
+
+
+@pytest.fixture(autouse=True)
+def tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_sender, "_AGAIN_S", 0.01)
+
+
+@pytest.fixture
+def received() -> Iterator[Receiver]:
+    with in_thread(Receiver()) as server:
+        yield server
+
+
+def lost() -> float:
+    return REGISTRY.get_sample_value("lost_total") or 0
+
+
+def trace(name: str) -> bytes:
+    message = ExportTraceServiceRequest()
+    message.resource_spans.add().scope_spans.add().spans.add(name=name)
+    return message.SerializeToString()
+
+
+@asynccontextmanager
+async def sending(url: str, variables: OtelVariables = SOON) -> AsyncIterator[OtlpSender]:
+    sender = OtlpSender(url, variables, LOST)
+    sender.start()
+    try:
+        yield sender
+    finally:
+        await sender.close()
+
+
+async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_backend_is_back(
+    received: Receiver,
+) -> None:
+    before, received.status = lost(), 503
+    with capture_logs() as told:
+        async with sending(received.url, replace(SOON, most_waiting=3, batch=2)) as sender:
+            for number in range(5):
+                sender.put(trace(f"t{number}"))
+            await eventually(lambda: received.refused > 1)
+            received.status = 200
+            await eventually(lambda: len(received.spans) == 3)
+    assert [span["name"] for span in received.spans] == ["t0", "t1", "t2"]
+    assert lost() - before == 2
+    no_room, failing, again = ((line["event"], line.get("reason"), line["lost"]) for line in told)
+    assert no_room == ("traces are not sent", "no room in the queue", 1)
+    assert failing == ("traces are not sent", "status 503", 2)
+    assert again == ("traces are sent again", None, 2)
+
+
+async def test_a_whole_batch_does_not_wait_for_its_time(received: Receiver) -> None:
+    async with sending(received.url, replace(SOON, delay_s=3600, batch=2)) as sender:
+        for number in range(5):
+            sender.put(trace(f"t{number}"))
+        await eventually(lambda: len(received.spans) == 4)
+        sender.put(trace("t5"))
+        await eventually(lambda: len(received.spans) == 6)
+    assert len(received.keys) == 3
+
+
+async def test_a_batch_that_the_backend_refuses_for_good_is_lost_and_holds_up_no_other(received: Receiver) -> None:
+    before, received.status = lost(), 400
+    async with sending(received.url) as sender:
+        sender.put(trace("refused"))
+        await eventually(lambda: received.refused == 1)
+        received.status = 200
+        sender.put(trace("taken"))
+        await eventually(lambda: received.spans)
+    assert [span["name"] for span in received.spans] == ["taken"]
+    assert lost() - before == 1
+
+
+async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_sender, "_SENDS_WITHIN_S", 0.1)
+    monkeypatch.setattr(otlp_sender, "_CLOSES_WITHIN_S", 0.1)
+    before, asked = lost(), list[bytes]()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read())  # until it hangs up
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with sending(f"http://127.0.0.1:{port}/v1/traces") as sender:
+            sender.put(trace("first"))
+            await eventually(lambda: len(asked) == 1)
+            sender.put(trace("second"))
+            await eventually(lambda: len(asked) == 2)
+            monkeypatch.setattr(otlp_sender, "_SENDS_WITHIN_S", 3600)
+            sender.put(trace("third"))
+        await eventually(lambda: len(asked) == 3)
+    assert all(name in body for name, body in zip((b"first", b"second", b"third"), asked, strict=True))
+    assert lost() - before == 3
+
+
+async def test_a_batch_that_breaks_the_connection_holds_up_no_other(received: Receiver) -> None:
+    before, port = lost(), received.server_port
+    first = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not first.is_set():
+            first.set()
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        back.write(head + await reader.read(65_536))
+        writer.write(await there.read())
+        for each in (back, writer):
+            each.close()
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    async with server, sending(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces") as sender:
+        sender.put(trace("bad"))
+        await first.wait()
+        sender.put(trace("good"))
+        await eventually(lambda: received.spans)
+    assert [span["name"] for span in received.spans] == ["good"]
+    assert lost() - before == 1
+
+
+def test_the_log_tells_each_reason_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Losses()
+    with capture_logs() as told:
+        for _ in range(3):
+            losses.tell("status 503", 1)
+            losses.tell("status 429", 1)
+            losses.end()
+        monkeypatch.setattr(otlp_sender, "_TELLS_AGAIN_S", 0)
+        losses.tell("status 503", 1)
+    events = [line.get("reason", "again") for line in told]
+    assert events == ["status 503", "status 429", "again", "status 503"]
+
+
+async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
+    is_left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+        writer.close()
+        is_left.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with capture_logs() as told:
+            async with sending(f"http://127.0.0.1:{port}/v1/traces") as sender:
+                sender.put(trace("taken"))
+                await is_left.wait()
+    assert told == []
+
+
+async def test_what_the_environment_says_goes_with_the_traces(received: Receiver) -> None:
+    env = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
+    async with sending(received.url, OtelVariables.of(env)) as sender:
+        sender.put(trace("compressed"))
+    assert [span["name"] for span in received.spans] == ["compressed"]
+    assert received.keys == ["Bearer x"]
+
+
+@needs("openssl")
+async def test_backend_and_gateway_show_certificates_and_new_ones_are_read(tmp_path: Path) -> None:
+    backends, _ = self_signed(tmp_path, "backend", "127.0.0.1")
+    known, its_key = self_signed(tmp_path, "known", "127.0.0.1")
+    certificate, key = self_signed(tmp_path, "unknown", "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(backends, backends.with_suffix(".key"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(known)
+    receiver = Receiver()
+    receiver.socket = context.wrap_socket(receiver.socket, server_side=True, do_handshake_on_connect=False)
+    variables = replace(SOON, authorities=str(backends), certificate=str(certificate), key=str(key))
+    with in_thread(receiver), capture_logs() as told:
+        async with sending(receiver.url, variables) as sender:
+            sender.put(trace("of an unknown one"))
+            await eventually(lambda: told)
+            assert receiver.spans == []
+            certificate.write_bytes(known.read_bytes())
+            key.write_bytes(its_key.read_bytes())
+
+            def is_taken() -> bool:
+                sender.put(trace("encrypted"))
+                return bool(receiver.spans)
+
+            await eventually(is_taken)
+    assert {span["name"] for span in receiver.spans} == {"encrypted"}

@@ -1,0 +1,98 @@
+"""What is written for a span, read by OpenTelemetry's own library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from gateway.metrics.fast_counters import FastCounter
+from gateway.settings.tracing_settings import TracingSettings
+from gateway.tracing.otel_variables import NO_VARIABLES
+from gateway.tracing.request_trace import Parent, RequestTrace
+from gateway.tracing.span_writer import SpanWriter
+from gateway.tracing.tracing import Tracing
+from tests import otlp
+from tests.otlp import spans_of
+
+RECORD = {"model": "m", "method": "POST", "path": "/v1/x", "status": 200}
+
+
+def ended(kind: str, record: dict[str, Any], passed: bytes = b"") -> RequestTrace:
+    traces = list[RequestTrace]()
+    trace = RequestTrace(traces.append, None)
+    trace.placing()
+    trace.passed(passed)
+    trace.end(kind, record)
+    assert traces == [trace]
+    return trace
+
+
+def written(*traces: RequestTrace) -> list[otlp.Span]:
+    messages = [SpanWriter({}, "test").message(trace) for trace in traces]
+    return list(spans_of(ExportTraceServiceRequest.FromString(b"".join(messages))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "reasons"),
+    [
+        ("chat", b'{"finish_reason":"stop","stop_reason":"kin"}', ["stop"]),  # vLLM's: a text that the client chose
+        ("chat", b'{"finish_reason":"kin"}', None),
+        ("chat", b'{"finish_reason":null}', None),
+        ("message", b'{"stop_reason": "end_turn"}', ["end_turn"]),
+    ],
+)
+def test_why_an_answer_ended_is_told_and_no_text_of_it(kind: str, end: bytes, reasons: list[str] | None) -> None:
+    _, root = written(ended(kind, RECORD, end))
+    assert root.get("gen_ai.response.finish_reasons") == reasons
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x" * 127, "é" * 20_000, 0, 127, 128, 2**63 - 1, -1, -(2**63), 0.0, -1.5, ["a", "b" * 200], []]
+)
+def test_a_value_is_read_as_it_was(value: Any) -> None:
+    trace = ended("chat", RECORD)
+    trace.steps[0].told = {"before": "x", "value": value, "after": "y"}
+    place, _ = written(trace)
+    assert (place["before"], place["value"], place["after"]) == ("x", value, "y")
+
+
+def test_every_field_of_a_span_is_written() -> None:
+    traces = list[RequestTrace]()
+    trace = RequestTrace(traces.append, Parent(2**128 - 1, 2**64 - 1, 1, "a=b"))
+    trace.placing()
+    trace.failed("full")
+    trace.end("chat", {**RECORD, "status": 500})
+    message = ExportTraceServiceRequest.FromString(SpanWriter({"service.name": "kvgate"}, "1.2").message(trace))
+    (of_gateway,) = message.resource_spans
+    (of_scope,) = of_gateway.scope_spans
+    place, whole = of_scope.spans
+    assert otlp.attributes(of_gateway.resource.attributes) == {"service.name": "kvgate"}
+    assert (of_scope.scope.name, of_scope.scope.version) == ("kvgate", "1.2")
+    assert place.trace_id == whole.trace_id == b"\xff" * 16
+    assert (whole.parent_span_id, place.parent_span_id) == (b"\xff" * 8, whole.span_id)
+    assert (place.kind, whole.kind) == (Span.SPAN_KIND_INTERNAL, Span.SPAN_KIND_SERVER)
+    assert place.trace_state == whole.trace_state == "a=b"
+    assert place.status.code == whole.status.code == Status.STATUS_CODE_ERROR
+    assert (place.flags, whole.flags) == (0x101, 0x301), "sampled; the parent is known, and the whole's is remote"
+    assert 0 < whole.start_time_unix_nano <= place.start_time_unix_nano
+    assert place.end_time_unix_nano <= whole.end_time_unix_nano
+
+
+def test_messages_joined_are_one_message_with_the_spans_of_all() -> None:
+    traces = [ended("chat", RECORD), ended("completion", RECORD)]
+    assert [span["name"] for span in written(*traces)] == ["place", "chat m", "place", "text_completion m"]
+
+
+def test_a_trace_that_cannot_be_written_is_counted_and_its_request_goes_on() -> None:
+    registry, settings = CollectorRegistry(), TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1)
+    lost = FastCounter("lost", "Traces.", (), registry)
+    trace = Tracing(settings, NO_VARIABLES, "gw0", lost).begin({})
+    with capture_logs() as told:
+        trace.end("chat", {**RECORD, "prompt_tokens": 2**64})  # an engine may say so
+    assert [(line["event"], line["reason"]) for line in told] == [("trace lost", "OverflowError")]
+    assert registry.get_sample_value("lost_total") == 1
