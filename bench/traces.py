@@ -3,10 +3,11 @@
     python -m bench.traces [--starts 8] [--rounds 8] [--seconds 2] [--connections 8] [--answers 'plain,stream 16']
         [--out FILE]
 
-Two gateways run side by side, in front of servers whose answers are prepared: one without traces, and one whose
-`sample_ratio` is 0. The client decides with a `traceparent` which requests are traced. So all shares are measured in
-one process: two processes of one program differ by some percent. Of a start, the median of its rounds counts: other
-programs disturb some of them. Errors are standard errors over `--starts`.
+One gateway for each share runs in front of servers whose answers are prepared. The client decides with a `traceparent`
+which requests are traced; `sample_ratio` is 0. No gateway gets two shares: one that has traced requests keeps memory in
+another order, and requests that are not traced then cost another time, too. Of a start, the median of its rounds
+counts: other programs disturb some of them. Two processes of one program differ by some percent, so errors are standard
+errors over `--starts`.
 """
 
 from __future__ import annotations
@@ -159,13 +160,17 @@ async def turn(one: Gateway, requests: Payload, every: int, connections: int, se
 def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], receiver: Receiver) -> Iterator[Row]:
     """All loads by turns, `rounds` times. `receiver` gets the spans."""
     tracing = {"endpoint": receiver.url, "sample_ratio": 0}
-    with gateway(servers, None) as without, gateway(servers, tracing) as with_tracing:
+    with ExitStack() as stack:
+        gateways = {
+            load: stack.enter_context(gateway(servers, tracing if load.has_tracing else None)) for load in LOADS
+        }
         for answer in (ANSWERS[name] for name in options.answers):
             set_answer(servers[0], answer)
             for load in LOADS * options.rounds:
-                one = with_tracing if load.has_tracing else without
                 requests, batches = payload(_PROMPT, answer), receiver.batches
-                done, cpu_us = asyncio.run(turn(one, requests, load.every, options.connections, options.seconds))
+                done, cpu_us = asyncio.run(
+                    turn(gateways[load], requests, load.every, options.connections, options.seconds)
+                )
                 if (receiver.batches > batches) != (load.every > 0):
                     raise RuntimeError(f"{load.name}: {receiver.batches - batches} batches of spans came")
                 yield Row(answer.name, start, load.name, done, round(cpu_us, 1))
