@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +14,7 @@ from bench.attacks import images
 from bench.attacks.documents import messages
 from bench.attacks.target import Target, chat
 from bench.cluster import running_gateways
-from gateway.ops.local.ports import free_ports
+from bench.server_process import running_servers
 from gateway.settings.gateway_settings import GatewaySettings
 
 _CHAT = "/v1/chat/completions"
@@ -28,19 +26,9 @@ _FORM = (
 Settings = dict[str, dict[str, Any]]
 
 
-@contextmanager
-def lying_replicas(count: int = 3) -> Iterator[list[str]]:
-    """Starts the replicas in one process. Yields their URLs."""
-    ports = free_ports(count)
-    command = [sys.executable, "-m", "bench.attacks.replicas", "--ports", ",".join(map(str, ports))]
-    process = subprocess.Popen(command)
-    try:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
-            client.get(f"http://127.0.0.1:{ports[-1]}/health").raise_for_status()
-        yield [f"http://127.0.0.1:{port}" for port in ports]
-    finally:
-        process.kill()
-        process.wait()
+def lying_replicas(count: int = 3) -> AbstractContextManager[list[str]]:
+    """Starts the replicas. Gives their URLs."""
+    return running_servers("bench.attacks.replicas", count)
 
 
 def known(wanted: Mapping[str, Mapping[str, Any]]) -> Settings:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import httpx
 
 from bench.overhead.shapes import Answer
-from gateway.ops.local.ports import free_ports
+from bench.server_process import running_servers
 
 
-@contextmanager
-def upstreams(count: int = 2) -> Iterator[list[str]]:
-    """The URLs of so many servers, all in one process."""
-    ports = free_ports(count)
-    command = [sys.executable, "-m", "bench.overhead.canned", "--ports", ",".join(map(str, ports))]
-    process = subprocess.Popen(command)
-    try:
-        transport = httpx.HTTPTransport(retries=5)
-        with httpx.Client(transport=transport) as client:
-            client.get(f"http://127.0.0.1:{ports[-1]}/health").raise_for_status()
-        yield [f"http://127.0.0.1:{port}" for port in ports]
-    finally:
-        process.kill()
-        process.wait()
+def upstreams(count: int = 2) -> AbstractContextManager[list[str]]:
+    """The URLs of so many servers."""
+    return running_servers("bench.overhead.canned", count)
 
 
 def set_answer(url: str, answer: Answer) -> None:

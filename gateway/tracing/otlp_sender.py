@@ -164,7 +164,6 @@ class OtlpSender:
                     status = answer.status_code
                     await _read(answer)
         except Exception as error:  # also what a bad proxy in the environment raises
-            await self._begin_anew()
             if not status:
                 raise _not_sent(error) from None
         if not 200 <= status < 300:

@@ -34,7 +34,7 @@ _KIND, _BEGAN, _ENDED, _ATTRIBUTE, _FLAGS = of_varint(6), of_fixed64(7), of_fixe
 _INTERNAL, _SERVER, _CLIENT = map(varint, (1, 2, 3))
 _FAILED = sized(of_sized(15), of_varint(3) + varint(2))
 """Its status: an error."""
-_RESOURCE_SPANS, _RESOURCE, _SCOPE, _OF_SCOPE, _SPAN = map(of_sized, (1, 1, 1, 2, 2))
+_RESOURCE_SPANS, _RESOURCE, _OF_RESOURCE, _SCOPE, _OF_SCOPE, _SPAN = map(of_sized, (1, 1, 1, 1, 2, 2))
 _SCOPE_NAME, _SCOPE_VERSION = map(of_sized, (1, 2))
 _KEY, _VALUE = map(of_sized, (1, 2))
 # AnyValue
@@ -87,7 +87,7 @@ class SpanWriter:
         """`resource` says who has made the spans, `version` is its code's."""
         scope = sized(_SCOPE_NAME, b"kvgate") + sized(_SCOPE_VERSION, version.encode())
         self._scope = sized(_SCOPE, scope)
-        self._resource = sized(_RESOURCE, _written(resource, of_sized(1)))
+        self._resource = sized(_RESOURCE, _written(resource, _OF_RESOURCE))
 
     def message(self, trace: RequestTrace) -> bytes:
         """An ExportTraceServiceRequest with all spans of a trace. Several of these, joined, are one with the spans of
