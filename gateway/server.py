@@ -10,7 +10,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -96,6 +96,7 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
     try:
         sock.bind((host, port))
     except OSError as error:
+        sock.close()
         raise OSError(error.errno, f"port {port}: {error.strerror}") from None
     sock.listen(_BACKLOG)
     sock.setblocking(False)
@@ -120,9 +121,6 @@ def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] 
     for doubt in doubts:
         _log.warning("doubtful configuration", doubt=doubt)
     check_target(settings.log.access_log)
-    sockets = [listen(settings.host, settings.port, shared=False)]
-    if settings.shared_port is not None:
-        sockets.append(listen(settings.host, settings.shared_port, shared=True))
     certificate = of_listener(settings.tls)
     app = App(settings, Certificates(certificate, towards_replicas(settings.replica_tls)), otel)
     config = uvicorn.Config(
@@ -140,5 +138,8 @@ def serve(settings: GatewaySettings, otel: OtelVariables, doubts: Sequence[str] 
         config.load()
         config.ssl = certificate.first  # uvicorn would make one that cannot change
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    with ExitStack() as listening, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        sockets = [listening.enter_context(listen(settings.host, settings.port, shared=False))]
+        if settings.shared_port is not None:
+            sockets.append(listening.enter_context(listen(settings.host, settings.shared_port, shared=True)))
         runner.run(Server(config, app).serve(sockets))

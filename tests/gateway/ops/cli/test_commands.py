@@ -7,6 +7,7 @@ import http.server
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,17 @@ def test_a_gateway_does_not_start_with_a_bad_configuration(kvgate: Kvgate) -> No
     assert "prot: is not a known key; did you mean port?" in result.stderr
 
 
+def test_a_gateway_that_gets_one_of_its_two_ports_lets_go_of_it(kvgate: Kvgate) -> None:
+    path = kvgate.folder / "shared.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        path.write_text(f"host: 127.0.0.1\nport: {kvgate.port}\nshared_port: {taken}\n")
+        error = one_line_error(kvgate.call("gateway", "--config", str(path)))
+    assert f"cannot listen on 127.0.0.1: port {taken}: Address already in use" in error
+    with socket.create_server(("127.0.0.1", kvgate.port)):
+        pass
+
+
 @pytest.mark.parametrize("stdin", ["my-key", "my-key\n"])
 def test_hash_key_prints_the_line_for_the_configuration(kvgate: Kvgate, stdin: str) -> None:
     digest = hashlib.sha256(b"my-key").hexdigest()
@@ -287,8 +299,6 @@ def test_a_simulated_replica_serves_until_it_is_told_to_stop(kvgate: Kvgate) -> 
 
 
 def test_a_simulated_replica_on_a_taken_port_says_so(kvgate: Kvgate) -> None:
-    import socket
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", kvgate.port))
         other.listen()
