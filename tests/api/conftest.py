@@ -14,12 +14,12 @@ import openai
 import pytest
 
 from bench.cluster import Cluster, running_cluster
-from tests.api.stage import Stage, api_key, running_gateway, running_sims, sdk
+from tests.api.stage import PATIENT_REDIS, Stage, api_key, running_gateway, running_sims, sdk
 
-# These limits keep other effects out of the tests: a Redis that waits for a core, and breakers and retry budgets that
-# react to the failures which tests cause.
+# These limits keep other effects out of the tests: breakers and retry budgets that react to the failures which tests
+# cause.
 PATIENT: dict[str, Any] = {
-    "redis": {"budget_ms": 500},
+    "redis": PATIENT_REDIS,
     "health": {"breaker_failures": 1000, "timeout_s": 5},
     "retries": {"budget_min_retries": 1000},
 }

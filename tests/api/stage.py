@@ -24,6 +24,9 @@ from tests.polling import wait_until
 
 Json = dict[str, Any]
 
+PATIENT_REDIS: Json = {"budget_ms": 2000, "overdue_ms": 5000}
+"""A gateway waits long: on a machine that stalls Redis is late, and a request that goes without it shows nothing."""
+
 _serial = itertools.count(1)
 
 
@@ -244,7 +247,7 @@ def running_gateway(
     port = free_ports(1)[0]
     file = folder / f"gateway-{port}.yaml"
     replicas = [{"id": sim.id, "url": sim.url} for sim in sims]
-    network = {"id": f"gw-{port}", "host": "127.0.0.1", "port": port, "redis": {"url": redis_url, "budget_ms": 500}}
+    network = {"id": f"gw-{port}", "host": "127.0.0.1", "port": port, "redis": {"url": redis_url, **PATIENT_REDIS}}
     file.write_text(yaml.safe_dump({"replicas": replicas, **network, **config}))
     command = (sys.executable, "-P", "-m", "gateway.ops.cli", "gateway", "--config", str(file))
     url = f"{'https' if 'tls' in config else 'http'}://127.0.0.1:{port}"

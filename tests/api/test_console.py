@@ -18,7 +18,7 @@ from gateway.console import routes
 from gateway.console.sessions import COOKIE
 from gateway.ops.cli.watch import parsed_events
 from tests.api.conftest import GUARDED
-from tests.api.stage import Stage, chat_body, fresh, running_gateway
+from tests.api.stage import PATIENT_REDIS, Stage, chat_body, fresh, running_gateway
 from tests.coordinator.test_acl import RULES
 from tests.polling import wait_until
 
@@ -211,7 +211,7 @@ def test_it_needs_no_more_rights_in_redis_than_the_rest(
     guarded: Stage, guarded_cluster: Cluster, tmp_path: Path
 ) -> None:
     url = guarded_cluster.redis_url.replace("redis://", "redis://limited:secret@")
-    limited = {"redis": {"url": url, "budget_ms": 500, "namespace": "limited"}, "security": GUARDED["security"]}
+    limited = {"redis": {"url": url, **PATIENT_REDIS, "namespace": "limited"}, "security": GUARDED["security"]}
     with redis.Redis.from_url(guarded_cluster.redis_url) as store:
         store.execute_command("ACL", "SETUSER", "limited", *RULES)
         with running_gateway(tmp_path, url, guarded.sims, limited) as gateway, httpx.Client() as browser:

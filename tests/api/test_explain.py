@@ -50,10 +50,11 @@ def bodies() -> dict[str, Json]:
 @pytest.mark.parametrize("path", [path for path in bodies() if path != "/tokenize"])
 def test_it_names_the_replica_that_place_then_takes(stage: Stage, path: str) -> None:
     body = {"model": "sim", **bodies()[path]}
-    first = stage.post(path, body).headers["x-kvgate-replica"]
+    told = stage.post(path, body).headers
+    first = told["x-kvgate-replica"]
     explained = stage.explain(body, gateway=1, path=path)
     assert explained["path"] == path
-    assert explained["choice"]["replica"] == first, explained
+    assert explained["choice"]["replica"] == first, (told["x-kvgate-decision"], explained)
     assert explained["choice"]["why"] == "hit"
 
     # The matched tokens of two answers may differ. Each gateway learns the bytes per token itself, and the engine's

@@ -92,6 +92,7 @@ def test_a_client_that_asks_for_token_ids_gets_them_and_the_map_learns_from_them
     for _ in range(2):
         answer = old.post(path, body)
         assert answer.status_code == 200
+        assert answer.headers["x-kvgate-decision"].endswith("state=exact")
         assert '"prompt_token_ids":[' in answer.text.replace(" ", "")
         until_resident(old, path, body)
 
