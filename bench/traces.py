@@ -1,6 +1,6 @@
 """Measures what traces cost a gateway: its CPU time for each request, with none traced, one in a hundred, one in ten.
 
-    python -m bench.traces [--starts 8] [--rounds 8] [--seconds 2] [--connections 8] [--answers 'plain,stream 16']
+    python -m bench.traces [--starts 16] [--rounds 2] [--seconds 2] [--connections 8] [--answers 'plain,stream 16']
         [--out FILE]
 
 One gateway for each share runs in front of servers whose answers are prepared. The client decides with a `traceparent`
@@ -158,7 +158,7 @@ async def turn(one: Gateway, requests: Payload, every: int, connections: int, se
 
 
 def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], receiver: Receiver) -> Iterator[Row]:
-    """All loads by turns, `rounds` times. `receiver` gets the spans."""
+    """All loads by turns, `rounds` times there and back. `receiver` gets the spans."""
     tracing = {"endpoint": receiver.url, "sample_ratio": 0}
     with ExitStack() as stack:
         gateways = {
@@ -166,7 +166,7 @@ def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str]
         }
         for answer in (ANSWERS[name] for name in options.answers):
             set_answer(servers[0], answer)
-            for load in LOADS * options.rounds:
+            for load in (*LOADS, *reversed(LOADS)) * options.rounds:
                 requests, batches = payload(_PROMPT, answer), receiver.batches
                 done, cpu_us = asyncio.run(
                     turn(gateways[load], requests, load.every, options.connections, options.seconds)
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
         servers = stack.enter_context(upstreams())
         receiver = stack.enter_context(in_thread(Receiver()))
         progress = stack.enter_context(record.progress(found.console))
-        turns = options.starts * len(options.answers) * options.rounds * len(LOADS)
+        turns = options.starts * len(options.answers) * options.rounds * 2 * len(LOADS)
         task = progress.add_task("measuring", total=turns)
         for start in range(options.starts):
             for row in of_one_start(start, options, servers, receiver):
@@ -221,8 +221,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--starts", type=count, default=8, help="of the gateways (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=8, help="of each start (default: %(default)s)")
+    parser.add_argument("--starts", type=count, default=16, help="of the gateways (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=2, help="all loads there and back (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=2.0, help="of each turn (default: %(default)s)")
     parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
     parser.add_argument("--answers", type=names(ANSWERS), default="plain,stream 16", help="default: %(default)s")

@@ -33,5 +33,5 @@ def test_it_measures_all_loads_in_each_start(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "beside" in done.stdout
     rows = json.loads(out.read_text())["rows"]
-    assert [row["load"] for row in rows] == [load.name for load in LOADS]
+    assert [row["load"] for row in rows] == [load.name for load in (*LOADS, *reversed(LOADS))]
     assert all(row["requests"] > 0 and row["cpu_us"] > 0 for row in rows)
