@@ -16,6 +16,8 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 _READ_AHEAD_BYTES = 2**18
 _BODYLESS_STATUSES = frozenset({204, 304})
+_LISTS = (b"accept", b"tracestate", b"anthropic-beta", b"openai-beta")
+"""Headers that may come in several lines, which are then one list (RFC 9110, 5.3)."""
 
 
 class ClientGone(Exception):
@@ -94,7 +96,9 @@ class Exchange:
         self.raw_headers = raw_headers
         """Names in lower case."""
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers}
-        """The last value of a repeated header."""
+        """All values of a list, the last value of another header that is repeated."""
+        if len(self.headers) < len(raw_headers):
+            self.headers |= _lists(raw_headers)
         self.http_version = http_version
         self.keeps_alive = keeps_alive
         self.task: asyncio.Task[None]
@@ -264,6 +268,16 @@ class Exchange:
         self.resume_writing()
         if self.stops_when_gone and not self.is_answered:
             self.task.cancel()
+
+
+def _lists(raw_headers: RawHeaders) -> dict[str, str]:
+    """The lists among these headers, each in one value."""
+    found: dict[str, str] = {}
+    for raw, value in raw_headers:
+        if raw in _LISTS:
+            name, text = raw.decode(), value.decode("latin-1")
+            found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
 
 
 def _status_line(status: int) -> bytes:

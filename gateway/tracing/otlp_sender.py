@@ -71,8 +71,11 @@ class OtlpSender:
     def __repr__(self) -> str:
         return f"<OtlpSender {len(self._waiting)} wait>"
 
-    def start(self) -> None:
-        """Begin to send."""
+    async def start(self) -> None:
+        """Begin to send. A client that opens and closes imports all that sending needs. If a gateway imports that while
+        it serves, each later request costs more (docs/tracing.md)."""
+        async with httpx.AsyncClient(verify=self._trusts, trust_env=False):
+            pass
         self._tasks.keep(self._run, "traces")
 
     def put(self, message: bytes) -> None:

@@ -90,6 +90,16 @@ def test_headers_are_an_allow_list(echo: Stage) -> None:
     assert {name: request.headers[name] for name in given} == given
 
 
+def test_a_list_in_several_headers_is_passed_on_as_one(echo: Stage) -> None:
+    lines = [("tracestate", "a=b"), ("anthropic-beta", "one"), ("tracestate", "c=d"), ("Anthropic-Beta", "two,three")]
+    lines += [("anthropic-version", "1"), ("anthropic-version", "2")]
+    headers = [("content-type", "application/json"), *lines]
+    body = json.dumps({"model": MODEL, "messages": user(fresh())}).encode()
+    got = sent(httpx.post(f"{echo.gateways[0]}{CHAT}", content=body, headers=headers, timeout=20)).headers
+    assert (got["tracestate"], got["anthropic-beta"]) == ("a=b, c=d", "one, two,three")
+    assert got["anthropic-version"] == "2"
+
+
 def test_of_a_replicas_headers_its_own_pass(echo: Stage) -> None:
     answer = echo.post(CHAT, {"model": MODEL, "messages": user(fresh())})
     assert answer.headers["x-of-the-replica"] == "kept"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -53,7 +55,7 @@ def trace(name: str) -> bytes:
 @asynccontextmanager
 async def sending(url: str, variables: OtelVariables = SOON) -> AsyncIterator[OtlpSender]:
     sender = OtlpSender(url, variables, LOST)
-    sender.start()
+    await sender.start()
     try:
         yield sender
     finally:
@@ -161,6 +163,30 @@ def test_the_log_tells_each_reason_once_in_a_while(monkeypatch: pytest.MonkeyPat
         losses.tell("status 503", 1)
     events = [line.get("reason", "again") for line in told]
     assert events == ["status 503", "status 429", "again", "status 503"]
+
+
+def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> None:
+    code = """if True:
+        import sys, uvloop, gateway.server
+        from gateway.tracing.otel_variables import OtelVariables
+        from gateway.tracing.otlp_sender import OtlpSender
+
+        async def main():
+            sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), None)
+            await sender.start()
+            before = set(sys.modules)
+            sender.put(bytes.fromhex(sys.argv[2]))
+            await sender.close()
+            print(*sys.modules.keys() - before)
+
+        uvloop.run(main())
+    """
+    url = received.url.replace("127.0.0.1", "localhost")
+    done = subprocess.run(
+        [sys.executable, "-c", code, url, trace("one").hex()], capture_output=True, text=True, check=True
+    )
+    assert [span["name"] for span in received.spans] == ["one"]
+    assert done.stdout.split() == []
 
 
 async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
