@@ -95,10 +95,10 @@ def listen(host: str, port: int, shared: bool) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
+        sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"port {port}: {error.strerror}") from None
-    sock.listen(_BACKLOG)
     sock.setblocking(False)
     return sock
 

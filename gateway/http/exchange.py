@@ -274,7 +274,7 @@ def _lists(raw_headers: RawHeaders) -> dict[str, str]:
     """The lists among these headers, each in one value."""
     found: dict[str, str] = {}
     for raw, value in raw_headers:
-        if raw in _LISTS:
+        if raw in _LISTS and value.strip():
             name, text = raw.decode(), value.decode("latin-1")
             found[name] = f"{found[name]}, {text}" if name in found else text
     return found

@@ -194,8 +194,12 @@ class TruthStage:
         for number in itertools.takewhile(lambda _: len(texts) < count, range(100)):
             text = self.new_prompt(words)
             answer = await self.ask(text, gateway=number % 2)
-            # The store may be late on a machine that stalls. Then the map learns nothing of this prompt.
-            if "state=exact" in answer.decision and (on is None or on.id == answer.replica):
+            if "state=exact" not in answer.decision:
+                # The store may be late on a machine that stalls. Then this prompt takes room in the cache, and the map
+                # learns nothing of it. So begin again.
+                await self.fill(self.replica(answer.replica))
+                texts.clear()
+            elif on is None or on.id == answer.replica:
                 texts.append(text)
         assert len(texts) == count, (await self.ledger.sums(), await self.client.hgetall(self.keys.owned_tokens))
         await self.settle(texts)

@@ -160,6 +160,24 @@ def test_tls_ends_at_the_balancer_and_goes_on_to_the_gateways(
             assert client.get(f"{url}/ready").status_code in (502, 503), "it trusts another authority only"
 
 
+@pytest.mark.parametrize(("name", "program"), [("nginx", "nginx"), ("haproxy", "HAProxy")])
+def test_a_balancer_that_ends_tls_tells_gateways_that_the_client_has_it(
+    name: str, program: str, tmp_path: Path
+) -> None:
+    (balancer,) = (each for each in BALANCERS if each.name == name)
+    if balancer.program is None:
+        pytest.skip(f"needs {name}")
+    certificate, key = self_signed(tmp_path, "tls", "127.0.0.1")
+    (tmp_path / "tls.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
+    old, new = next((old, new) for old, new in lines_for_tls(program).items() if "8000" in old)
+    with in_thread(FakeServer()) as fake:
+        gateways = [f"http://127.0.0.1:{fake.server_port}"] * 2
+        instead = {old: new.replace("/etc/kvgate", str(tmp_path))}
+        with running_balancer(balancer, tmp_path, gateways, instead) as url:
+            httpx.get(f"{url}/console", headers={"x-forwarded-proto": "http"}, trust_env=False, verify=False)
+    assert fake.schemes == ["https"]
+
+
 class Fake(SilentHandler):
     """A gateway that reads requests and hangs up, or that is not ready."""
 
@@ -167,6 +185,8 @@ class Fake(SilentHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.path == "/console":
+            self.server.schemes.append(self.headers["x-forwarded-proto"])
         self.send_response(200 if self.server.is_ready else 503)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -183,6 +203,7 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Fake)
         self.is_ready = True
         self.seen = 0
+        self.schemes: list[str] = []
         self.lock = threading.Lock()
 
 
