@@ -4,8 +4,8 @@
         [--out FILE]
 
 One gateway for each share runs in front of servers whose answers are prepared. The client decides with a `traceparent`
-which requests are traced; `sample_ratio` is 0. No gateway gets two shares: one that has traced requests keeps memory in
-another order, and requests that are not traced then cost another time, too. Of a start, the median of its rounds
+which requests are traced; `sample_ratio` is 0. No gateway gets two shares: in one that has traced
+requests, those that are not traced may cost more, too. Of a start, the median of its rounds
 counts: other programs disturb some of them. Two processes of one program differ by some percent, so errors are standard
 errors over `--starts`.
 """

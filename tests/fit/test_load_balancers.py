@@ -128,15 +128,27 @@ def lines_for_tls(program: str) -> dict[str, str]:
     return {old.strip("`"): new.removesuffix(" |").strip("`") for _, old, new in rows}
 
 
+def installed(name: str) -> Balancer:
+    """The balancer of this name. Without its program, the test is skipped."""
+    (balancer,) = (each for each in BALANCERS if each.name == name)
+    if balancer.program is None:
+        pytest.skip(f"needs {name}")
+    return balancer
+
+
+def certificate_of_balancer(folder: Path) -> Path:
+    """A certificate in the files that the document names."""
+    certificate, key = self_signed(folder, "tls", "127.0.0.1")
+    (folder / "tls.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
+    return certificate
+
+
 @pytest.mark.parametrize(("name", "program"), [("nginx", "nginx"), ("haproxy", "HAProxy")])
 def test_tls_ends_at_the_balancer_and_goes_on_to_the_gateways(
     name: str, program: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    (balancer,) = (each for each in BALANCERS if each.name == name)
-    if balancer.program is None:
-        pytest.skip(f"needs {name}")
-    own = self_signed(tmp_path, "tls", "127.0.0.1")
-    (tmp_path / "tls.pem").write_bytes(own[0].read_bytes() + own[1].read_bytes())
+    balancer = installed(name)
+    own = certificate_of_balancer(tmp_path)
     behind = self_signed(tmp_path, "ca", "kvgate.example.com")
     instead = {old: new.replace("/etc/kvgate", str(tmp_path)) for old, new in lines_for_tls(program).items()}
     config = {"tls": {"certificate": str(behind[0]), "key": str(behind[1])}}
@@ -144,7 +156,7 @@ def test_tls_ends_at_the_balancer_and_goes_on_to_the_gateways(
         running_gateway(tmp_path, cluster.redis_url, cluster.replicas, config) as first,
         running_gateway(tmp_path, cluster.redis_url, cluster.replicas, config) as second,
         running_balancer(balancer, tmp_path, [first, second], instead) as url,
-        httpx.Client(verify=ssl.create_default_context(cafile=str(own[0])), trust_env=False, timeout=30) as client,
+        httpx.Client(verify=ssl.create_default_context(cafile=str(own)), trust_env=False, timeout=30) as client,
     ):
         assert url.startswith("https")
         answers = [client.post(f"{url}{CHAT}", json=chat_body(fresh(), stream=True)) for _ in range(4)]
@@ -164,11 +176,8 @@ def test_tls_ends_at_the_balancer_and_goes_on_to_the_gateways(
 def test_a_balancer_that_ends_tls_tells_gateways_that_the_client_has_it(
     name: str, program: str, tmp_path: Path
 ) -> None:
-    (balancer,) = (each for each in BALANCERS if each.name == name)
-    if balancer.program is None:
-        pytest.skip(f"needs {name}")
-    certificate, key = self_signed(tmp_path, "tls", "127.0.0.1")
-    (tmp_path / "tls.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
+    balancer = installed(name)
+    certificate_of_balancer(tmp_path)
     old, new = next((old, new) for old, new in lines_for_tls(program).items() if "8000" in old)
     with in_thread(FakeServer()) as fake:
         gateways = [f"http://127.0.0.1:{fake.server_port}"] * 2
