@@ -1,13 +1,13 @@
 """Measures what traces cost a gateway: its CPU time for each request, with none traced, one in a hundred, one in ten.
 
-    python -m bench.traces [--starts 16] [--rounds 2] [--seconds 2] [--connections 8] [--answers 'plain,stream 16']
-        [--out FILE]
+    python -m bench.traces [--starts 36] [--rounds 3] [--seconds 0.5] [--connections 8] [--answers plain] [--out FILE]
 
-One gateway for each share runs in front of servers whose answers are prepared. The client decides with a `traceparent`
-which requests are traced; `sample_ratio` is 0. No gateway gets two shares: in one that has traced
-requests, those that are not traced may cost more, too. Of a start, the median of its rounds
-counts: other programs disturb some of them. Two processes of one program differ by some percent, so errors are standard
-errors over `--starts`.
+Two gateways run in front of servers whose answers are prepared, one without `tracing.endpoint`. The other one gets all
+shares by turns. `sample_ratio` is 0 there: the client decides with a `traceparent` which requests are traced. Turns are
+short, because a machine is faster in one minute than in the next. What a gateway does just after another one's turn is
+not counted: its code and data have left the CPU's caches. A batch of spans is sent when it is whole, so in the turn
+that fills it. Two processes of one program differ by some percent, so errors are standard errors over `--starts`;
+"beside none" compares turns of one process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from http.server import ThreadingHTTPServer
 from itertools import count as numbers
 from math import sqrt
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +32,7 @@ from bench import record, tables
 from bench.cluster import KVGATE, running_gateways
 from bench.options import count, names, positive
 from bench.overhead.client import Payload, closed_loop
-from bench.overhead.shapes import ANSWERS, payload
+from bench.overhead.shapes import ANSWERS, Answer, payload
 from bench.overhead.upstreams import set_answer, upstreams
 from bench.threaded_server import SilentHandler, in_thread
 from bench.trees import cpu_s
@@ -40,8 +40,11 @@ from bench.trees import cpu_s
 GOAL = 1.02
 """With one request in a hundred traced."""
 _PROMPT = "350 B"
-_SENDS_EACH_S = 1.0
-"""So spans are sent before their turn is over. By default it is 5 s, so batches are larger, and cost a little less."""
+_WARMS_UP_S = 3.0
+"""A gateway's memory grows in its first 10 000 requests or so."""
+_WARMS_UP_AGAIN_S = 0.3
+"""In each turn, with the same load."""
+_NEVER_MS = 10**8
 
 
 class _Taker(SilentHandler):
@@ -103,7 +106,7 @@ LOADS = (OFF, NONE, HUNDREDTH, TENTH)
 
 @dataclass(frozen=True)
 class Row:
-    """One turn."""
+    """One load in one start."""
 
     answer: str
     start: int
@@ -140,62 +143,74 @@ def gateway(servers: Sequence[str], tracing: dict[str, Any] | None) -> Iterator[
     """Inside the context, one gateway runs in front of these servers."""
     urls = {f"r{index}": url for index, url in enumerate(servers)}
     config = {"tracing": tracing} if tracing else None
-    command = ("env", f"OTEL_BSP_SCHEDULE_DELAY={_SENDS_EACH_S * 1000:.0f}", *KVGATE)
+    command = ("env", f"OTEL_BSP_SCHEDULE_DELAY={_NEVER_MS}", *KVGATE)
     with running_gateways(urls, gateways=1, config=config, kvgate=command) as cluster:
         yield Gateway(cluster.gateway_urls[0], cluster.gateway_processes[0].pid)
 
 
-async def turn(one: Gateway, requests: Payload, every: int, connections: int, seconds: float) -> tuple[int, float]:
-    """How many requests were answered, and the gateway's CPU time for each of them, with that for their spans."""
-    await closed_loop([one.url], requests, connections, 0.5)
-    before_s = cpu_s([one.pid])
+def turn(one: Gateway, answer: Answer, every: int, connections: int, seconds: float) -> tuple[int, float]:
+    """How many requests were answered, and the gateway's CPU time for them, in seconds. Raises RuntimeError if one
+    failed."""
+    requests = payload(_PROMPT, answer)
     load = SomeTraced(requests, every) if every else requests
-    found = await closed_loop([one.url], load, connections, seconds)
-    await asyncio.sleep(1.5 * _SENDS_EACH_S)
-    if found.failed or not found.done:
-        raise RuntimeError(f"{found.failed} requests failed, {found.done} were answered")
-    return found.done, (cpu_s([one.pid]) - before_s) / found.done * 1e6
+    warming = asyncio.run(closed_loop([one.url], load, connections, _WARMS_UP_AGAIN_S))
+    before_s = cpu_s([one.pid])
+    found = asyncio.run(closed_loop([one.url], load, connections, seconds))
+    if warming.failed or found.failed or not found.done:
+        raise RuntimeError(f"{warming.failed + found.failed} requests failed, {found.done} were answered")
+    return found.done, cpu_s([one.pid]) - before_s
 
 
-def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str], receiver: Receiver) -> Iterator[Row]:
-    """All loads by turns, `rounds` times there and back. `receiver` gets the spans."""
-    tracing = {"endpoint": receiver.url, "sample_ratio": 0}
+def in_turns(start: int, rounds: int) -> tuple[Load, ...]:
+    """All loads there and back, `rounds` times. Each start begins with another load."""
+    first = start % len(LOADS)
+    there = (*LOADS[first:], *LOADS[:first])
+    return (*there, *reversed(there)) * rounds
+
+
+def measured(start: int, answer: Answer, gateways: Mapping[Load, Gateway], options: argparse.Namespace) -> list[Row]:
+    """A row for each load."""
+    for load in (OFF, TENTH):
+        turn(gateways[load], answer, load.every, options.connections, _WARMS_UP_S)
+    done, took_s = dict.fromkeys(LOADS, 0), dict.fromkeys(LOADS, 0.0)
+    for load in in_turns(start, options.rounds):
+        requests, cpu = turn(gateways[load], answer, load.every, options.connections, options.seconds)
+        done[load] += requests
+        took_s[load] += cpu
+    return [Row(answer.name, start, load.name, done[load], round(took_s[load] / done[load] * 1e6, 1)) for load in LOADS]
+
+
+def of_one_start(start: int, options: argparse.Namespace, servers: Sequence[str]) -> Iterator[Row]:
+    """A row for each answer and load."""
     with ExitStack() as stack:
-        gateways = {
-            load: stack.enter_context(gateway(servers, tracing if load.has_tracing else None)) for load in LOADS
-        }
+        receiver = stack.enter_context(in_thread(Receiver()))
+        off = stack.enter_context(gateway(servers, None))
+        on = stack.enter_context(gateway(servers, {"endpoint": receiver.url, "sample_ratio": 0}))
+        gateways = {load: on if load.has_tracing else off for load in LOADS}
         for answer in (ANSWERS[name] for name in options.answers):
             set_answer(servers[0], answer)
-            for load in (*LOADS, *reversed(LOADS)) * options.rounds:
-                requests, batches = payload(_PROMPT, answer), receiver.batches
-                done, cpu_us = asyncio.run(
-                    turn(gateways[load], requests, load.every, options.connections, options.seconds)
-                )
-                if (receiver.batches > batches) != (load.every > 0):
-                    raise RuntimeError(f"{load.name}: {receiver.batches - batches} batches of spans came")
-                yield Row(answer.name, start, load.name, done, round(cpu_us, 1))
+            yield from measured(start, answer, gateways, options)
+    if not receiver.batches:
+        raise RuntimeError("no spans came")
 
 
 def run(options: argparse.Namespace, found: record.Found[Row]) -> None:
     """Measures in `starts` starts of the gateways."""
     with ExitStack() as stack:
         servers = stack.enter_context(upstreams())
-        receiver = stack.enter_context(in_thread(Receiver()))
         progress = stack.enter_context(record.progress(found.console))
-        turns = options.starts * len(options.answers) * options.rounds * 2 * len(LOADS)
-        task = progress.add_task("measuring", total=turns)
+        rows = options.starts * len(options.answers) * len(LOADS)
+        task = progress.add_task("measuring", total=rows)
         for start in range(options.starts):
-            for row in of_one_start(start, options, servers, receiver):
+            for row in of_one_start(start, options, servers):
                 found.rows.append(row)
                 progress.advance(task)
 
 
 def ratio(rows: Sequence[Row], load: Load, beside: Load) -> Ratio:
-    """The CPU of a load divided by that of another, from the medians of each start."""
-    by_start: dict[int, dict[str, list[float]]] = {}
-    for row in rows:
-        by_start.setdefault(row.start, {}).setdefault(row.load, []).append(row.cpu_us)
-    ratios = [median(of_load[load.name]) / median(of_load[beside.name]) for of_load in by_start.values()]
+    """The CPU of a load divided by that of another in the same start."""
+    of = {(row.start, row.load): row.cpu_us for row in rows}
+    ratios = [of[start, load.name] / of[start, beside.name] for start in {row.start for row in rows}]
     return Ratio(mean(ratios), stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0)
 
 
@@ -209,7 +224,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for answer in dict.fromkeys(row.answer for row in rows):
         of_answer = [row for row in rows if row.answer == answer]
         for load in LOADS:
-            cpu_us = median(row.cpu_us for row in of_answer if row.load == load.name)
+            cpu_us = mean(row.cpu_us for row in of_answer if row.load == load.name)
             off = "" if load is OFF else str(ratio(of_answer, load, OFF))
             none = str(ratio(of_answer, load, NONE)) if load.every else ""
             drawn.add_row(answer if load is OFF else "", load.name, f"{cpu_us:.0f}", off, none)
@@ -221,12 +236,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--starts", type=count, default=16, help="of the gateways (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=2, help="all loads there and back (default: %(default)s)")
-    parser.add_argument("--seconds", type=positive, default=2.0, help="of each turn (default: %(default)s)")
+    parser.add_argument("--starts", type=count, default=36, help="of the gateways (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=3, help="all loads there and back (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=0.5, help="of each turn (default: %(default)s)")
     parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
-    parser.add_argument("--answers", type=names(ANSWERS), default="plain,stream 16", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="write the turns as JSON")
+    parser.add_argument("--answers", type=names(ANSWERS), default="plain", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     found = record.Found[Row]({}, options.out, Console())
     run(options, found)

@@ -105,8 +105,6 @@ class Proxy:
             duration_s = time.perf_counter() - started
             self._count(endpoint, reply, duration_s)
             self._recorder.note(exchange, endpoint, reply, caller, duration_s)
-            if reply.trace.is_traced:
-                reply.trace.end(endpoint.prompt, self._recorder.record(exchange, endpoint, reply, caller, duration_s))
 
     async def _receive(self, slot: AdmissionSlot, exchange: Exchange) -> Body:
         """The whole body. Most bodies have arrived already."""

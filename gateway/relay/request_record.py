@@ -23,7 +23,8 @@ _COST_FIELDS = (
 
 
 class Recorder:
-    """Makes the record of each request of one gateway, and gives it to `sinks`. Without sinks it makes none."""
+    """Makes the record of each request of one gateway, and gives it to `sinks` and to the request's trace. If nobody
+    wants it, it makes none."""
 
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
@@ -36,16 +37,12 @@ class Recorder:
         self, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
     ) -> None:
         """A request is over."""
-        if self.sinks:
-            record = self.record(exchange, endpoint, reply, caller, duration_s)
-            for sink in self.sinks:
-                sink(record)
-
-    def record(
-        self, exchange: Exchange, endpoint: Endpoint, reply: Reply, caller: Caller | None, duration_s: float
-    ) -> dict[str, Any]:
-        """What became of a request."""
-        return request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
+        if not self.sinks and not reply.trace.is_traced:
+            return
+        record = request_record(self._gateway, exchange, endpoint, reply, caller, duration_s)
+        for sink in self.sinks:
+            sink(record)
+        reply.trace.end(endpoint.prompt, record)
 
 
 def request_record(

@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import structlog
-
 from gateway import __version__
 from gateway.metrics.fast_counters import FastCounter
 from gateway.settings.tracing_settings import TracingSettings
@@ -26,7 +24,6 @@ _TRACEPARENT = re.compile(
     r"(?!ff)(?!00.{54})[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 _STATE_MEMBER = re.compile(r"[ \t]*(?:[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--~]{0,256})?[ \t]*")
-_log = structlog.get_logger("kvgate.tracing")
 
 
 class Tracing:
@@ -35,15 +32,14 @@ class Tracing:
     def __init__(self, settings: TracingSettings, variables: OtelVariables, gateway: str, lost: FastCounter) -> None:
         """`lost` counts traces that nobody gets. Raises BadVariable."""
         self._ratio = settings.sample_ratio
-        self._lost = lost
-        self.sender: OtlpSender | None = None
+        self.sender: OtlpSender[RequestTrace] | None = None
         if settings.endpoint is not None and not variables.is_disabled:
             from gateway.tracing.otlp_sender import OtlpSender
             from gateway.tracing.span_writer import SpanWriter
 
             told = {"service.name": "kvgate", "service.instance.id": gateway, "service.version": __version__}
-            self._writer = SpanWriter({**told, **variables.resource}, __version__)  # the environment's names win
-            self.sender = OtlpSender(settings.endpoint, variables, lost)
+            writer = SpanWriter({**told, **variables.resource}, __version__)  # the environment's names win
+            self.sender = OtlpSender(settings.endpoint, variables, writer.message, lost)
         # One name for all that are left out: nobody stores them.
         self._not_sampled = NotSampled(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
@@ -54,22 +50,14 @@ class Tracing:
         """The trace of a request with these headers. Whoever sends a traceparent has decided whether it is sampled."""
         if self.sender is None:
             return UNTRACED
-        given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+        told = headers.get("traceparent")
+        given = _TRACEPARENT.fullmatch(told) if told else None
         if given is None:
-            return RequestTrace(self._send, None) if random.random() < self._ratio else self._not_sampled
+            return RequestTrace(self.sender.put, None) if random.random() < self._ratio else self._not_sampled
         trace_id, span_id, flags = (int(part, 16) for part in given.groups())
         if not flags & 1:
             return UNTRACED
-        return RequestTrace(self._send, Parent(trace_id, span_id, flags, _state(headers.get("tracestate", ""))))
-
-    def _send(self, trace: RequestTrace) -> None:
-        """A trace that fails is lost, and its request goes on."""
-        assert self.sender is not None
-        try:
-            self.sender.put(self._writer.message(trace))
-        except Exception as error:
-            self._lost.inc()
-            _log.warning("trace lost", reason=type(error).__name__)
+        return RequestTrace(self.sender.put, Parent(trace_id, span_id, flags, _state(headers.get("tracestate", ""))))
 
 
 def _state(text: str) -> str:

@@ -13,15 +13,14 @@ from bench.traces import HUNDREDTH, LOADS, OFF, Row, ratio
 
 
 def test_a_ratio_is_the_mean_over_starts_with_its_standard_error() -> None:
-    turns = {0: {OFF: (90, 110), HUNDREDTH: (100, 102)}, 1: {OFF: (200,), HUNDREDTH: (206,)}}
+    starts = ({OFF: 100, HUNDREDTH: 101}, {OFF: 200, HUNDREDTH: 206})
     rows = [
         Row("plain", start, load.name, 1000, cpu_us)
-        for start, of_load in turns.items()
-        for load, all_us in of_load.items()
-        for cpu_us in all_us
+        for start, of_load in enumerate(starts)
+        for load, cpu_us in of_load.items()
     ]
     assert str(ratio(rows, HUNDREDTH, OFF)) == "1.020 ± 0.010"
-    assert str(ratio(rows[:4], HUNDREDTH, OFF)) == "1.010 ± 0.000"
+    assert str(ratio(rows[:2], HUNDREDTH, OFF)) == "1.010 ± 0.000"
 
 
 @pytest.mark.slow
@@ -33,5 +32,5 @@ def test_it_measures_all_loads_in_each_start(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "beside" in done.stdout
     rows = json.loads(out.read_text())["rows"]
-    assert [row["load"] for row in rows] == [load.name for load in (*LOADS, *reversed(LOADS))]
+    assert [row["load"] for row in rows] == [load.name for load in LOADS]
     assert all(row["requests"] > 0 and row["cpu_us"] > 0 for row in rows)

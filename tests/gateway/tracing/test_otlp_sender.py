@@ -46,15 +46,16 @@ def lost() -> float:
     return REGISTRY.get_sample_value("lost_total") or 0
 
 
-def trace(name: str) -> bytes:
+def written(name: str) -> bytes:
+    """The message of a trace. Here, a trace is its only span's name."""
     message = ExportTraceServiceRequest()
     message.resource_spans.add().scope_spans.add().spans.add(name=name)
     return message.SerializeToString()
 
 
 @asynccontextmanager
-async def sending(url: str, variables: OtelVariables = SOON) -> AsyncIterator[OtlpSender]:
-    sender = OtlpSender(url, variables, LOST)
+async def sending(url: str, variables: OtelVariables = SOON) -> AsyncIterator[OtlpSender[str]]:
+    sender = OtlpSender(url, variables, written, LOST)
     await sender.start()
     try:
         yield sender
@@ -69,7 +70,7 @@ async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_ba
     with capture_logs() as told:
         async with sending(received.url, replace(SOON, most_waiting=3, batch=2)) as sender:
             for number in range(5):
-                sender.put(trace(f"t{number}"))
+                sender.put(f"t{number}")
             await eventually(lambda: received.refused > 1)
             received.status = 200
             await eventually(lambda: len(received.spans) == 3)
@@ -84,9 +85,9 @@ async def test_traces_that_find_no_room_are_lost_and_the_others_come_when_the_ba
 async def test_a_whole_batch_does_not_wait_for_its_time(received: Receiver) -> None:
     async with sending(received.url, replace(SOON, delay_s=3600, batch=2)) as sender:
         for number in range(5):
-            sender.put(trace(f"t{number}"))
+            sender.put(f"t{number}")
         await eventually(lambda: len(received.spans) == 4)
-        sender.put(trace("t5"))
+        sender.put("t5")
         await eventually(lambda: len(received.spans) == 6)
     assert len(received.keys) == 3
 
@@ -94,13 +95,24 @@ async def test_a_whole_batch_does_not_wait_for_its_time(received: Receiver) -> N
 async def test_a_batch_that_the_backend_refuses_for_good_is_lost_and_holds_up_no_other(received: Receiver) -> None:
     before, received.status = lost(), 400
     async with sending(received.url) as sender:
-        sender.put(trace("refused"))
+        sender.put("refused")
         await eventually(lambda: received.refused == 1)
         received.status = 200
-        sender.put(trace("taken"))
+        sender.put("taken")
         await eventually(lambda: received.spans)
     assert [span["name"] for span in received.spans] == ["taken"]
     assert lost() - before == 1
+
+
+async def test_a_trace_that_cannot_be_written_is_lost_alone(received: Receiver) -> None:
+    before = lost()
+    with capture_logs() as told:
+        async with sending(received.url) as sender:
+            for name in ("first", "\ud800", "last"):  # half of a character
+                sender.put(name)
+    assert [span["name"] for span in received.spans] == ["first", "last"]
+    assert lost() - before == 1
+    assert [(line["event"], line["reason"]) for line in told] == [("trace lost", "UnicodeEncodeError")]
 
 
 async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +127,12 @@ async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypat
     async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with sending(f"http://127.0.0.1:{port}/v1/traces") as sender:
-            sender.put(trace("first"))
+            sender.put("first")
             await eventually(lambda: len(asked) == 1)
-            sender.put(trace("second"))
+            sender.put("second")
             await eventually(lambda: len(asked) == 2)
             monkeypatch.setattr(otlp_sender, "_SENDS_WITHIN_S", 3600)
-            sender.put(trace("third"))
+            sender.put("third")
         await eventually(lambda: len(asked) == 3)
     assert all(name in body for name, body in zip((b"first", b"second", b"third"), asked, strict=True))
     assert lost() - before == 3
@@ -144,9 +156,9 @@ async def test_a_batch_that_breaks_the_connection_holds_up_no_other(received: Re
 
     server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
     async with server, sending(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces") as sender:
-        sender.put(trace("bad"))
+        sender.put("bad")
         await first.wait()
-        sender.put(trace("good"))
+        sender.put("good")
         await eventually(lambda: received.spans)
     assert [span["name"] for span in received.spans] == ["good"]
     assert lost() - before == 1
@@ -172,10 +184,10 @@ def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> No
         from gateway.tracing.otlp_sender import OtlpSender
 
         async def main():
-            sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), None)
+            sender = OtlpSender(sys.argv[1], OtelVariables(has_gzip=True), bytes.fromhex, None)
             await sender.start()
             before = set(sys.modules)
-            sender.put(bytes.fromhex(sys.argv[2]))
+            sender.put(sys.argv[2])
             await sender.close()
             print(*sys.modules.keys() - before)
 
@@ -183,7 +195,7 @@ def test_what_sending_imports_is_imported_at_the_start(received: Receiver) -> No
     """
     url = received.url.replace("127.0.0.1", "localhost")
     done = subprocess.run(
-        [sys.executable, "-c", code, url, trace("one").hex()], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, url, written("one").hex()], capture_output=True, text=True, check=True
     )
     assert [span["name"] for span in received.spans] == ["one"]
     assert done.stdout.split() == []
@@ -207,7 +219,7 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
         port = server.sockets[0].getsockname()[1]
         with capture_logs() as told:
             async with sending(f"http://127.0.0.1:{port}/v1/traces") as sender:
-                sender.put(trace("taken"))
+                sender.put("taken")
                 await is_left.wait()
     assert told == []
     assert sum(written) < 20_000_000, "it is left when some buffers are full"
@@ -216,7 +228,7 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end() -> None:
 async def test_what_the_environment_says_goes_with_the_traces(received: Receiver) -> None:
     env = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20x", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
     async with sending(received.url, OtelVariables.of(env)) as sender:
-        sender.put(trace("compressed"))
+        sender.put("compressed")
     assert [span["name"] for span in received.spans] == ["compressed"]
     assert received.keys == ["Bearer x"]
 
@@ -235,14 +247,14 @@ async def test_backend_and_gateway_show_certificates_and_new_ones_are_read(tmp_p
     variables = replace(SOON, authorities=str(backends), certificate=str(certificate), key=str(key))
     with in_thread(receiver), capture_logs() as told:
         async with sending(receiver.url, variables) as sender:
-            sender.put(trace("of an unknown one"))
+            sender.put("of an unknown one")
             await eventually(lambda: told)
             assert receiver.spans == []
             certificate.write_bytes(known.read_bytes())
             key.write_bytes(its_key.read_bytes())
 
             def is_taken() -> bool:
-                sender.put(trace("encrypted"))
+                sender.put("encrypted")
                 return bool(receiver.spans)
 
             await eventually(is_taken)

@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from prometheus_client import CollectorRegistry
-from structlog.testing import capture_logs
 
-from gateway.metrics.fast_counters import FastCounter
-from gateway.settings.tracing_settings import TracingSettings
-from gateway.tracing.otel_variables import NO_VARIABLES
 from gateway.tracing.request_trace import Parent, RequestTrace
 from gateway.tracing.span_writer import SpanWriter
-from gateway.tracing.tracing import Tracing
 from tests import otlp
 from tests.otlp import spans_of
 
@@ -86,13 +80,3 @@ def test_every_field_of_a_span_is_written() -> None:
 def test_messages_joined_are_one_message_with_the_spans_of_all() -> None:
     traces = [ended("chat", RECORD), ended("completion", RECORD)]
     assert [span["name"] for span in written(*traces)] == ["place", "chat m", "place", "text_completion m"]
-
-
-def test_a_trace_that_cannot_be_written_is_counted_and_its_request_goes_on() -> None:
-    registry, settings = CollectorRegistry(), TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1)
-    lost = FastCounter("lost", "Traces.", (), registry)
-    trace = Tracing(settings, NO_VARIABLES, "gw0", lost).begin({})
-    with capture_logs() as told:
-        trace.end("chat", {**RECORD, "prompt_tokens": 2**64})  # an engine may say so
-    assert [(line["event"], line["reason"]) for line in told] == [("trace lost", "OverflowError")]
-    assert registry.get_sample_value("lost_total") == 1
