@@ -54,9 +54,9 @@ class OtlpSender(Generic[Trace]):
     def __init__(
         self, endpoint: str, variables: OtelVariables, write: Callable[[Trace], bytes], lost: FastCounter
     ) -> None:
-        """`write` makes an ExportTraceServiceRequest of a trace. It is called when a batch leaves, and not when a
-        request ends: its code would come into the CPU's caches for one trace, and drive out what all requests need.
-        `lost` counts traces. Raises BadVariable."""
+        """`write` makes an ExportTraceServiceRequest of a trace, which is not bytes itself. It is called when a batch
+        leaves, and not when a request ends: its code would come into the CPU's caches for one trace, and drive out what
+        all requests need. `lost` counts traces. Raises BadVariable."""
         self._endpoint = endpoint
         self._write = write
         self._variables = variables
@@ -70,8 +70,9 @@ class OtlpSender(Generic[Trace]):
             self._headers["content-encoding"] = "gzip"
         self._trusts = variables.tls_context() if self._has_tls else tls_context()
         self._client: httpx.AsyncClient | None = None
-        self._waiting: deque[Trace] = deque()
-        self._sending: list[Trace] = []
+        self._waiting: deque[Trace | bytes] = deque()
+        """Those that were tried before are written."""
+        self._sending: list[Trace | bytes] = []
         self._has_batch, self._closing, self._has_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_failing = False
         self._tasks = Tasks()
@@ -146,16 +147,19 @@ class OtlpSender(Generic[Trace]):
             size = min(traces, self._variables.batch)
             traces -= size
             self._sending = [self._waiting.popleft() for _ in range(size)]
+            messages = await self._written()
+            if not messages:
+                continue
             try:
-                await self._send(await self._written())
+                await self._send(b"".join(messages))
             except NotSent as error:
                 self._is_failing = True
                 await self._begin_anew()
                 if not error.is_final:
-                    self._waiting.extendleft(reversed(self._sending))
+                    self._waiting.extendleft(reversed(messages))
                     traces = 0
                 else:
-                    self._lose(len(self._sending))
+                    self._lose(len(messages))
                 self._losses.tell(error.reason, len(self._waiting))
             else:
                 self._is_failing = False
@@ -164,19 +168,21 @@ class OtlpSender(Generic[Trace]):
         if len(self._waiting) < self._variables.batch and not self._closing.is_set():
             self._has_batch.clear()
 
-    async def _written(self) -> bytes:
-        """The batch that is sent. A trace that cannot be written is lost alone."""
-        messages = []
-        for number, trace in enumerate(tuple(self._sending), 1):
+    async def _written(self) -> list[bytes]:
+        """The messages of the batch that is sent. Traces that cannot be written are lost alone."""
+        messages, reason = list[bytes](), ""
+        for number, trace in enumerate(self._sending, 1):
             try:
-                messages.append(self._write(trace))
+                messages.append(trace if isinstance(trace, bytes) else self._write(trace))
             except Exception as error:
-                self._sending.remove(trace)
-                self._lost.inc()
-                _log.warning("trace lost", reason=type(error).__name__)
+                reason = type(error).__name__
             if number % _WRITTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return b"".join(messages)
+        if unwritable := len(self._sending) - len(messages):
+            self._lose(unwritable)
+            _log.warning("traces lost", traces=unwritable, reason=reason, hint="they cannot be written")
+        self._sending = list(messages)
+        return messages
 
     async def _send(self, body: bytes) -> None:
         """Raises NotSent."""

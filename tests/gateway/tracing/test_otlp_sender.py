@@ -18,9 +18,11 @@ from structlog.testing import capture_logs
 
 from bench.threaded_server import in_thread
 from gateway.metrics.fast_counters import FastCounter
+from gateway.settings.tracing_settings import TracingSettings
 from gateway.tracing import otlp_sender
 from gateway.tracing.otel_variables import OtelVariables
 from gateway.tracing.otlp_sender import Losses, OtlpSender
+from gateway.tracing.tracing import Tracing
 from tests.certificates import self_signed
 from tests.otlp import Receiver
 from tests.polling import eventually
@@ -92,6 +94,23 @@ async def test_a_whole_batch_does_not_wait_for_its_time(received: Receiver) -> N
     assert len(received.keys) == 3
 
 
+async def test_traces_that_are_sent_again_are_written_once(received: Receiver) -> None:
+    names, received.status = list[str](), 503
+
+    def write(name: str) -> bytes:
+        names.append(name)
+        return written(name)
+
+    sender = OtlpSender(received.url, SOON, write, LOST)
+    await sender.start()
+    sender.put("one")
+    await eventually(lambda: received.refused > 2)
+    received.status = 200
+    await eventually(lambda: received.spans)
+    await sender.close()
+    assert names == ["one"]
+
+
 async def test_a_batch_that_the_backend_refuses_for_good_is_lost_and_holds_up_no_other(received: Receiver) -> None:
     before, received.status = lost(), 400
     async with sending(received.url) as sender:
@@ -105,14 +124,17 @@ async def test_a_batch_that_the_backend_refuses_for_good_is_lost_and_holds_up_no
 
 
 async def test_a_trace_that_cannot_be_written_is_lost_alone(received: Receiver) -> None:
-    before = lost()
+    before, record = lost(), {"model": "m", "method": "POST", "path": "/v1/x", "status": 200}
+    tracing = Tracing(TracingSettings(endpoint=received.url, sample_ratio=1), SOON, "gw0", LOST)
+    assert tracing.sender is not None
+    await tracing.sender.start()
     with capture_logs() as told:
-        async with sending(received.url) as sender:
-            for name in ("first", "\ud800", "last"):  # half of a character
-                sender.put(name)
-    assert [span["name"] for span in received.spans] == ["first", "last"]
+        for tokens in (1, 2**64, 2):  # an engine may say so
+            tracing.begin({}).end("chat", {**record, "prompt_tokens": tokens})
+        await tracing.sender.close()
+    assert [span["gen_ai.usage.input_tokens"] for span in received.spans] == [1, 2]
     assert lost() - before == 1
-    assert [(line["event"], line["reason"]) for line in told] == [("trace lost", "UnicodeEncodeError")]
+    assert [(line["event"], line["traces"], line["reason"]) for line in told] == [("traces lost", 1, "OverflowError")]
 
 
 async def test_a_backend_that_hangs_holds_up_no_other_batch_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
