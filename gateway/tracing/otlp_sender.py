@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -72,7 +72,8 @@ class OtlpSender(Generic[Trace]):
         self._client: httpx.AsyncClient | None = None
         self._waiting: deque[Trace | bytes] = deque()
         """Those that were tried before are written."""
-        self._sending: list[Trace | bytes] = []
+        self._sending = 0
+        """Traces of the batch that is sent."""
         self._has_batch, self._closing, self._has_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_failing = False
         self._tasks = Tasks()
@@ -108,7 +109,7 @@ class OtlpSender(Generic[Trace]):
                 async with asyncio.timeout(_CLOSES_WITHIN_S):
                     await self._has_closed.wait()
         self._has_closed.set()
-        left = len(self._waiting) + len(self._sending)
+        left = len(self._waiting) + self._sending
         await self._tasks.close()
         if left:
             self._lose(left)
@@ -144,10 +145,10 @@ class OtlpSender(Generic[Trace]):
     async def _send_first(self, traces: int) -> None:
         """Send so many, until the backend does not take a batch."""
         while traces > 0:
-            size = min(traces, self._variables.batch)
-            traces -= size
-            self._sending = [self._waiting.popleft() for _ in range(size)]
-            messages = await self._written()
+            self._sending = min(traces, self._variables.batch)
+            traces -= self._sending
+            messages = await self._written([self._waiting.popleft() for _ in range(self._sending)])
+            self._sending = len(messages)
             if not messages:
                 continue
             try:
@@ -164,24 +165,23 @@ class OtlpSender(Generic[Trace]):
             else:
                 self._is_failing = False
                 self._losses.end()
-            self._sending = []
+            self._sending = 0
         if len(self._waiting) < self._variables.batch and not self._closing.is_set():
             self._has_batch.clear()
 
-    async def _written(self) -> list[bytes]:
-        """The messages of the batch that is sent. Traces that cannot be written are lost alone."""
+    async def _written(self, batch: Sequence[Trace | bytes]) -> list[bytes]:
+        """The messages of a batch. Traces that cannot be written are lost alone."""
         messages, reason = list[bytes](), ""
-        for number, trace in enumerate(self._sending, 1):
+        for number, trace in enumerate(batch, 1):
             try:
                 messages.append(trace if isinstance(trace, bytes) else self._write(trace))
             except Exception as error:
                 reason = type(error).__name__
             if number % _WRITTEN_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        if unwritable := len(self._sending) - len(messages):
+        if unwritable := len(batch) - len(messages):
             self._lose(unwritable)
             _log.warning("traces lost", traces=unwritable, reason=reason, hint="they cannot be written")
-        self._sending = list(messages)
         return messages
 
     async def _send(self, body: bytes) -> None:

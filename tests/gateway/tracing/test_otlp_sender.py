@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +56,10 @@ def written(name: str) -> bytes:
 
 
 @asynccontextmanager
-async def sending(url: str, variables: OtelVariables = SOON) -> AsyncIterator[OtlpSender[str]]:
-    sender = OtlpSender(url, variables, written, LOST)
+async def sending(
+    url: str, variables: OtelVariables = SOON, write: Callable[[str], bytes] = written
+) -> AsyncIterator[OtlpSender[str]]:
+    sender = OtlpSender(url, variables, write, LOST)
     await sender.start()
     try:
         yield sender
@@ -101,13 +103,11 @@ async def test_traces_that_are_sent_again_are_written_once(received: Receiver) -
         names.append(name)
         return written(name)
 
-    sender = OtlpSender(received.url, SOON, write, LOST)
-    await sender.start()
-    sender.put("one")
-    await eventually(lambda: received.refused > 2)
-    received.status = 200
-    await eventually(lambda: received.spans)
-    await sender.close()
+    async with sending(received.url, write=write) as sender:
+        sender.put("one")
+        await eventually(lambda: received.refused > 2)
+        received.status = 200
+        await eventually(lambda: received.spans)
     assert names == ["one"]
 
 
