@@ -24,6 +24,8 @@ _CONFIG: dict[str, Any] = {
     "limits": {"max_in_flight": 65_536},
     # The default is 1 s, but here one process answers for all replicas, and each gateway checks all of them at once.
     "health": {"timeout_s": 5},
+    # On a machine that also runs the replicas and the clients, a placement may have to wait for a core.
+    "redis": {"budget_ms": 200},
     # In stretched time, long answers take longer than the defaults permit.
     "timeouts": {"first_byte_s": 3600, "idle_s": 3600, "request_s": 7200, "grace_s": 2.5},
 }

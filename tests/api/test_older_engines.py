@@ -97,6 +97,15 @@ def test_a_client_that_asks_for_token_ids_gets_them_and_the_map_learns_from_them
         until_resident(old, path, body)
 
 
+def test_prompts_whose_events_come_after_their_measured_lengths_become_resident_too(old: Stage) -> None:
+    bodies = [chat_body(text()) for _ in range(4)]
+    with old.failing("drop_events"):  # a replay has them, up to a second later
+        for body in bodies:
+            assert old.post(CHAT, body).status_code == 200
+        for body in bodies:
+            until_resident(old, CHAT, body)
+
+
 def test_a_client_that_says_it_wants_none_gets_none(old: Stage) -> None:
     body = chat_body(text(), return_token_ids=False)
     assert "token_ids" not in old.post(CHAT, body).text
