@@ -38,7 +38,7 @@ class Past:
 
     def register(self, age_s: int) -> None:
         """Makes the replica older. None of its prompts can have been used before it registered."""
-        record = str(self._client.hget(self._keys.replicas, self._replica)).split(" ")
+        record = str(wait_until(lambda: self._client.hget(self._keys.replicas, self._replica))).split(" ")
         record[3] = str(int(record[3]) - age_s * 1000)
         self._client.hset(self._keys.replicas, self._replica, " ".join(record))
 

@@ -9,18 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from bench.traces import HUNDREDTH, LOADS, OFF, Row, ratio
+from bench.simulated_cpu import Counts
+from bench.traces.loads import HUNDREDTH, LOADS, OFF, ratio
 
 
 def test_a_ratio_is_the_mean_over_starts_with_its_standard_error() -> None:
-    starts = ({OFF: 100, HUNDREDTH: 101}, {OFF: 200, HUNDREDTH: 206})
-    rows = [
-        Row("plain", start, load.name, 1000, cpu_us)
-        for start, of_load in enumerate(starts)
-        for load, cpu_us in of_load.items()
-    ]
-    assert str(ratio(rows, HUNDREDTH, OFF)) == "1.020 ± 0.010"
-    assert str(ratio(rows[:2], HUNDREDTH, OFF)) == "1.010 ± 0.000"
+    one = {(0, OFF.name): 100.0, (0, HUNDREDTH.name): 101.0}
+    other = {(1, OFF.name): 200.0, (1, HUNDREDTH.name): 206.0}
+    assert str(ratio(one | other, HUNDREDTH, OFF)) == "1.020 ± 0.010"
+    assert str(ratio(one, HUNDREDTH, OFF)) == "1.010 ± 0.000"
+
+
+def test_the_simulated_cpus_counts_are_read_from_its_file() -> None:
+    names = "Ir Dr Dw I1mr D1mr D1mw ILmr DLmr DLmw"
+    counts = Counts.of_dump(f"version: 1\nevents: {names}\nfn=(1)\n16 3\ntotals: 1000 400 200 30 20 10 3 2\n")
+    assert counts == Counts(instructions=1000, l1_misses=60, last_misses=5)
+    assert counts.cycles == 1000 + 600 + 500
+    with pytest.raises(ValueError, match="no sums"):
+        Counts.of_dump("version: 1\n")
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""Measures what traces cost a gateway for each request, with none traced, one in a hundred, one in ten.
+
+    python -m bench.traces [--starts 36] [--rounds 3] [--seconds 0.5] [--connections 8] [--answers plain] [--out FILE]
+    python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 13 minutes a start
+
+Gateways run in front of servers whose answers are prepared. The first command measures their CPU time. Two processes of
+one program differ by some percent, so errors are standard errors over `--starts`; "beside none" compares turns of one
+process, so it does not show what a traced request may leave behind for good. Other work on the machine disturbs that.
+The second command counts instructions and cache misses, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import record
+from bench.options import count, names, positive
+from bench.overhead.shapes import ANSWERS
+from bench.simulated_cpu import NoValgrind
+from bench.traces import counted, timed
+
+
+def main() -> None:
+    record.begin()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--simulated", action="store_true", help="count instructions and cache misses")
+    parser.add_argument("--starts", type=count, help="of the gateways (default: 36; simulated: 1)")
+    parser.add_argument("--rounds", type=count, default=3, help="all loads there and back (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=0.5, help="of each turn (default: %(default)s)")
+    parser.add_argument("--connections", type=count, default=8, help="closed-loop clients (default: %(default)s)")
+    parser.add_argument("--answers", type=names(ANSWERS), default="plain", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    options = parser.parse_args()
+    options.starts = options.starts or (1 if options.simulated else 36)
+    try:
+        _count(options) if options.simulated else _time(options)
+    except NoValgrind as error:
+        parser.error(str(error))
+
+
+def _time(options: argparse.Namespace) -> None:
+    found = record.Found[timed.Row]({}, options.out, Console())
+    timed.run(options, found)
+    found.console.print(timed.table(found.rows))
+    found.save()
+
+
+def _count(options: argparse.Namespace) -> None:
+    found = record.Found[counted.Row]({}, options.out, Console())
+    counted.run(options, found)
+    found.console.print(counted.table(found.rows))
+    found.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The loads that are compared, and who takes the spans."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from itertools import count as numbers
+from math import sqrt
+from statistics import mean, stdev
+
+from bench.overhead.client import Payload
+from bench.overhead.shapes import Answer, payload
+from bench.threaded_server import SilentHandler
+
+GOAL = 1.02
+"""With one request in a hundred traced."""
+_PROMPT = "350 B"
+
+
+class _Taker(SilentHandler):
+    """Takes spans, and forgets them."""
+
+    server: Receiver
+
+    def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.batches += 1
+        self.send_response(200)
+        self.end_headers()
+
+
+class Receiver(ThreadingHTTPServer):
+    """Counts the batches of spans that come."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Taker)
+        self.batches = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+
+class SomeTraced(Payload):
+    """The same requests. One in `every` asks to be traced."""
+
+    def __init__(self, requests: Payload, every: int) -> None:
+        self._requests = requests
+        self._every = every
+        self._numbers = numbers(1)
+
+    def next(self) -> bytes:
+        request = self._requests.next()
+        if next(self._numbers) % self._every:
+            return request
+        parent = f"traceparent: 00-{random.randbytes(16).hex()}-{random.randbytes(8).hex()}-01"
+        return request.replace(b"\r\n", f"\r\n{parent}\r\n".encode(), 1)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is compared."""
+
+    name: str
+    has_tracing: bool
+    every: int = 0
+    """One request in so many is traced; 0: none."""
+
+    def requests(self, answer: Answer) -> Payload:
+        """Requests that get this answer."""
+        requests = payload(_PROMPT, answer)
+        return SomeTraced(requests, self.every) if self.every else requests
+
+
+OFF = Load("off", has_tracing=False)
+NONE = Load("none", has_tracing=True)
+HUNDREDTH = Load("1 in 100", has_tracing=True, every=100)
+TENTH = Load("1 in 10", has_tracing=True, every=10)
+LOADS = (OFF, NONE, HUNDREDTH, TENTH)
+
+
+def in_turns(start: int, rounds: int) -> tuple[Load, ...]:
+    """All loads there and back, `rounds` times. Each start begins with another load."""
+    first = start % len(LOADS)
+    there = (*LOADS[first:], *LOADS[:first])
+    return (*there, *reversed(there)) * rounds
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the cost of another load, as a mean over starts, and its standard error."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.error:.3f}"
+
+
+def ratio(costs: Mapping[tuple[int, str], float], load: Load, beside: Load) -> Ratio:
+    """The cost of a load divided by that of another in the same start. `costs` are by start and load's name."""
+    ratios = [costs[start, load.name] / costs[start, beside.name] for start in {start for start, _ in costs}]
+    return Ratio(mean(ratios), stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0)
