@@ -1,12 +1,12 @@
 """Measures what traces cost a gateway for each request, with none traced, one in a hundred, one in ten.
 
     python -m bench.traces [--starts 36] [--rounds 3] [--seconds 0.5] [--connections 8] [--answers plain] [--out FILE]
-    python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 13 minutes a start
+    python -m bench.traces --simulated [--starts 1]      on a simulated CPU, which needs Valgrind; 12 minutes a start
 
 Gateways run in front of servers whose answers are prepared. The first command measures their CPU time. Two processes of
 one program differ by some percent, so errors are standard errors over `--starts`; "beside none" compares turns of one
 process, so it does not show what a traced request may leave behind for good. Other work on the machine disturbs that.
-The second command counts instructions and cache misses, whatever else the machine does.
+The second command counts instructions and cache misses, which other work hardly changes. It compares one in a hundred.
 """
 
 from __future__ import annotations

@@ -90,13 +90,13 @@ def in_turns(start: int, rounds: int) -> tuple[Load, ...]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the cost of another load, as a mean over starts, and its standard error."""
+    """How many times the cost of another load, as a mean over starts, and its standard error; 0 of one start."""
 
     mean: float
     error: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.error:.3f}"
+        return f"{self.mean:.3f} ± {self.error:.3f}" if self.error else f"{self.mean:.3f}"
 
 
 def ratio(costs: Mapping[tuple[int, str], float], load: Load, beside: Load) -> Ratio:

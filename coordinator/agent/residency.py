@@ -120,7 +120,7 @@ class Residency:
         if len(self._exact) > _MAX_EXACT:
             self._exact.popitem(last=False)
         if token_ids and self.token_ids.is_needed:
-            self._find(binding, token_ids)
+            self._adopt(binding, self.token_ids.find(token_ids, binding.image_ids))
         elif not binding.is_complete(self.table.block_size):
             path = self.table.path(binding.last) or []
             if len(path) > len(binding.path) and path[: len(binding.path)] == binding.path:
@@ -157,11 +157,8 @@ class Residency:
     def _store(self, event: Stored) -> list[Transition]:
         binding = self._bindings.get(event.session) if event.session else None
         self.table.store(event, reporting=binding is not None and binding.is_report)
+        self.token_ids.store(event)
         changes = self._residents.refresh(event.hashes)
-        for tip, token_ids in self.token_ids.store(event):
-            if (measured := self._bindings.get(tip)) is not None:
-                self._find(measured, token_ids)
-                changes += self._resolve(measured)
         if event.session and event.is_prefix and event.hashes and event.hashes[-1] in self.table:
             is_alone = len(event.hashes) == 1
             if binding is not None:
@@ -201,12 +198,6 @@ class Residency:
         elif len(path) > common and not is_answer:
             self._adopt(binding, path)
         return self._resolve(binding)
-
-    def _find(self, binding: Binding, token_ids: Sequence[int]) -> None:
-        """Take as the path what is held of a prompt whose session no event names."""
-        path = self.token_ids.find(token_ids, binding.image_ids)
-        self.token_ids.wait_for_rest(binding.tip, token_ids, path)
-        self._adopt(binding, path)
 
     def _adopt(self, binding: Binding, path: list[int]) -> None:
         # After unknown blocks, it is not known which of the chain's images comes first.

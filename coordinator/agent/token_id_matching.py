@@ -3,13 +3,12 @@
 The agent of such an engine has the mode `token_ids`. Gateways then ask the engine for the token ids of prompts, and
 hand them to the agent together with the measured lengths (coordinator/pool/engine_feedback.py).
 
-To drop support for these engines, delete this module, the lines in this package that name it, `Residency.token_ids`
-and `Residency._find`, `Measured.token_ids` and `Binding.image_ids`; and what gateway/relay/token_ids.py lists.
+To drop support for these engines, delete this module, the lines in this package that name it, `Residency.token_ids`,
+`Measured.token_ids` and `Binding.image_ids`; and what gateway/relay/token_ids.py lists.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ MODE = "token_ids"
 _SESSIONS_SINCE = (0, 30)
 """The first version of vLLM whose events name sessions."""
 _MAX_TOKEN_ID = 2**32 - 1
-_MAX_AWAITED_TOKENS = 500_000
-"""In the prompts that wait for their blocks: some 20 MB."""
 
 _Content = tuple[int | None, tuple[int, ...]]
 """A block's parent and its tokens."""
@@ -37,16 +34,14 @@ class TokenIdMatcher:
         self._table = table
         self._contents: dict[int, _Content] = {}
         self._by_content: dict[_Content, dict[int, None]] = {}
-        self._awaited = AwaitedPrompts()
 
     def expect(self, version: tuple[int, ...]) -> None:
         """The engine's version; empty if it does not tell."""
         if version:
             self.is_needed = version < _SESSIONS_SINCE
 
-    def store(self, event: Stored) -> list[tuple[str, Sequence[int]]]:
-        """Note the tokens of blocks that the table has just added. Returns the awaited prompts of which more is held
-        now, by tip."""
+    def store(self, event: Stored) -> None:
+        """Note the tokens of blocks that the table has just added."""
         if event.session:
             self.is_needed = False
         size = self._table.block_size
@@ -57,17 +52,14 @@ class TokenIdMatcher:
             or event.medium not in MEDIA
             or event.block_size != size
         ):
-            return []
-        found: list[tuple[str, Sequence[int]]] = []
+            return
         parent = event.parent
         for index, block_hash in enumerate(event.hashes):
             tokens = tuple(event.tokens[index * size : (index + 1) * size])
             if len(tokens) == size and block_hash not in self._contents:
                 self._contents[block_hash] = content = (parent, tokens)
                 self._by_content.setdefault(content, {})[block_hash] = None
-                found += self._awaited.take(content)
             parent = block_hash
-        return found
 
     def remove(self, hashes: Iterable[int]) -> None:
         """Forget those of the blocks that the table holds no more."""
@@ -82,7 +74,6 @@ class TokenIdMatcher:
     def clear(self) -> None:
         self._contents.clear()
         self._by_content.clear()
-        self._awaited.clear()
 
     def find(self, token_ids: Sequence[int], image_ids: Sequence[str]) -> list[int]:
         """The blocks that hold a prompt, as far as they are held. Images of one size have the same placeholders: of
@@ -98,54 +89,8 @@ class TokenIdMatcher:
             path.append(parent)
         return path
 
-    def wait_for_rest(self, tip: str, token_ids: Sequence[int], path: Sequence[int]) -> None:
-        """A measured prompt is held as far as `path`. Events that come late, as a replay's do, may name its next block:
-        `store` tells it then."""
-        start, size = len(path) * self._table.block_size, self._table.block_size
-        tokens = tuple(token_ids[start : start + size])
-        self._awaited.drop(tip)
-        if size and len(tokens) == size:
-            self._awaited.put(tip, token_ids, (path[-1] if path else None, tokens))
-
     def _has_only(self, block_hash: int, image_ids: Sequence[str]) -> bool:
         return all(span.identifier in image_ids for span in self._table.media_spans([block_hash]))
-
-
-class AwaitedPrompts:
-    """Prompts, each by the content of the block that it waits for. The oldest are dropped first."""
-
-    def __init__(self) -> None:
-        self._prompts: OrderedDict[str, tuple[_Content, Sequence[int]]] = OrderedDict()
-        self._tips: dict[_Content, dict[str, None]] = {}
-        self._tokens = 0
-
-    def put(self, tip: str, token_ids: Sequence[int], content: _Content) -> None:
-        """The prompt waits for this block."""
-        self._prompts[tip] = content, token_ids
-        self._tips.setdefault(content, {})[tip] = None
-        self._tokens += len(token_ids)
-        while self._tokens > _MAX_AWAITED_TOKENS:
-            self.drop(next(iter(self._prompts)))
-
-    def take(self, content: _Content) -> list[tuple[str, Sequence[int]]]:
-        """The prompts that waited for this block, by tip. They wait no more."""
-        return [(tip, self.drop(tip)) for tip in list(self._tips.get(content, ()))]
-
-    def drop(self, tip: str) -> Sequence[int]:
-        """The prompt waits no more. Returns its token ids, if it did."""
-        content, token_ids = self._prompts.pop(tip, (None, ()))
-        self._tokens -= len(token_ids)
-        if content is not None:
-            tips = self._tips[content]
-            del tips[tip]
-            if not tips:
-                del self._tips[content]
-        return token_ids
-
-    def clear(self) -> None:
-        self._prompts.clear()
-        self._tips.clear()
-        self._tokens = 0
 
 
 def read_token_ids(record: Mapping[str, Any]) -> tuple[int, ...]:

@@ -109,29 +109,3 @@ def test_without_sessions_a_measured_prompt_is_found_by_its_tokens() -> None:
     assert residency.measure("tip", 10, [*range(10)]) == []
     assert brief(residency.reset(relearn=False)) == ["reset"]
     assert residency.token_ids.find([*range(10)], ()) == []
-
-
-def test_a_prompt_that_is_measured_before_its_events_come_is_found_when_they_do() -> None:
-    """The first events after a connection may come by a replay, a second later."""
-    residency = bound(chain(4, 8, 10))
-    assert residency.measure("tip", 10, [*range(10)]) == []
-    assert brief(residency.apply([told([1], session=None, tokens=[*range(4)])])) == ["+k4@1"]
-    assert residency.apply([told([9], 1, session=None, tokens=[7, 7, 7, 7])]) == []
-    assert brief(residency.apply([told([2], 1, session=None, tokens=[*range(4, 8)])])) == ["+k8@2", "+tip@2"]
-    assert residency.apply([told([3], 2, session=None, tokens=[8, 9, 3, 3])]) == []
-
-
-def test_what_is_forgotten_is_awaited_no_more() -> None:
-    residency = bound(chain(4, 8, 10))
-    residency.measure("tip", 10, [*range(10)])
-    residency.reset(relearn=False)
-    assert residency.apply([told([1, 2], session=None, tokens=[*range(8)])]) == []
-
-
-def test_prompts_that_wait_for_their_blocks_take_bounded_memory() -> None:
-    held = Held(stored([1], tokens=[1, 2, 3, 4]))
-    for tip, token_ids in (("old", [0] * 400_000), ("new", [5] * 300_000), ("other", [5] * 8)):
-        held.matcher.wait_for_rest(tip, token_ids, [])
-    assert held.matcher.store(stored([2], tokens=[0] * 4)) == []
-    assert [tip for tip, _ in held.matcher.store(stored([3], tokens=[5] * 4))] == ["new", "other"]
-    assert held.matcher.store(stored([4], tokens=[5] * 4)) == []
